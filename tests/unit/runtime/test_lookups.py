@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,11 +56,10 @@ async def started(graph: Graph, database: MemoryDatabase) -> Worker:
 
 
 async def step_until(worker: Worker, holds: Callable[[], bool]) -> None:
-    for _ in range(2_000):
-        if holds():
-            return
-        await worker.step()
-    raise AssertionError("it never happens")
+    async with asyncio.timeout(60):
+        while not holds():
+            await worker.step()
+            await asyncio.sleep(0)
 
 
 def table(worker: Worker, name: str) -> LookupTable:
@@ -172,12 +172,27 @@ async def test_a_worker_reads_only_the_tables_of_the_computations_that_it_runs(t
 
 async def test_a_worker_that_waits_for_a_table_does_not_spin(tmp_path: Path) -> None:
     database = MemoryDatabase()
-    worker = await started(graph_of(tmp_path / "in", ["a", "b"]), database)
-    for _ in range(200):
-        await worker.step()
+    limits = Limits(lease_ttl_s=60, progress_every_s=60)
+    graph = graph_of(tmp_path / "in", ["a", "b"])
+    worker = await memory_world.started(MemoryStore(database), graph, limits, SystemClock())
+    steps, step = 0, worker.step
 
-    now = worker.context.clock.monotonic()
-    assert worker.cycle.due_at(now) >= min(worker.cycle.progress_at, now)
+    async def counted() -> bool:
+        nonlocal steps
+        steps += 1
+        return await step()
+
+    worker.step = counted  # type: ignore[method-assign]
+    stop = asyncio.Event()
+    running = asyncio.create_task(worker.run(stop))
+    while not any(interval.held for interval in worker.owned.intervals.values()):
+        await asyncio.wait([running], timeout=0.05)
+        assert not running.done()
+    await asyncio.wait([running], timeout=0.1)
+    before = steps
+    await asyncio.wait([running], timeout=0.2)
+    assert steps - before < 40, "a wait of half a millisecond between two steps"
+
     gauges = Gauges("plant", SystemClock())
     gauges.worker = worker
     failing = {sample.labels["table"]: sample.value for sample in samples(gauges, "millpy_lookup_failing")}
@@ -186,7 +201,8 @@ async def test_a_worker_that_waits_for_a_table_does_not_spin(tmp_path: Path) -> 
     held = [interval for interval in worker.owned.intervals.values() if interval.held]
     assert [interval.plan.name for interval in held] == ["known", "other"]
     assert all(interval.bundle == 0 for interval in held)
-    await worker.abandon()
+    stop.set()
+    await running
 
 
 def test_spark_refuses_a_graph_that_looks_up_in_tables(tmp_path: Path) -> None:
