@@ -445,7 +445,8 @@ class IntervalJoin:
         if self._log:
             log, self._log = b"".join(self._log), []
             until, self._log_until = self._log_until, INSTANT_MIN
-            self._stored_until = Instant(max(self._stored_until, until))
+            latest = Instant(max(self._stored_until, until))
+            self._stored_until = latest if latest >= self._clock else INSTANT_MIN  # as after a restart
             return DedupeRun(b"", log, until, self._clock)
         if not INSTANT_MIN < self._stored_until < self._clock:
             return None
