@@ -41,7 +41,7 @@ from tests.property.test_spark_tasks import (
 )
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first
-SEEDS = 25
+SEEDS = 22
 CASE_PARTS = PARTS.append(pa.field("case_number", pa.int32()))
 CASE_DDL = f"{PARTS_DDL}, case_number int"
 
