@@ -203,7 +203,7 @@ class Spread(WindowFunction):
 
 
 def bounded(graph: Graph, feeds: Sequence[Feed]) -> None:
-    """Windows of a function and full sessions, whose panes have times of their own and may be empty; a ranking."""
+    """Windows of a function and full sessions, whose panes have times of their own and may be empty."""
     keyed = source(graph, feeds[0]).key_by("device")
     late = {"allowed_lateness": us(25), "intervals": 2}
     spread = keyed.window(
@@ -225,9 +225,6 @@ def bounded(graph: Graph, feeds: Sequence[Feed]) -> None:
         **late,
     )
     full.aggregate(n=Count(), total=Sum("value")).to_table("full")
-    counts = keyed.window(FixedWindows(us(30)), accumulation=Accumulation.RETRACTING, name="counts", **late)
-    counted = counts.aggregate(n=Count()).to_table("counts")
-    counted.top_n(2, by="n", name="best", parts=4, intervals=2).to_table("best")
 
 
 def tools(graph: Graph, feeds: Sequence[Feed]) -> None:
