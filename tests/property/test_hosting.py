@@ -263,7 +263,6 @@ GRAPHS = {
     "joined": joined,
     "early": early,
     "bounded": bounded,
-    "tools": tools,
 }
 """These run on Spark, too, hundreds of times."""
 ALL_GRAPHS = GRAPHS | {
@@ -271,6 +270,8 @@ ALL_GRAPHS = GRAPHS | {
     "calendar": windowed(CalendarWindows("hour", zone="Europe/Berlin"), 15),
     "global": windowed(GlobalWindow(), 15),
 }
+HOSTED = ALL_GRAPHS | {"tools": tools}
+"""The records of the last one have times and nested records, which Spark writes in other types."""
 TWO_SOURCES = ("union", "joined")
 
 notes = st.tuples(st.integers(0, 60), st.sampled_from("abcd"), st.integers(-25, 10), st.integers(0, 12))
@@ -306,7 +307,7 @@ turns = st.lists(st.tuples(st.integers(0, 1), st.lists(notes, max_size=20), cras
 def graph_of(kind: str) -> tuple[Graph, list[Feed]]:
     feeds = [Feed(batch_max=10**6), Feed(batch_max=10**6)]
     graph = Graph("hosted")
-    ALL_GRAPHS[kind](graph, feeds)
+    HOSTED[kind](graph, feeds)
     return graph, feeds if kind in TWO_SOURCES else feeds[:1]
 
 
@@ -441,7 +442,7 @@ def contents(database: MemoryDatabase) -> Any:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from(list(ALL_GRAPHS)), turns, st.booleans())
+@given(st.sampled_from(list(HOSTED)), turns, st.booleans())
 def test_a_host_commits_what_a_worker_commits(kind: str, script: list[Turn], ends: bool) -> None:
     hosted = by_a_host(kind, script, ends=ends, crashes=False)
 
@@ -450,7 +451,7 @@ def test_a_host_commits_what_a_worker_commits(kind: str, script: list[Turn], end
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from(sorted(ALL_GRAPHS.keys() - IDLE)), turns, st.booleans())
+@given(st.sampled_from(sorted(HOSTED.keys() - IDLE)), turns, st.booleans())
 def test_restarts_from_committed_state_change_nothing(kind: str, script: list[Turn], ends: bool) -> None:
     crashed = by_a_host(kind, script, ends=ends, crashes=True)
 
@@ -458,7 +459,7 @@ def test_restarts_from_committed_state_change_nothing(kind: str, script: list[Tu
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from(list(ALL_GRAPHS)), turns, st.booleans())
+@given(st.sampled_from(list(HOSTED)), turns, st.booleans())
 @example("dead-letters", [Turn(0, [], "no")] * 3 + [Turn(0, [], "between")], False)
 def test_intervals_hosted_singly_commit_the_same(kind: str, script: list[Turn], decoded: bool) -> None:
     assert by_intervals(kind, script, decoded=decoded) == by_a_host(kind, script, ends=False, crashes=True)
