@@ -25,7 +25,7 @@ from millpy.model.keys import Key
 from millpy.model.lookup import Tables
 from millpy.model.record import Records, RecordType
 from millpy.model.step_progress import StepProgress
-from millpy.model.time import INSTANT_MIN, Instant
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 
 UNBOUNDED = 2**62
 
@@ -186,6 +186,31 @@ class StageInterval(Protocol):
     def on_folded(self, bundle: int) -> None:
         """Allow values that last changed at or before `bundle` to leave memory: they are rows now."""
         ...
+
+
+class ResidentInterval:
+    """The answers of a `StageInterval` whose soft state is all in memory.
+
+    One that has no more to say holds nothing back and has no timers.
+    """
+
+    def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
+        """Return an empty sequence: nothing has to be loaded."""
+        return ()
+
+    def load_state(self, keys: Sequence[bytes], entries: Sequence[Entries]) -> None:
+        """Do nothing: `missing_keys` is always empty."""
+
+    def oldest_work(self) -> Instant:
+        """Return INSTANT_MAX: nothing is held back."""
+        return INSTANT_MAX
+
+    def next_due(self) -> tuple[Instant, Instant]:
+        """Return INSTANT_MAX twice: there are no timers."""
+        return INSTANT_MAX, INSTANT_MAX
+
+    def on_folded(self, bundle: int) -> None:
+        """Do nothing: nothing leaves memory because it was folded."""
 
 
 class Stage(Protocol):

@@ -67,6 +67,15 @@ def check_length(what: str, duration: timedelta) -> None:
         raise GraphError(f"{what} of {duration!r} is longer than a thousand years", hint="use a shorter duration")
 
 
+def check_positive(what: str, duration: object, hint: str) -> None:
+    """Raise GraphError for what is no duration, or one that is not positive or too long; `what` names it."""
+    if not isinstance(duration, timedelta):
+        raise GraphError(f"{what} must be a duration, not {duration!r}", hint=hint)
+    if microseconds(duration) <= 0:
+        raise GraphError(f"{what} must be positive, not {duration!r}", hint=hint)
+    check_length(what, duration)
+
+
 def microseconds(duration: timedelta) -> int:
     """Return a duration in µs, rounded down."""
     return duration // _US

@@ -7,14 +7,10 @@ manifest with the cursors (store/postgres/archiving.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
-from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import Entries
 from millpy.model.identity import Identity
-from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
-from millpy.model.time import INSTANT_MAX, Instant
+from millpy.model.stage import ResidentInterval, StageBinding, StepResult, StoredInterval, Work
 
 ADDED_COLUMNS = ("_partition", "_seq", "_ordinal", "_event_time_us", "_watermark_us", "_retracts")
 """The columns of an archive beside the fields of the records."""
@@ -54,31 +50,13 @@ class ArchiveStage:
         return ArchiveInterval(self._takes_retractions)
 
 
-class ArchiveInterval:
+class ArchiveInterval(ResidentInterval):
     """One interval of an archive."""
 
     immediate = True
 
     def __init__(self, takes_retractions: bool) -> None:
         self._takes_retractions = takes_retractions
-
-    def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
-        """Return an empty sequence: the step has no state."""
-        return ()
-
-    def load_state(self, keys: Sequence[bytes], entries: Sequence[Entries]) -> None:
-        """Do nothing: `missing_keys` is always empty."""
-
-    def oldest_work(self) -> Instant:
-        """Return INSTANT_MAX: the step holds nothing back."""
-        return INSTANT_MAX
-
-    def next_due(self) -> tuple[Instant, Instant]:
-        """Return INSTANT_MAX twice: the step has no timers."""
-        return INSTANT_MAX, INSTANT_MAX
-
-    def on_folded(self, bundle: int) -> None:
-        """Do nothing: the step has no state."""
 
     def step(self, work: Work) -> StepResult:
         """Consume all bundles as they are; none of their records is late."""

@@ -17,7 +17,7 @@ import msgspec
 from millpy.computation import Computation, Context, Value
 from millpy.errors import GraphError
 from millpy.model.record import RecordType, getter, without_none
-from millpy.model.time import check_length, microseconds
+from millpy.model.time import check_positive, microseconds
 
 COMPARABLE = (int, float, str, bool)
 
@@ -63,9 +63,7 @@ class Changes(Computation):
         if by and by_ratio is not None:
             raise GraphError("changes take by= or by_ratio=, not both", hint="by_ratio=0.05 is 5 % of the last value")
         if max_silence is not None:
-            if max_silence <= timedelta(0):
-                raise GraphError(f"max_silence={max_silence!r} must be positive")
-            check_length("max_silence", max_silence)
+            check_positive("max_silence", max_silence, "for example max_silence=hours(1)")
         self.field, self.by, self.by_ratio, self.max_silence = field, by, by_ratio, max_silence
         self._read = getter(field)
         self._measures = numeric

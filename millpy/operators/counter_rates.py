@@ -22,7 +22,7 @@ import msgspec
 from millpy.computation import Computation, Context, Value
 from millpy.errors import GraphError
 from millpy.model.record import RecordType, getter, without_none
-from millpy.model.time import Instant, check_length, microseconds, to_datetime
+from millpy.model.time import Instant, check_positive, microseconds, to_datetime
 from millpy.operators.keyed_output import key_values, output_type
 
 
@@ -58,9 +58,7 @@ class CounterRates(Computation):
         if wraps_at is not None and (isinstance(wraps_at, bool) or not isinstance(wraps_at, int) or wraps_at <= 0):
             raise GraphError(f"wraps_at={wraps_at!r} is not a positive int", hint="for example wraps_at=2**32")
         if max_gap is not None:
-            if max_gap <= timedelta(0):
-                raise GraphError(f"max_gap={max_gap!r} must be positive")
-            check_length("max_gap", max_gap)
+            check_positive("max_gap", max_gap, "for example max_gap=hours(6)")
         self.field, self.wraps_at, self.max_gap = field, wraps_at, max_gap
         self._read = getter(field)
         self._gap_us = None if max_gap is None else microseconds(max_gap)

@@ -20,14 +20,13 @@ import xxhash
 from millpy.ingest.dedupe import DedupeIds
 from millpy.ingest.settings import Dedupe
 from millpy.model.arrivals import judging_watermarks
-from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import DedupeRun, Entries, LateRows
+from millpy.model.checkpoint import DedupeRun, LateRows
 from millpy.model.dead_letter import payload_of
 from millpy.model.identity import Identity
 from millpy.model.keys import key_text
 from millpy.model.record import Instants, Mask, Records, concat, retractions_of
-from millpy.model.stage import InputBundle, StageBinding, StepResult, StoredInterval, Work
-from millpy.model.time import INSTANT_MAX, Instant, microseconds
+from millpy.model.stage import InputBundle, ResidentInterval, StageBinding, StepResult, StoredInterval, Work
+from millpy.model.time import Instant, microseconds
 from millpy.operators.first_seen import FirstSeen
 from millpy.operators.kept_records import KeptRecords
 from millpy.operators.outputs import outlets_of
@@ -63,7 +62,7 @@ class DeduplicateStage:
         return DeduplicateInterval(self.logic, self.binding, recovered)
 
 
-class DeduplicateInterval:
+class DeduplicateInterval(ResidentInterval):
     """The soft state of one interval: the accepted ids."""
 
     immediate = True
@@ -78,24 +77,6 @@ class DeduplicateInterval:
         else:
             self._seen = FirstSeen(self._within_us, recovered.dedupe_runs)
         self._outlet = outlets_of(binding)[None]
-
-    def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
-        """Return an empty sequence: all ids of the horizon are in memory."""
-        return ()
-
-    def load_state(self, keys: Sequence[bytes], entries: Sequence[Entries]) -> None:
-        """Do nothing: `missing_keys` is always empty."""
-
-    def oldest_work(self) -> Instant:
-        """Return INSTANT_MAX: the step holds nothing back."""
-        return INSTANT_MAX
-
-    def next_due(self) -> tuple[Instant, Instant]:
-        """Return INSTANT_MAX twice: the step has no timers."""
-        return INSTANT_MAX, INSTANT_MAX
-
-    def on_folded(self, bundle: int) -> None:
-        """Do nothing: ids are not folded."""
 
     def step(self, work: Work) -> StepResult:
         """Keep the first record of each id, in order of arrival."""

@@ -28,17 +28,16 @@ import numpy as np
 import pyarrow as pa
 
 from millpy.model.arrivals import judging_watermarks
-from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DedupeRun, Entries, Kind
 from millpy.model.delta import encode_value
 from millpy.model.identity import Identity
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType, concat, retractions_of
-from millpy.model.stage import InputBundle, Stage, StageBinding, StepResult, StoredInterval, Work
+from millpy.model.stage import InputBundle, ResidentInterval, Stage, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, microseconds
 from millpy.operators.join_keys import JoinKeys
 from millpy.operators.join_log import Piece, PieceKind, matches_piece, pieces_of, records_piece, removed_piece
-from millpy.operators.join_output import How, OutputType, table_rows
+from millpy.operators.join_output import How, OutputType
 from millpy.operators.join_pairs import (
     Candidates,
     Matches,
@@ -137,7 +136,7 @@ class _Place(msgspec.Struct, frozen=True):
     pending: int | None
 
 
-class IntervalJoin:
+class IntervalJoin(ResidentInterval):
     """The soft state of one interval: the buffered rows of both sides."""
 
     immediate = True
@@ -175,16 +174,6 @@ class IntervalJoin:
         return self._logic.how in ("left", "full"), self._logic.how == "full"
 
     # What the engine asks.
-
-    def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
-        """Return an empty sequence: all rows are in memory."""
-        return ()
-
-    def load_state(self, keys: Sequence[bytes], entries: Sequence[Entries]) -> None:
-        """Do nothing: `missing_keys` is always empty."""
-
-    def on_folded(self, bundle: int) -> None:
-        """Do nothing: rows are not folded."""
 
     def oldest_work(self) -> Instant:
         """Return the least event time of a row that may yet leave without a match; INSTANT_MAX without any."""
@@ -428,11 +417,7 @@ class IntervalJoin:
             result.emitted_by_table[outlet.table_id] = made
         if not self._emitted or not self._is_wanted:
             return
-        records = concat(self._emitted)
-        if outlet.subscribed:
-            result.productions[outlet.stream] = records
-        if outlet.table_id is not None:
-            result.results.append(table_rows(outlet.table_id, records))
+        outlet.emit(concat(self._emitted), result)
 
     def _append(self, piece: bytes, side: int, times: Integers) -> None:
         """Log a change of rows with these event times."""

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from millpy.errors import GraphError
-from millpy.model.checkpoint import ResultRows
-from millpy.model.record import Records, RecordType, without_none
+from millpy.model.record import RecordType, without_none
 from millpy.operators.join_reach import LEFT, RIGHT
 
 How = Literal["inner", "left", "full"]
@@ -110,15 +108,3 @@ class JoinedType:
 
 def _optional(annotation: Any) -> Any:
     return annotation if without_none(annotation)[1] else annotation | None
-
-
-def table_rows(table_id: int, records: Records) -> ResultRows:
-    """Return joined records as rows of a result table of records."""
-    batch = records.batch()
-    columns: list[Any] = []
-    for column in batch.columns:
-        moments = pa.types.is_timestamp(column.type)
-        columns.append(column.cast(pa.int64()) if moments else column)
-    count = len(records)
-    columns += [pa.array(records.event_times), pa.array(np.arange(count, dtype=np.int64))]
-    return ResultRows(table_id, columns, count, True)

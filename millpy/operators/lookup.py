@@ -9,22 +9,20 @@ counted. A row that does not fit the class of the table's rows is not there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import DeadLetter, Entries
+from millpy.model.checkpoint import DeadLetter
 from millpy.model.dead_letter import key_problem, payload_of
 from millpy.model.identity import Identity
 from millpy.model.keys import key_text
 from millpy.model.lookup import LookupTable, TableVersion
 from millpy.model.record import Mask, Records, concat, retractions_of
-from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
-from millpy.model.time import INSTANT_MAX, Instant
-from millpy.operators.join_output import JoinedType, table_rows
+from millpy.model.stage import ResidentInterval, StageBinding, StepResult, StoredInterval, Work
+from millpy.operators.join_output import JoinedType
 from millpy.operators.join_reach import LEFT, RIGHT
 from millpy.operators.outputs import outlets_of
 
@@ -70,7 +68,7 @@ class LookupStage:
         return LookupInterval(self.logic, self.binding)
 
 
-class LookupInterval:
+class LookupInterval(ResidentInterval):
     """One key interval of a lookup step; it has no state."""
 
     immediate = True
@@ -78,24 +76,6 @@ class LookupInterval:
     def __init__(self, logic: LookupLogic, binding: StageBinding) -> None:
         self._logic, self._binding = logic, binding
         self._outlet = outlets_of(binding)[None]
-
-    def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
-        """Return an empty sequence: there is no state."""
-        return ()
-
-    def load_state(self, keys: Sequence[bytes], entries: Sequence[Entries]) -> None:
-        """Do nothing: `missing_keys` is always empty."""
-
-    def oldest_work(self) -> Instant:
-        """Return INSTANT_MAX: the step holds nothing back."""
-        return INSTANT_MAX
-
-    def next_due(self) -> tuple[Instant, Instant]:
-        """Return INSTANT_MAX twice: the step has no timers."""
-        return INSTANT_MAX, INSTANT_MAX
-
-    def on_folded(self, bundle: int) -> None:
-        """Do nothing: there is no state."""
 
     def step(self, work: Work) -> StepResult:
         """Look up the records of one turn, in order of arrival."""
@@ -107,10 +87,7 @@ class LookupInterval:
         if self._outlet.table_id is not None:
             result.emitted_by_table[self._outlet.table_id] = len(records)
         if len(records):
-            if self._outlet.subscribed:
-                result.productions[self._outlet.stream] = records
-            if self._outlet.table_id is not None:
-                result.results.append(table_rows(self._outlet.table_id, records))
+            self._outlet.emit(records, result)
         return result
 
     def _joined(self, result: StepResult, bundle: Bundle, version: TableVersion) -> Records:

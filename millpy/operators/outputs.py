@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from millpy.model.checkpoint import ResultRows
 from millpy.model.record import Records, RecordType
-from millpy.model.stage import StageBinding
+from millpy.model.stage import StageBinding, StepResult
 from millpy.model.time import Instant
 from millpy.operators.validation import Admission
 
@@ -42,6 +43,13 @@ class StreamOutlet:
             rows = ResultRows(self.table_id, [*columns, list(times), list(range(len(records)))], len(records), True)
         return productions, rows
 
+    def emit(self, records: Records, result: StepResult) -> None:
+        """Give records to the stream's consumers and its table, as columns."""
+        if self.subscribed:
+            result.productions[self.stream] = records
+        if self.table_id is not None:
+            result.results.append(_rows_of(self.table_id, records))
+
 
 def outlets_of(binding: StageBinding) -> Mapping[str | None, StreamOutlet]:
     """Return the outlets by stream name; the name None stands for the only outlet, if there is just one."""
@@ -52,3 +60,15 @@ def outlets_of(binding: StageBinding) -> Mapping[str | None, StreamOutlet]:
     if len(outlets) == 1:
         outlets[None] = next(iter(outlets.values()))
     return outlets
+
+
+def _rows_of(table_id: int, records: Records) -> ResultRows:
+    """Return records as rows of a result table of records."""
+    batch = records.batch()
+    columns: list[Any] = []
+    for column in batch.columns:
+        moments = pa.types.is_timestamp(column.type)
+        columns.append(column.cast(pa.int64()) if moments else column)
+    count = len(records)
+    columns += [pa.array(records.event_times), pa.array(np.arange(count, dtype=np.int64))]
+    return ResultRows(table_id, columns, count, True)

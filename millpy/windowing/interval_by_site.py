@@ -20,7 +20,7 @@ from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.keys import Key, key_from_text, key_text
 from millpy.model.record import Instants, Records, concat
-from millpy.model.stage import InputBundle, StageBinding, StepResult, StoredInterval, Work
+from millpy.model.stage import InputBundle, ResidentInterval, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.windowing.operator import WindowedInterval
 from millpy.windowing.site_registry import SiteRegistry
@@ -55,7 +55,7 @@ class _Site:
         self.oldest = self.windows.oldest_work()
 
 
-class IntervalBySite:
+class IntervalBySite(ResidentInterval):
     """Soft state of one key interval: the open windows of each site.
 
     Args:
@@ -117,16 +117,6 @@ class IntervalBySite:
         self._oldest = min((site.oldest for site in sites.values()), default=INSTANT_MAX)
         self._alarm = min((site.alarm for site in sites.values()), default=INSTANT_MAX)
         self._is_due = any(site.is_due(reached.get(place, INSTANT_MIN)) for place, site in sites.items())
-
-    def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
-        """Return no keys: all open windows are in memory."""
-        return ()
-
-    def load_state(self, keys: Sequence[bytes], entries: Sequence[Entries]) -> None:
-        """Do nothing: state is never missing."""
-
-    def on_folded(self, bundle: int) -> None:
-        """Do nothing: windows leave memory only when they expire."""
 
     def oldest_work(self) -> Instant:
         """Return the event time of the next pane of all sites; INSTANT_MAX without one."""

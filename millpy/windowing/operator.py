@@ -9,7 +9,7 @@ rows are added without them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from millpy.errors import RefusedValueError
 from millpy.model.arrivals import joined_keys, judging_watermarks
-from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, Entries, Kind, LateRows
 from millpy.model.dead_letter import dead_letter_of, key_problem, payload_of, unstorable_keys
 from millpy.model.delta import encode_value
@@ -35,7 +34,7 @@ from millpy.model.record import (
     getter,
     retractions_of,
 )
-from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
+from millpy.model.stage import ResidentInterval, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, microseconds
 from millpy.windowing.accumulation import Accumulation, PaneMerger
 from millpy.windowing.accumulator import RowsRefusedError
@@ -183,7 +182,7 @@ def event_time_range(windows: Windows) -> tuple[int, int]:
     return where.event_time_range()
 
 
-class WindowedInterval(Generic[OpenT]):
+class WindowedInterval(ResidentInterval, Generic[OpenT]):
     """Soft state of one key interval: its open windows, all in memory."""
 
     _open: OpenT
@@ -243,16 +242,6 @@ class WindowedInterval(Generic[OpenT]):
         """Leave `used` bytes of the interval's memory to other windows."""
         limits = self._binding.limits
         self._bytes_max = max(limits.open_windows_bytes_max // self._binding.windowed_intervals - used, 0)
-
-    def missing_keys(self, bundles: Sequence[Bundle]) -> Sequence[bytes]:
-        """Return no keys: all open windows are in memory."""
-        return ()
-
-    def load_state(self, keys: Sequence[bytes], entries: Sequence[Entries]) -> None:
-        """Do nothing: state is never missing."""
-
-    def on_folded(self, bundle: int) -> None:
-        """Do nothing: windows leave memory only when they expire."""
 
     def oldest_work(self) -> Instant:
         """Return the least event time that the next pane can have; INSTANT_MAX without one."""

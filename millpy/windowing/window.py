@@ -21,7 +21,7 @@ from millpy.model.identity import Identity, identity_of_value
 from millpy.model.identity_text import GraphPart
 from millpy.model.keys import Key
 from millpy.model.record import Instants, Records
-from millpy.model.time import YEARS_HI, YEARS_LO, check_length, duration_text, microseconds
+from millpy.model.time import YEARS_HI, YEARS_LO, check_positive, duration_text, microseconds
 from millpy.windowing.calendar_windows import CalendarAssigner, CalendarWindows
 from millpy.windowing.global_window import GlobalWindow
 from millpy.windowing.group_by import Groups, Integers, aligned_groups
@@ -31,14 +31,6 @@ WINDOWS_PER_RECORD_MAX = 1_000
 """The most sliding windows that a record may be in; more are refused as a mistake."""
 MAX_GAP = timedelta(days=1)
 """The longest session gap that a field may have, unless the graph says another."""
-
-
-def _positive(duration: object, what: str, hint: str) -> None:
-    if not isinstance(duration, timedelta):
-        raise GraphError(f"{what} must be a duration, not {duration!r}", hint=hint)
-    if microseconds(duration) <= 0:
-        raise GraphError(f"{what} must be positive, not {duration!r}", hint=hint)
-    check_length(what, duration)
 
 
 def _check_count(records: object) -> None:
@@ -83,7 +75,7 @@ class FixedWindows(GraphPart):
     offset: timedelta = field(default=timedelta(0), kw_only=True)
 
     def __post_init__(self) -> None:
-        _positive(self.size, "the window size", "for example FixedWindows(minutes(1))")
+        check_positive("the window size", self.size, "for example FixedWindows(minutes(1))")
         _check_offset(self.offset, self.size, "the window size")
 
     def identity(self) -> Identity:
@@ -129,8 +121,8 @@ class SlidingWindows(GraphPart):
 
     def __post_init__(self) -> None:
         hint = "for example SlidingWindows(seconds(10), every=seconds(2))"
-        _positive(self.size, "the window size", hint)
-        _positive(self.every, "the period", hint)
+        check_positive("the window size", self.size, hint)
+        check_positive("the period", self.every, hint)
         if self.every > self.size:
             raise GraphError(
                 f"records would fall between windows of {duration_text(self.size_us)} that begin every"
@@ -210,16 +202,16 @@ class SessionWindows(GraphPart):
     ) -> None:
         gaps = tuple(sorted((by_key or {}).items(), key=repr))
         for one in (gap, *(other for _, other in gaps)):
-            _positive(one, "the session gap", 'for example SessionWindows(minutes(30), by_key={"slow": hours(2)})')
+            check_positive("the session gap", one, 'for example SessionWindows(minutes(30), by_key={"slow": hours(2)})')
         hint = 'for example SessionWindows(minutes(30), by_field="timeout_s", max_gap=days(1))'
         if not isinstance(by_field, str):
             raise GraphError(f"by_field must be the name of a field, not {by_field!r}", hint=hint)
         if max_gap is not None and not by_field:
             raise GraphError("max_gap bounds the gaps of a field, and by_field names none", hint=hint)
         longest = MAX_GAP if max_gap is None else max_gap
-        _positive(longest, "max_gap", hint)
+        check_positive("max_gap", longest, hint)
         if max_length is not None:
-            _positive(max_length, "max_length", "for example SessionWindows(minutes(30), max_length=hours(24))")
+            check_positive("max_length", max_length, "for example SessionWindows(minutes(30), max_length=hours(24))")
             widest = max([gap, *(other for _, other in gaps)])
             if max_length < widest:
                 raise GraphError(

@@ -118,58 +118,47 @@ class StageSubject:
     def feed(self, records: Sequence[Any], partition: str | None) -> None:
         """Give records to a source partition as one bundle."""
         source = self._partitions[partition] if partition else next(iter(self._partitions.values()))
-        if self._by_site:
-            self._feed_sites(source, records)
-            return
         times = [instant(record.at) for record in records]
         if any(at > self._now + self._tolerance_us for at in times):
             raise NotApplicableError("a record from the future")
+        if self._by_site:
+            self._turn([self._of_sites(source, records, times)])
+            return
         watermarks = []
         for at in times:
             watermarks.append(source.watermark)
             source.largest = max(source.largest, min(at, self._now))
             source.watermark = max(source.watermark, source.largest - self._disorder_us)
-        source.bundles += 1
-        made = Records(
-            self._input.record_type,
-            np.array(times, np.int64),
-            watermarks=np.array(watermarks, np.int64),
-            objects=list(records),
-        )
-        keys = made.keys(self._input.key_fields, self._hasher)
-        bundle = Bundle(0, source.producer, source.bundles, Instant(source.watermark), made, keys)
+        bundle = self._bundle(source, self._records(records, times, watermarks))
         others = (other.watermark for other in self._partitions.values() if other is not source)
         cap = Instant(min(others, default=INSTANT_MAX))
         self._turn([InputBundle(bundle, cap)] if records else [])
 
-    def _feed_sites(self, source: PartitionModel, records: Sequence[Any]) -> None:
-        """Give records to a source partition with a watermark for each key, as one bundle."""
-        times = [instant(record.at) for record in records]
-        if any(at > self._now + self._tolerance_us for at in times):
-            raise NotApplicableError("a record from the future")
+    def _of_sites(self, source: PartitionModel, records: Sequence[Any], times: Sequence[int]) -> InputBundle:
+        """Return records of a source partition with a watermark for each key, and how far the sites are behind them."""
         watermarks = [
             source.watermark_before(record.key, min(at, self._now), self._disorder_us)
             for record, at in zip(records, times, strict=True)
         ]
-        self._turn([self._with_progress(source, records, times, watermarks)])
-
-    def _with_progress(
-        self, source: PartitionModel, records: Sequence[Any], times: Sequence[int], watermarks: Sequence[int]
-    ) -> InputBundle:
-        """Return a bundle that tells how far the sites of its records are behind it."""
         least = min((site.watermark for site in source.sites.values()), default=source.stated)
         source.watermark = max(source.watermark, least)
-        source.bundles += 1
-        made = Records(
+        made = self._records(records, times, watermarks)
+        made.sites = source.progress(records)
+        return InputBundle(self._bundle(source, made), INSTANT_MAX)
+
+    def _records(self, records: Sequence[Any], times: Sequence[int], watermarks: Sequence[int]) -> Records:
+        return Records(
             self._input.record_type,
             np.array(times, np.int64),
             watermarks=np.array(watermarks, np.int64),
             objects=list(records),
         )
-        made.sites = source.progress(records)
+
+    def _bundle(self, source: PartitionModel, made: Records) -> Bundle:
+        """Return records as the next bundle of a source partition."""
+        source.bundles += 1
         keys = made.keys(self._input.key_fields, self._hasher)
-        bundle = Bundle(0, source.producer, source.bundles, Instant(source.watermark), made, keys)
-        return InputBundle(bundle, INSTANT_MAX)
+        return Bundle(0, source.producer, source.bundles, Instant(source.watermark), made, keys)
 
     def advance_watermark(self, at: Instant, partition: str | None) -> None:
         """Let source partitions state that nothing before `at` comes any more."""
@@ -182,7 +171,7 @@ class StageSubject:
                 source.stated = max(source.stated, at)
                 for site in source.sites.values():
                     site.watermark = max(site.watermark, source.stated)
-                told.append(self._with_progress(source, [], [], []))
+                told.append(self._of_sites(source, [], []))
         self._turn(told)
 
     def advance_clock(self, by_us: int) -> None:
