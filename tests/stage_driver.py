@@ -233,6 +233,23 @@ class StageDriver:
         """Key, start and end of the result rows that a step deletes."""
         return [row for part in result.deleted for row in zip(*map(column_values, part.columns), strict=True)]
 
+    def check_ended(self) -> None:
+        """After the end, nothing is stored but counters, held back or due."""
+        assert not {name for name in self.stored if name[0] is not Kind.COUNTER}
+        assert self.interval.oldest_work() == INSTANT_MAX
+        assert self.interval.next_due() == (INSTANT_MAX, INSTANT_MAX)
+
+
+def apply_rows(table: dict[Any, tuple[int, int]], result: StepResult) -> None:
+    """Change a table (key, start, end) -> (n, total) as a step does; a row is the first one of its window or not."""
+    for deleted in result.deleted:
+        for name in zip(*map(column_values, deleted.columns), strict=True):
+            del table[name]
+    for part in result.results:
+        for key, start, end, n, total, *_ in zip(*map(column_values, part.columns), strict=True):
+            assert ((key, start, end) in table) != part.first
+            table[key, start, end] = n, total
+
 
 def timedelta_us(us: int) -> timedelta:
     """Microseconds."""

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from millpy import Computation, Context, EventTime, Graph, LookupTable, milliseconds, seconds
+from millpy import EventTime, Graph, milliseconds, seconds
 from millpy.admin.diagnosis import read_facts
 from millpy.admin.doctor import examine
 from millpy.clock import SystemClock, random_id
@@ -22,6 +22,7 @@ from millpy.limits import Limits
 from millpy.model.finding import Finding, Severity
 from millpy.process.assembly import run_worker
 from millpy.store.postgres.store import PostgresStore
+from tests.alarms import Alarms, Alert
 from tests.crash.cases.lookups import GRAPH, LOOKUPS
 from tests.crash.graph_files import rows
 from tests.crash.harness import Worker
@@ -54,25 +55,6 @@ class Device(msgspec.Struct):
     tags: list[str] | None
     raw: dict[str, int] | None
     pin: bytes | None
-
-
-class Rule(msgspec.Struct, frozen=True):
-    name: str
-    above: float
-
-
-class Alert(msgspec.Struct):
-    device: str
-    rule: str
-
-
-class Alarms(Computation):
-    rules = LookupTable("rules", Rule, key="name", refresh=milliseconds(100))
-
-    def process_record(self, context: Context, record: Reading) -> None:
-        for rule in context.table(Alarms.rules).values():
-            if record.value > rule.above:
-                context.produce(Alert(record.device, rule.name))
 
 
 def graph_of(feed: Feed) -> Graph:

@@ -15,9 +15,8 @@ from millpy import Accumulation, Count, SessionWindows, Sum
 from millpy.model.checkpoint import Kind
 from millpy.model.record import RecordType, retractions_of
 from millpy.model.time import instant
-from millpy.store.memory.tables import column_values
 from millpy.windowing.logic import WindowedLogic
-from tests.stage_driver import StageDriver, timedelta_us
+from tests.stage_driver import StageDriver, apply_rows, timedelta_us
 
 GAP, MAX_RECORDS, MAX_DISORDER = 6, 3, 4
 
@@ -38,13 +37,7 @@ def table_of(driver: StageDriver) -> dict[Any, tuple[int, int]]:
     """Return the result table: (key, start, end) -> (number of records, sum)."""
     table: dict[Any, tuple[int, int]] = {}
     for result in driver.results:
-        for deleted in result.deleted:
-            for name in zip(*map(column_values, deleted.columns), strict=True):
-                del table[name]
-        for part in result.results:
-            for key, start, end, n, total, *_ in zip(*map(column_values, part.columns), strict=True):
-                assert ((key, start, end) in table) != part.first
-                table[key, start, end] = n, total
+        apply_rows(table, result)
     return table
 
 

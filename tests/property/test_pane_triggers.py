@@ -32,7 +32,6 @@ from millpy import (
 )
 from millpy.errors import GraphError
 from millpy.limits import Limits
-from millpy.model.checkpoint import Kind
 from millpy.model.record import RecordType, retractions_of
 from millpy.model.stage import StepResult
 from millpy.model.time import INSTANT_MAX, instant
@@ -43,7 +42,7 @@ from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.pane_rules import DEFAULT_RULES, PaneRules
 from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import Windows
-from tests.stage_driver import StageDriver, timedelta_us
+from tests.stage_driver import StageDriver, apply_rows, timedelta_us
 
 SIZE, MAX_DISORDER = 10, 5
 FIXED = FixedWindows(timedelta_us(SIZE))
@@ -345,9 +344,7 @@ def test_panes_add_up_to_the_batch_in_every_mode(
     subject.panes_max = panes_max
     fed = played(subject, schedule, columns=few == 0)
     finish(subject)
-    assert not {name for name in subject.stored if name[0] is not Kind.COUNTER}
-    assert subject.interval.oldest_work() == INSTANT_MAX
-    assert subject.interval.next_due() == (INSTANT_MAX, INSTANT_MAX)
+    subject.check_ended()
 
     wanted = batch(fed, 5 if windows is SLIDING else SIZE)
     sums: Counter[Any] = Counter()
@@ -470,9 +467,7 @@ def test_sessions_with_triggers_merge_to_those_of_a_batch_in_every_mode(
     subject.panes_max = panes_max
     fed = played(subject, schedule, columns=few == 0)
     finish(subject)
-    assert not {name for name in subject.stored if name[0] is not Kind.COUNTER}
-    assert subject.interval.oldest_work() == INSTANT_MAX
-    assert subject.interval.next_due() == (INSTANT_MAX, INSTANT_MAX)
+    subject.check_ended()
     assert not any(result.late for result in subject.results)
     table, by_key = check_sessions(subject, mode)
     assert table == (sessions_of(fed) if windows is SESSIONS else sessions_of(fed, LENGTH))
@@ -497,9 +492,7 @@ def test_sessions_with_closing_triggers_lose_only_what_they_count_as_late(
     subject.panes_max = panes_max
     fed = played(subject, schedule, columns=few == 0)
     finish(subject)
-    assert not {name for name in subject.stored if name[0] is not Kind.COUNTER}
-    assert subject.interval.oldest_work() == INSTANT_MAX
-    assert subject.interval.next_due() == (INSTANT_MAX, INSTANT_MAX)
+    subject.check_ended()
 
     table, by_key = check_sessions(subject, mode)
     wanted = totals(fed)
@@ -535,13 +528,7 @@ def check_sessions(subject: StageDriver, mode: Accumulation) -> tuple[dict[Any, 
     standing: dict[Any, Any] = {}
     by_key: Counter[Any] = Counter()
     for result in subject.results:
-        for deleted in result.deleted:
-            for name in zip(*map(column_values, deleted.columns), strict=True):
-                del table[name]
-        for part in result.results:
-            for key, start, end, n, total, *_ in zip(*map(column_values, part.columns), strict=True):
-                assert ((key, start, end) in table) != part.first
-                table[key, start, end] = n, total
+        apply_rows(table, result)
         records = result.productions.get("panes")
         for pane, retracts in (
             () if records is None else zip(records.objects(), retractions_of(records).tolist(), strict=True)

@@ -14,6 +14,7 @@ from millpy.errors import GraphError, SchemaError, TableLoadError, UsageError
 from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
 from millpy.testing import GraphDriver, ManualSource
+from tests.alarms import Alarms, Alert, Rule
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -234,25 +235,6 @@ def test_keys_of_several_fields_and_values_of_all_types_are_found() -> None:
         (one, NOON, ["x"], b"\0\1"),
         (two, None, [], None),
     ]
-
-
-class Rule(msgspec.Struct, frozen=True):
-    name: str
-    above: float
-
-
-class Alert(msgspec.Struct):
-    device: str
-    rule: str
-
-
-class Alarms(Computation):
-    rules = LookupTable("rules", Rule, key="name", refresh=seconds(5))
-
-    def process_record(self, context: Context, record: Reading) -> None:
-        for rule in context.table(Alarms.rules).values():
-            if record.value > rule.above:
-                context.produce(Alert(record.device, rule.name))
 
 
 def alarming(computation: Computation | None = None) -> Graph:
