@@ -1,4 +1,4 @@
-"""Calendar windows by a walk along the clock of a zone, a quarter of an hour at a time: what tests compare with."""
+"""Calendar windows by a walk along the clock of a zone, in small steps: what tests compare with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from zoneinfo import ZoneInfo
 from millpy.model.time import EPOCH
 from millpy.windowing.calendar_windows import CalendarWindows
 
-QUARTER = timedelta(minutes=15)
+STEP = timedelta(minutes=15)
+SMALLER_STEPS = {"America/St_Johns": timedelta(minutes=1)}  # its clock changed at 00:01 until 2011
 
 
 def label(unit: str, local: datetime) -> tuple[int, ...]:
@@ -28,11 +29,12 @@ def label(unit: str, local: datetime) -> tuple[int, ...]:
 
 @cache
 def walked_starts(windows: CalendarWindows, first: datetime, last: datetime) -> list[int]:
-    """Return the starts after `first` and up to `last`, in µs; the clock changes by quarters of an hour at most."""
-    zone, at, starts = ZoneInfo(windows.zone), first, []
+    """Return the starts after `first` and up to `last`, in µs."""
+    zone, at, starts = ZoneInfo(windows.zone), first, list[int]()
+    step = SMALLER_STEPS.get(windows.zone, STEP)
     latest = label(windows.unit, at.astimezone(zone).replace(tzinfo=None) - windows.starts_at)
     while at < last:
-        at += QUARTER
+        at += step
         local = at.astimezone(zone).replace(tzinfo=None) - windows.starts_at
         found = label(windows.unit, local)
         repeated = windows.unit == "hour" and local.minute == 0

@@ -94,13 +94,16 @@ async def test_a_polled_record_that_the_database_refuses_is_dead_lettered_with_i
     await downstream.abandon()
 
 
+SHORT_ANSWER = 2_000  # bytes: about four of the segments of `behind`, so that one poll does not read them all
+
+
 class LosingStore(MemoryStore):
-    """Leaves out the first segment of `losses` answers."""
+    """Answers with a few segments at a time, and leaves out the first of `losses` answers."""
 
     losses = 0
 
     async def poll(self, queries: Sequence[SegmentQuery], bytes_max: int) -> Sequence[PollResult]:
-        return [self._without_first(answer) for answer in await super().poll(queries, bytes_max)]
+        return [self._without_first(answer) for answer in await super().poll(queries, min(bytes_max, SHORT_ANSWER))]
 
     def _without_first(self, answer: PollResult) -> PollResult:
         if not self.losses or len(answer.segments) < 2:
