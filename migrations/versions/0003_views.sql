@@ -779,7 +779,7 @@ BEGIN
     END IF;
     SELECT * INTO found FROM millpy.history_of(p_table);
     SELECT string_agg(format('o.%1$s = n.%1$s', name), ' AND ') INTO same FROM unnest(found.identity) AS name;
-    -- A row is replaced by a later one of its window. A last retraction goes once the panes before it are gone.
+    -- A row is replaced by a later one of its window. A retraction goes once the panes before it are gone.
     EXECUTE format(
         'DELETE FROM %1$s WHERE ctid = ANY (ARRAY(SELECT gone.ctid FROM ('
         '  SELECT o.ctid FROM %1$s AS n JOIN %1$s AS o'
@@ -788,7 +788,7 @@ BEGIN
         '  UNION ALL'
         '  SELECT n.ctid FROM %1$s AS n WHERE n.emitted_at >= $3 AND n.emitted_at < $1 AND n.is_retraction'
         '     AND NOT EXISTS (SELECT FROM %1$s AS o'
-        '                      WHERE %2$s AND (o.pane_index, o.is_retraction) <> (n.pane_index, n.is_retraction))'
+        '                      WHERE %2$s AND (o.pane_index, o.is_retraction) < (n.pane_index, n.is_retraction))'
         ') AS gone LIMIT $2))', found.history, same) USING now() - p_keep, p_rows_max, p_since;
     GET DIAGNOSTICS deleted = ROW_COUNT;
     RETURN deleted;

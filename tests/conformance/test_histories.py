@@ -23,6 +23,7 @@ from millpy import (
     SessionWindows,
     Sum,
     days,
+    hours,
     seconds,
 )
 from millpy.admin.diagnosis import read_facts
@@ -58,15 +59,17 @@ def graph_of(
     *,
     history: Any = True,
     generation: int = 1,
+    lateness: timedelta = hours(1),
+    early: int = 3,
     **more: Any,
 ) -> Graph:
     graph = Graph("factory", generation=generation)
     source = graph.inject("readings", feed, schema=Reading, event_time=AT)
     windowed = source.key_by("device").window(
         windows,
-        allowed_lateness=timedelta(hours=1),
+        allowed_lateness=lateness,
         accumulation=mode,
-        trigger=AfterWatermark(early=AfterCount(3)),
+        trigger=AfterWatermark(early=AfterCount(early)),
         intervals=2,
     )
     windowed.aggregate(n=Count(), total=Sum("value"), **more).to_table("sums", history=history)
@@ -134,6 +137,32 @@ async def test_a_history_adds_up_to_what_its_table_had_at_every_time(
     assert gone or isinstance(windows, FixedWindows)
     assert replaced
     assert len(retractions) == gone + (replaced if mode is Accumulation.RETRACTING else 0)
+
+
+@pytest.mark.parametrize("count", [1, 300], ids=["inserted", "copied"])
+async def test_a_window_that_comes_back_has_a_history_of_both_times(database_url: str, count: int) -> None:
+    feed = Feed(batch_max=count)
+    devices = [f"d{number}" for number in range(count)]
+    # The second reading makes the session [0, 10) another one, which the third one fills: it ends at 3 s. It is over
+    # before the last reading, which is not late for a session of its own, [0, 10).
+    times = [0, 3, 3, 11, 0]
+    records = [Reading("other" if at == 11 else device, at, n) for n, at in enumerate(times) for device in devices]
+    windows = SessionWindows(seconds(10), max_records=3)
+
+    await run_parts(database_url, feed, lambda: graph_of(feed, windows, lateness=seconds(0), early=1), records, 5)
+
+    names = "SELECT extract(epoch FROM window_end)::int, n, pane_index, is_retraction FROM factory.sums_history"
+    found = rows(database_url, f"{names} WHERE device = 'd0' ORDER BY 1, 3, 4")
+    back = [(10, 1, -1, False), (10, 1, -1, True), (10, 1, 0, False)]
+    assert [row for row in found if row[0] == 10] == back
+    table = {row[:3]: row for row in rows(database_url, f"SELECT {VALUES} FROM factory.sums")}
+    history = history_of(database_url)
+    assert believed(history, history[-1][8]) == table
+    query = f"SELECT {VALUES} FROM millpy.as_of(NULL::factory.sums, now())"
+    assert {row[:3]: row for row in rows(database_url, query)} == table
+    while rows(database_url, "SELECT millpy.trim_history('factory.sums', '0 s')") != [(0,)]:
+        pass
+    assert {row[:3]: row[:-1] for row in history_of(database_url)} == table
 
 
 async def test_many_panes_are_copied(database_url: str) -> None:

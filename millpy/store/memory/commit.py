@@ -98,7 +98,11 @@ def apply(
         if table.spec.history:
             if table.spec.retracts:
                 _retract(table, key, row["interval_id"], row["bundle"], now_us)
-            table.history.setdefault(key, []).append({**row, "emitted_at": now_us, "is_retraction": False})
+            own = table.history.setdefault(key, [])
+            if own and row["pane_index"] == 0:  # the window had vanished, and comes back
+                panes = own[-1]["pane_index"] + 1
+                own[:] = [{**pane, "pane_index": pane["pane_index"] - panes} for pane in own]
+            own.append({**row, "emitted_at": now_us, "is_retraction": False})
         table.rows[key] = row
 
 

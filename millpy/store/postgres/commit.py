@@ -82,6 +82,25 @@ class EncodedTurn:
     copies: list[tuple[bytes, bytes]]
     firsts: dict[bytes, list[Block]]
 
+    def may_renumber(self, table: ResultTable) -> bool:
+        """Tell whether first panes may conflict with those of windows that had vanished before, and come back now."""
+        assert table.history is not None, table.name
+        renumbered = any(query == table.history.renumber for query, _ in self.appends)
+        return not renumbered and bool(self._firsts_of(table))
+
+    def renumber(self, table: ResultTable) -> None:
+        """Renumber the panes that windows with first panes had before they vanished, before anything adds panes.
+
+        Windows rarely come back: only a conflict pays for the search.
+        """
+        assert table.history is not None, table.name
+        command: Command = (table.history.renumber, list(insert_parameters(table, self._firsts_of(table))))
+        places = [place for place, (query, _) in enumerate(self.appends) if query == table.history.record]
+        self.appends.insert(places[0] if places else len(self.appends), command)
+
+    def _firsts_of(self, table: ResultTable) -> list[Block]:
+        return [block for query in (table.insert, table.copy) for block in self.firsts.get(query, [])]
+
 
 def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: dict[int, ResultTable]) -> EncodedTurn:
     """Encode a turn as statements: one for each table, for all checkpoints in the order of their intervals."""
@@ -364,7 +383,8 @@ class Committer:
             turn = encode_turn(checkpoints, graph_version, self._tables)
         for attempt in range(SLOT_ATTEMPTS_MAX):
             try:
-                await self._send(turn, inside, trial)
+                while (table := await self._send(turn, inside, trial)) is not None:
+                    turn.renumber(table)
                 return
             except SlotMovedError:
                 # Nothing was committed: read the current slots, and send the turn again.
@@ -376,7 +396,11 @@ class Committer:
         """Read the slots again before the next commit, because the rings may have turned."""
         self._slots = None
 
-    async def _send(self, turn: EncodedTurn, inside: CommitFailpoint | None, trial: bool) -> None:
+    async def _send(self, turn: EncodedTurn, inside: CommitFailpoint | None, trial: bool) -> ResultTable | None:
+        """Send a turn; return None, or the table whose history has panes of windows that have come back.
+
+        Nothing is committed then: the turn has to renumber these panes.
+        """
         sending = _CommitProgress()
         try:
             async with self._channel.use_raw() as connection:
@@ -400,6 +424,8 @@ class Committer:
             if table is not None and error.diag.constraint_name == table.primary_key:
                 await self._refuse_twice(turn.firsts.get(sending.failed_statement, []), table)
             if table is not None and table.history and error.diag.constraint_name == table.history.primary_key:
+                if turn.may_renumber(table):
+                    return table
                 raise PaneOrderError(f"the history of {table.name} has a pane or retraction already") from error
             if (
                 table is not None
@@ -417,6 +443,7 @@ class Committer:
             if sending.commit_sent:
                 raise CommitUnknownError("the commit was cancelled after COMMIT was sent") from cancelled
             raise
+        return None
 
     async def _refuse_twice(self, blocks: Sequence[Block], table: ResultTable) -> None:
         """Raise PaneOrderError when the interval that sends a first pane has already stored one (I7).

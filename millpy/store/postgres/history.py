@@ -6,6 +6,7 @@ back:
 
     a window or session vanishes        its newest pane is taken back, in every mode
     a retracting window has a new pane  the pane before it is taken back, unless it was already
+    a vanished window comes back        it begins at pane 0 again; its panes from before get numbers below 0
 
 `millpy.as_of` reads it, and `millpy.trim_history` bounds it.
 """
@@ -44,6 +45,20 @@ SELECT {stored}, sent.interval_id, sent.bundle, true
                       ORDER BY stored.pane_index DESC, stored.is_retraction DESC LIMIT 1) AS stored
  WHERE NOT stored.is_retraction
 """
+# The order is that of the numbers. Sorting makes all rows leave before the first one comes back.
+_RENUMBER = """
+WITH returned AS (
+    SELECT sent.*, newest.pane_index + 1 AS panes
+      FROM (SELECT DISTINCT {identity} FROM unnest({values}) AS e ({columns})) AS sent
+     CROSS JOIN LATERAL (SELECT pane_index, is_retraction FROM {history} AS stored WHERE {same}
+                          ORDER BY stored.pane_index DESC, stored.is_retraction DESC LIMIT 1) AS newest
+     WHERE newest.is_retraction
+), gone AS (
+    DELETE FROM {history} AS stored USING returned AS sent WHERE {same} RETURNING stored.*, sent.panes
+)
+INSERT INTO {history} ({columns}, is_retraction)
+SELECT {moved}, gone.interval_id, gone.bundle, gone.is_retraction FROM gone ORDER BY gone.pane_index
+"""
 TRIM = b"""
 SELECT millpy.trim_history(%(table)s::text::regclass, k.kept, %(rows_max)s, %(since)s::text::timestamptz),
        (now() - k.kept)::text
@@ -62,6 +77,7 @@ class HistoryTable:
         record_later: adds later panes, with retractions of the panes before them if the windows retract.
         copy: adds first panes from the binary data of a COPY to the result table.
         retract: adds retractions of windows that are gone.
+        renumber: gives numbers below 0 to the panes of those of the given windows that had vanished.
         trimmed_to: the time up to which this process has deleted what is no longer needed.
     """
 
@@ -71,6 +87,7 @@ class HistoryTable:
     record_later: bytes = field(init=False)
     copy: bytes = field(init=False)
     retract: bytes = field(init=False)
+    renumber: bytes = field(init=False)
     trimmed_to: str = field(init=False, default="-infinity")
 
     def __post_init__(self) -> None:
@@ -87,7 +104,13 @@ class HistoryTable:
                 for name in identity
             ),
         }
+        parts["identity"] = _listed(identity)
+        parts["moved"] = sql.SQL(", ").join(
+            sql.SQL("gone.pane_index - gone.panes") if name == "pane_index" else sql.Identifier("gone", name)
+            for name in columns
+        )
         self.record = sql.SQL(_RECORD).format(**parts).as_bytes()
+        self.renumber = sql.SQL(_RENUMBER).format(**parts).as_bytes()
         self.record_later = sql.SQL(_RECORD_AND_RETRACT if self.spec.retracts else _RECORD).format(**parts).as_bytes()
         self.copy = sql.SQL("COPY {history} ({columns}) FROM STDIN (FORMAT binary)").format(**parts).as_bytes()
         named = [*identity, "interval_id", "bundle"]
@@ -107,7 +130,7 @@ class HistoryTable:
     @property
     def writes(self) -> tuple[bytes, ...]:
         """The statements that run the user's triggers and constraints on the table."""
-        return self.record, self.record_later, self.retract, self.copy
+        return self.record, self.record_later, self.retract, self.renumber, self.copy
 
 
 def history_name(table: str) -> str:
