@@ -33,9 +33,9 @@ class AfterPercentile(Trigger):
     """Once, when a share of the window's records has come, as their disorder lets expect: `AfterPercentile(0.99)`.
 
     The key interval learns how far records lie behind the newest one. The trigger is ready when the newest record is as
-    far past the window's end as that share of the records was behind at most; until ten records beyond the percentile
-    have been seen (1,024 records for 0.99) it is not. It is an estimate: `AfterWatermark(early=AfterPercentile(0.99))`
-    shows it, and the pane on time has the rest.
+    far past the window's end as that share of the records was behind at most; until 1,024 records have been seen, and
+    ten beyond the percentile, it is not. It is an estimate: `AfterWatermark(early=AfterPercentile(0.99))` shows it, and
+    the pane on time has the rest.
 
     State: [0].
 

@@ -23,7 +23,6 @@ from millpy import (
     SessionWindows,
     Sum,
     days,
-    hours,
     seconds,
 )
 from millpy.admin.diagnosis import read_facts
@@ -59,7 +58,7 @@ def graph_of(
     *,
     history: Any = True,
     generation: int = 1,
-    lateness: timedelta = hours(1),
+    lateness: timedelta = timedelta(hours=1),
     early: int = 3,
     **more: Any,
 ) -> Graph:
@@ -158,8 +157,10 @@ async def test_a_window_that_comes_back_has_a_history_of_both_times(database_url
     table = {row[:3]: row for row in rows(database_url, f"SELECT {VALUES} FROM factory.sums")}
     history = history_of(database_url)
     assert believed(history, history[-1][8]) == table
-    query = f"SELECT {VALUES} FROM millpy.as_of(NULL::factory.sums, now())"
-    assert {row[:3]: row for row in rows(database_url, query)} == table
+    query = f"SELECT {VALUES} FROM millpy.as_of(NULL::factory.sums, {{}})"
+    assert {row[:3]: row for row in rows(database_url, query.format("now()"))} == table
+    first = "(SELECT min(emitted_at) FROM factory.sums_history)"
+    assert [row[3] for row in rows(database_url, query.format(first) + " WHERE device = 'd0'")] == [1]
     while rows(database_url, "SELECT millpy.trim_history('factory.sums', '0 s')") != [(0,)]:
         pass
     assert {row[:3]: row[:-1] for row in history_of(database_url)} == table

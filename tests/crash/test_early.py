@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import psycopg
-import pytest
 
 from millpy.hosting.failpoints import Failpoint
 from tests.crash.cases.early import early_case, faults_of, write_readings
@@ -13,9 +12,8 @@ from tests.crash.conftest import Survives
 from tests.crash.harness import Worker
 
 
-@pytest.mark.parametrize("point", [Failpoint.AFTER_STEP, Failpoint.AFTER_FENCE, Failpoint.AFTER_COMMIT])
-def test_no_kill_loses_or_doubles_an_early_pane(survives: Survives, point: Failpoint) -> None:
-    verdict = survives(early_case(point))
+def test_no_kill_loses_or_doubles_an_early_pane(survives: Survives) -> None:
+    verdict = survives(early_case(Failpoint.AFTER_COMMIT))
 
     assert (verdict.kills, len(verdict.recovered)) == (1, 1)
 

@@ -56,8 +56,8 @@ WITH returned AS (
 ), gone AS (
     DELETE FROM {history} AS stored USING returned AS sent WHERE {same} RETURNING stored.*, sent.panes
 )
-INSERT INTO {history} ({columns}, is_retraction)
-SELECT {moved}, gone.interval_id, gone.bundle, gone.is_retraction FROM gone ORDER BY gone.pane_index
+INSERT INTO {history} ({columns}, emitted_at, is_retraction)
+SELECT {moved}, gone.interval_id, gone.bundle, gone.emitted_at, gone.is_retraction FROM gone ORDER BY gone.pane_index
 """
 TRIM = b"""
 SELECT millpy.trim_history(%(table)s::text::regclass, k.kept, %(rows_max)s, %(since)s::text::timestamptz),

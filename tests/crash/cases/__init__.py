@@ -12,16 +12,19 @@ from tests.crash.cases import (
     killing,
     lookups,
     network,
+    panes,
     pressure,
     sources,
     takes,
+    tools,
 )
 from tests.crash.world import Case
 
 
 def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
-    parts = (killing, freezing, database, network, pressure, failover, broker, sources, takes, early, joins, lookups)
+    first = (killing, freezing, database, network, pressure, failover, broker, sources)
+    parts = (*first, takes, early, panes, tools, joins, lookups)
     return [case for part in parts for case in part.cases()]
 
 

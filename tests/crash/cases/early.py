@@ -55,18 +55,23 @@ def write_readings(directory: Path) -> tuple[Path, list[tuple[str, int, int]]]:
 
 def _play(world: World, point: Failpoint) -> None:
     graph, readings = write_readings(world.directory)
-    one = world.worker(graph=graph, failpoint=trap(point), gated=True, **WORKERS)
-    other = world.worker(graph=graph, gated=True, **WORKERS, epoch_s=60)
+    kill_one_of_two(world, point, graph, **WORKERS)
+    world.oracle = partial(faults_of, world.url, readings)
+
+
+def kill_one_of_two(world: World, point: Failpoint, graph: Path, **settings: float) -> None:
+    """Kill one of two workers of a small graph, start it again, and wait until the graph has finished."""
+    one = world.worker(graph=graph, failpoint=trap(point), gated=True, **settings)
+    other = world.worker(graph=graph, gated=True, **{**settings, "epoch_s": 60})
     one.await_ready()
     other.await_ready()
     one.begin()
     other.begin()
     spring(one, point)
     recovery = world.await_killed(one)
-    again = world.worker(graph=graph, **WORKERS)
+    again = world.worker(graph=graph, **settings)
     recovery.wait(watched=again)
     world.await_finished(other, again)
-    world.oracle = partial(faults_of, world.url, readings)
 
 
 def faults_of(url: str, readings: list[tuple[str, int, int]]) -> list[Fault]:
