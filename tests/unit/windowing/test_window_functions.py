@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -173,6 +174,12 @@ def test_the_identity_is_name_parameters_bounds_and_code() -> None:
     assert code_digest(Changed, WindowFunction) != code_digest(Lasting, WindowFunction)
     assert Merging().identity()["code"] == Lasting().identity()["code"], "the code is inherited"
     assert a_function(length_max=hours(2)).identity() != a_function().identity()
+    for one, other in ((3, 4), ({"a", "b"}, {"a", "c"}), (ZoneInfo("Europe/Berlin"), ZoneInfo("Europe/Paris"))):
+        assert a_function(gap=one).identity() != a_function(gap=other).identity()
+    assert a_function(gap=object()).identity() == a_function(gap=object()).identity()
+    behind: list[type] = [type("Mixin", (), {"gap": gap}) for gap in (3, 4)]
+    assert len({code_digest(type("F", (Lasting, mixin), {}), WindowFunction) for mixin in behind}) == 2
+    assert a_function(stored_as="Lasting").identity() == Lasting().identity()
     assert msgspec.json.decode(msgspec.json.encode(identity)) == identity
 
 
