@@ -33,11 +33,13 @@ ROWS: list[tuple[str, list[Any]]] = [
 ]
 REPAIR = """
 import json, sys
+from dataclasses import replace
 from millpy.admin.queries import Admin
 from millpy.admin.repairs import graph_id, repair_rows
 from tests.conformance.store_builders import a_graph
 admin = Admin(sys.argv[1])
-repair_rows(admin, ("factory", graph_id(admin, "factory")), a_graph().tables[0], json.loads(sys.argv[2]))
+table = replace(a_graph().tables[0], history="retracting")
+repair_rows(admin, ("factory", graph_id(admin, "factory")), table, json.loads(sys.argv[2]))
 """
 
 
@@ -81,18 +83,22 @@ def test_repairs_at_once_leave_the_right_rows_and_say_who_did_it(admin: Admin) -
     assert (event["detail"]["table"], event["detail"]["by"]) == ("sums_1m", me["name"])
 
 
-@pytest.mark.parametrize("mode", ["accumulating", "retracting"])
-def test_a_history_remembers_what_was_wrong(database_url: str, mode: str) -> None:
-    asyncio.run(deploy(database_url, mode))
-    admin, table = Admin(database_url), replace(SUMS, history=mode)
+def with_history(url: str, mode: str) -> Admin:
+    asyncio.run(deploy(url, mode))
     names = "device, window_start, window_end, total, label, pane_index, pane_timing, late_count, interval_id, bundle"
-    with psycopg.connect(database_url) as connection, connection.cursor() as cursor:
+    with psycopg.connect(url) as connection, connection.cursor() as cursor:
         for name in ("sums_1m", "sums_1m_history"):
             cursor.executemany(
                 f"INSERT INTO factory.{name} ({names}) VALUES"
                 " (%s, to_timestamp(0), to_timestamp(60), %s, %s, 0, 'on_time', 0, 1, 1)",
                 WRONG,
             )
+    return Admin(url)
+
+
+@pytest.mark.parametrize("mode", ["accumulating", "retracting"])
+def test_a_history_remembers_what_was_wrong(database_url: str, mode: str) -> None:
+    admin, table = with_history(database_url, mode), replace(SUMS, history=mode)
     as_of = "SELECT device, total, label FROM millpy.as_of(NULL::factory.sums_1m, {}) ORDER BY 1"
     (before,) = admin.ask("SELECT max(emitted_at)::text AS at FROM factory.sums_1m")
 
@@ -129,7 +135,10 @@ def test_a_repair_that_is_refused_changes_nothing(admin: Admin, database_url: st
     assert not admin.ask("SELECT FROM millpy.events WHERE kind = 'repaired'")
 
 
-def test_a_repair_that_is_killed_changes_nothing(admin: Admin, database_url: str) -> None:
+def test_a_repair_that_is_killed_changes_nothing(database_url: str) -> None:
+    admin = with_history(database_url, "retracting")
+    history = "SELECT device, total, is_retraction FROM factory.sums_1m_history ORDER BY 1"
+    before = str(admin.ask(history))
     command = [sys.executable, "-c", REPAIR, database_url, json.dumps(ROWS)]
     with psycopg.connect(database_url) as other, psycopg.connect(database_url, autocommit=True) as watch:
         other.execute("SELECT FROM factory.sums_1m WHERE device = 'd3' FOR UPDATE")
@@ -150,4 +159,5 @@ def test_a_repair_that_is_killed_changes_nothing(admin: Admin, database_url: str
             watch.execute("SELECT pg_sleep(0.05)")
 
     assert stored(admin) == [str(row) for row in WRONG]
+    assert str(admin.ask(history)) == before
     assert repair(admin) == {"replaced": 1, "added": 1, "deleted": 1}
