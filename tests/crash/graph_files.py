@@ -42,6 +42,13 @@ def one(url: str, query: str) -> Any:
     return rows(url, query)[0][0]
 
 
+def forgotten(url: str, table: str) -> list[tuple[Any, ...]]:
+    """Return the rows that only a table or only its history has, and windows that have two panes there."""
+    here, there = f"SELECT * FROM {table}", f"SELECT * FROM millpy.as_of(NULL::{table}, now())"
+    twice = f"SELECT device, window_start FROM {table}_history GROUP BY 1, 2 HAVING count(*) > 1"
+    return rows(url, f"({here} EXCEPT {there}) UNION ALL ({there} EXCEPT {here})") + rows(url, twice)
+
+
 def sums(start: int, end: int, from_s: int = 0) -> list[tuple[str, int, int]]:
     """(device, n, total) of a window, of what came from a second on."""
     found = []
@@ -73,7 +80,7 @@ GRAPH = (
     SOURCE
     + """
 keyed = source.key_by("device")
-keyed.window(FixedWindows(minutes(1))).aggregate(n=Count(), total=Sum("value")).to_table("minutes")
+keyed.window(FixedWindows(minutes(1))).aggregate(n=Count(), total=Sum("value")).to_table("minutes", history=True)
 """
 )
 EVERY_MINUTE = """

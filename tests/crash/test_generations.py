@@ -16,7 +16,7 @@ from millpy.errors import GraphError
 from millpy.graph import Graph
 from millpy.hosting.failpoints import Failpoint
 from tests.commands import millpy as run
-from tests.crash.graph_files import DEVICES, END, GRAPH, MIDDLE, done, drop, millpy, one, rows, sums
+from tests.crash.graph_files import DEVICES, END, GRAPH, MIDDLE, done, drop, forgotten, millpy, one, rows, sums
 from tests.crash.harness import Worker, await_true
 
 NEXT = (
@@ -93,6 +93,7 @@ def test_switch_under_running_workers_loses_and_doubles_nothing(place: Path, dat
 
     assert rows(database_url, RESULTS.format("factory")) == EVERY_TWO
     assert rows(database_url, RESULTS.format("factory_1")) == EVERY_MINUTE
+    assert forgotten(database_url, "factory.minutes") == forgotten(database_url, "factory_1.minutes") == []
     assert rows(database_url, "SELECT DISTINCT is_final FROM factory.minutes_status WHERE n = 120") == [(True,)]
     assert one(database_url, "SELECT count(*) FROM pg_namespace WHERE nspname = 'factory_2'") == 0
     assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
@@ -117,6 +118,7 @@ def test_worker_that_was_frozen_during_the_switch_writes_nothing_into_the_table_
 
     assert rows(database_url, RESULTS.format("factory")) == EVERY_TWO
     assert rows(database_url, RESULTS.format("factory_1")) == EVERY_MINUTE
+    assert forgotten(database_url, "factory.minutes") == forgotten(database_url, "factory_1.minutes") == []
     assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
 
 
@@ -207,7 +209,7 @@ def test_new_generation_gives_no_role_more_rights(place: Path, database_url: str
 def test_workers_can_write_to_a_generation_beside_one_without_tables(place: Path, database_url: str) -> None:
     did(database_url, "migrate", "--roles")
     without = GRAPH.replace("FixedWindows(minutes(1))", 'FixedWindows(minutes(1)), name="sums"')
-    (place / "old.py").write_text(without.replace('.to_table("minutes")', ""))
+    (place / "old.py").write_text(without.replace('.to_table("minutes", history=True)', ""))
     both_deployed(database_url)
     usage = "SELECT has_schema_privilege('{}', '{}', 'USAGE')"
     assert one(database_url, usage.format("millpy_worker", "factory_2"))
@@ -289,7 +291,7 @@ def test_dropped_generation_leaves_nothing_and_cannot_be_deployed_again(place: P
                 assert "views read" in refused(database_url, "drop", "factory_1", "--yes")
                 connection.execute("DROP VIEW public.mine")
             dropped = json.loads(did(database_url, "drop", "factory_1", "--yes", "--json"))
-            assert (dropped["tables"], dropped["dead_letters"]) == (["minutes"], 1)
+            assert (dropped["tables"], dropped["dead_letters"]) == (["minutes", "minutes_history"], 1)
             drop(place, 1_000, 1_001)
             new.await_while_running(consumed(database_url, "factory", (END + 1) * DEVICES), "the new one runs on")
 
