@@ -72,7 +72,7 @@ def wanted(slack: int) -> Counter[tuple[str, int, int, int]]:
     return Counter((*name, len(values), sum(values)) for name, values in found.items())
 
 
-def test_a_changed_window_function_is_refused_over_stored_windows_and_what_means_the_same_is_not(
+def test_code_of_windows_is_refused_if_it_changed_and_taken_if_it_means_the_same(
     tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
