@@ -148,7 +148,9 @@ async def test_a_window_that_comes_back_has_a_history_of_both_times(database_url
     records = [Reading("other" if at == 11 else device, at, n) for n, at in enumerate(times) for device in devices]
     windows = SessionWindows(seconds(10), max_records=3)
 
-    await run_parts(database_url, feed, lambda: graph_of(feed, windows, lateness=seconds(0), early=1), records, 5)
+    await run_parts(
+        database_url, feed, lambda: graph_of(feed, windows, lateness=seconds(0), early=1, panes=Count()), records, 5
+    )
 
     names = "SELECT extract(epoch FROM window_end)::int, n, pane_index, is_retraction FROM factory.sums_history"
     found = rows(database_url, f"{names} WHERE device = 'd0' ORDER BY 1, 3, 4")

@@ -45,16 +45,17 @@ SELECT {stored}, sent.interval_id, sent.bundle, true
                       ORDER BY stored.pane_index DESC, stored.is_retraction DESC LIMIT 1) AS stored
  WHERE NOT stored.is_retraction
 """
-# The order is that of the numbers. Sorting makes all rows leave before the first one comes back.
+# The order is that of the numbers. Sorting makes all rows leave before the first one comes back. The name of the number
+# is none that a user's column can have.
 _RENUMBER = """
 WITH returned AS (
-    SELECT sent.*, newest.pane_index + 1 AS panes
+    SELECT sent.*, newest.pane_index + 1 AS "number of panes"
       FROM (SELECT DISTINCT {identity} FROM unnest({values}) AS e ({columns})) AS sent
      CROSS JOIN LATERAL (SELECT pane_index, is_retraction FROM {history} AS stored WHERE {same}
                           ORDER BY stored.pane_index DESC, stored.is_retraction DESC LIMIT 1) AS newest
      WHERE newest.is_retraction
 ), gone AS (
-    DELETE FROM {history} AS stored USING returned AS sent WHERE {same} RETURNING stored.*, sent.panes
+    DELETE FROM {history} AS stored USING returned AS sent WHERE {same} RETURNING stored.*, sent."number of panes"
 )
 INSERT INTO {history} ({columns}, emitted_at, is_retraction)
 SELECT {moved}, gone.interval_id, gone.bundle, gone.emitted_at, gone.is_retraction FROM gone ORDER BY gone.pane_index
@@ -106,7 +107,9 @@ class HistoryTable:
         }
         parts["identity"] = _listed(identity)
         parts["moved"] = sql.SQL(", ").join(
-            sql.SQL("gone.pane_index - gone.panes") if name == "pane_index" else sql.Identifier("gone", name)
+            sql.SQL('gone.pane_index - gone."number of panes"')
+            if name == "pane_index"
+            else sql.Identifier("gone", name)
             for name in columns
         )
         self.record = sql.SQL(_RECORD).format(**parts).as_bytes()
