@@ -10,7 +10,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -43,6 +43,7 @@ from millpy import (
     Top,
     Value,
     Variance,
+    WindowFunction,
     seconds,
 )
 from millpy.windowing.accumulator import Aggregate
@@ -102,16 +103,41 @@ SpreadOfTexts.__name__ = "Spread"
 
 
 @dataclass(frozen=True)
+class OwnSliding(WindowFunction):
+    size: int
+    every: int
+
+    def assign(self, record: Reading, at: datetime, key: Any) -> Iterator[tuple[datetime, datetime]]:
+        last = record.at // self.every * self.every
+        for start in range(last, record.at - self.size, -self.every):
+            begin = at - timedelta(seconds=record.at - start)
+            yield begin, begin + timedelta(seconds=self.size)
+
+
+@dataclass(frozen=True)
+class OwnSessions(WindowFunction):
+    gap: int
+    merges = True
+
+    def assign(self, record: Reading, at: datetime, key: Any) -> Sequence[tuple[datetime, datetime]]:
+        return [(at, at + timedelta(seconds=self.gap))]
+
+
+@dataclass(frozen=True)
 class Kind:
-    """A window: `size` seconds each `every`, or a session with a gap of `size` (every = 0)."""
+    """A window: `size` seconds each `every`, or a session with a gap of `size` (every = 0); `own`: by a function."""
 
     size: int
     every: int
     lateness: int
     mode: Accumulation = Accumulation.ACCUMULATING
     trigger: Trigger = AFTER_WATERMARK
+    own: bool = False
+    history: bool = False
 
     def windows(self) -> Any:
+        if self.own:
+            return OwnSliding(self.size, self.every) if self.every else OwnSessions(self.size)
         if not self.every:
             return SessionWindows(seconds(self.size))
         if self.every == self.size:
@@ -120,7 +146,7 @@ class Kind:
 
     @property
     def sliced(self) -> bool:
-        aligned = self.every not in (0, self.size) and self.size % self.every == 0
+        aligned = self.every not in (0, self.size) and self.size % self.every == 0 and not self.own
         return aligned and self.mode is Accumulation.ACCUMULATING and self.trigger == AFTER_WATERMARK
 
 
@@ -134,7 +160,9 @@ KINDS = {
     "sessions_retracting": Kind(4, 0, 20, Accumulation.RETRACTING),
     "fixed_early": Kind(30, 30, 20, Accumulation.RETRACTING, EARLY),
     "slides_early": Kind(40, 10, 20, trigger=EARLY),
-    "sessions_early": Kind(4, 0, 20, Accumulation.DISCARDING, EARLY),
+    "sessions_early": Kind(4, 0, 20, Accumulation.DISCARDING, EARLY, history=True),
+    "own_early": Kind(40, 15, 20, Accumulation.RETRACTING, EARLY, own=True, history=True),
+    "own_sessions": Kind(4, 0, 20, own=True),
 }
 
 
@@ -229,7 +257,7 @@ class Shape:
                 trigger=kind.trigger,
                 intervals=self.intervals,
             )
-            panes = windows.aggregate(**self.base, **own, **added).to_table(name)
+            panes = windows.aggregate(**self.base, **own, **added).to_table(name, history=kind.history)
             if self.totals and name == "fixed_retracting":
                 panes.key_by("device").window(FixedWindows(seconds(60))).aggregate(n=Sum("n")).to_table("totals")
         sums = source.key_by("device").process(self.sums(), name="sums", output=Told, intervals=self.intervals)

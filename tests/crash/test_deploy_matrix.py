@@ -90,6 +90,9 @@ def assert_exact(url: str, records: Sequence[Reading], changed_at: int, added: S
     for name, kind in KINDS.items():
         found, wanted = table_of(url, name, kind, added), recount(records, changed_at, kind, added)
         assert found.keys() == wanted.keys(), name
+        if kind.history:
+            here, there = f"SELECT * FROM factory.{name}", f"SELECT * FROM millpy.as_of(NULL::factory.{name}, now())"
+            assert rows(url, f"({here} EXCEPT {there}) UNION ALL ({there} EXCEPT {here})") == [], name
         for window, values in wanted.items():
             for mine, theirs in zip(found[window], values, strict=True):
                 assert same(mine, theirs), (name, window, found[window], values)
