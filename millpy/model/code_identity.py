@@ -13,6 +13,7 @@ import textwrap
 from functools import cached_property
 from types import CodeType, FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 from zoneinfo import ZoneInfo
 
 from millpy.errors import SchemaError
@@ -21,6 +22,7 @@ from millpy.model.identity import canonical_json, identity_of_value
 _DIGITS = 16
 _LANGUAGE = ("abc", "typing")
 """Modules of classes, such as `Generic`, that say nothing of what a function does."""
+_DIGESTS: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 
 
 def code_digest(kind: type, base: type) -> str:
@@ -28,7 +30,17 @@ def code_digest(kind: type, base: type) -> str:
 
     Attributes that `base` has, too, are left out, and so are the defaults of a dataclass's fields: they are in the
     identity by their values.
+
+    The digest of a class is computed once, when a graph is built: a process that describes its graph again, after a
+    switch or a deployment, runs the code that it has loaded, whatever its file has become since.
     """
+    known = _DIGESTS.get(kind)
+    if known is None:
+        known = _DIGESTS[kind] = _digest(kind, base)
+    return known
+
+
+def _digest(kind: type, base: type) -> str:
     found = hashlib.sha256()
     elsewhere = {*vars(base), *getattr(kind, "__dataclass_fields__", ())}
     for owner in kind.__mro__:

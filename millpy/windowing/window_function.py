@@ -136,3 +136,4 @@ class WindowFunction(GraphPart):
             raise GraphError(f"{name}.merges must be True or False, not {merges!r}", hint="merges = True")
         if not self.merges and type(self).merge is not WindowFunction.merge:
             raise GraphError(f"{name} defines merge, and its windows do not merge", hint="set merges = True")
+        code_digest(type(self), WindowFunction)  # before the file can change

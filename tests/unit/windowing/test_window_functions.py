@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -28,6 +29,7 @@ from millpy import (
 )
 from millpy.cli.auditor import _reach
 from millpy.errors import GraphError, SchemaError
+from millpy.graph.loader import load_graph
 from millpy.graph.streams import KeyedStream
 from millpy.limits import Limits
 from millpy.model.code_identity import code_digest
@@ -192,6 +194,35 @@ def test_code_without_a_source_has_an_identity_too() -> None:
         found.append(code_digest(names["F"], WindowFunction))
 
     assert found[0] == found[1] != found[2]
+
+
+def test_a_process_describes_the_code_that_it_has_loaded_not_that_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "site.py"
+    imports = "import msgspec\nfrom millpy import *\n"
+    text = """
+class Visit(msgspec.Struct):
+    key: str
+    at: int
+
+class Own(WindowFunction):
+    def assign(self, record, at, key):
+        return [(at, at + seconds(1))]
+
+graph = Graph("site")
+visits = graph.inject("visits", File("in"), schema=Visit, event_time=EventTime("at", unit="s", max_disorder=hours(1)))
+visits.key_by("key").window(Own()).aggregate(n=Count()).to_table("own")
+"""
+    file.write_text(imports + text)
+    graph = load_graph(str(file))
+    file.write_text(imports + "\n\n" + text.replace("seconds(1)", "seconds(20)"))
+    described = graph.spec()
+    changed = load_graph(str(file)).spec()
+    file.write_text("")
+
+    assert graph.spec() == described
+    assert described != changed
+    file.write_text(imports + text)
+    assert load_graph(str(file)).spec() == described
 
 
 def test_errors_of_the_function_name_what_is_wrong() -> None:
