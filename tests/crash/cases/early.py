@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
 from millpy import Accumulation
+from millpy.embedded import EmbeddedPostgres
 from millpy.hosting.failpoints import Failpoint
 from tests.crash.cases.killing import spring
 from tests.crash.cases.sources import trap
@@ -72,6 +75,21 @@ def kill_one_of_two(world: World, point: Failpoint, graph: Path, **settings: flo
     again = world.worker(graph=graph, **settings)
     recovery.wait(watched=again)
     world.await_finished(other, again)
+
+
+def kill_server_twice(world: World, server: EmbeddedPostgres, **how: Any) -> None:
+    """Kill PostgreSQL under two workers of a small graph, restart it, and wait until the graph has finished."""
+    workers = [world.worker(**how), world.worker(**how)]
+    workers[0].await_reached(Failpoint.AFTER_COMMIT, 5)
+    for _ in range(2):
+        started = time.monotonic()
+        server.kill()
+        world.kills += 1
+        server.restart()
+        recovery = world.hurt()
+        recovery.started = started
+        recovery.wait(watched=workers[0])
+    world.await_finished(*workers)
 
 
 def faults_of(url: str, readings: list[tuple[str, int, int]]) -> list[Fault]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from millpy.hosting.failpoints import Failpoint
+from tests.crash.cases.early import kill_server_twice
 from tests.crash.cases.killing import spring
 from tests.crash.cases.sources import trap
 from tests.crash.lookups import changing, lookup_faults, write
@@ -53,15 +53,5 @@ def _server_killed(world: World) -> None:
     drawn = write(source, 2)
     how: dict[str, Any] = {"environment": {"CRASH_INPUT": str(source)}, **SETTINGS}
     with changing(world.url):
-        workers = [world.worker(**how), world.worker(**how)]
-        workers[0].await_reached(Failpoint.AFTER_COMMIT, 5)
-        for _ in range(2):
-            started = time.monotonic()
-            server.kill()
-            world.kills += 1
-            server.restart()
-            recovery = world.hurt()
-            recovery.started = started
-            recovery.wait(watched=workers[0])
-        world.await_finished(*workers)
+        kill_server_twice(world, server, **how)
     world.oracle = partial(lookup_faults, world.url, drawn)

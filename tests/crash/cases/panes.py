@@ -21,7 +21,7 @@ import psycopg
 from millpy.graph.loader import load_graph
 from millpy.hosting.failpoints import Failpoint
 from millpy.store.postgres.store import PostgresStore
-from tests.crash.cases.early import kill_one_of_two
+from tests.crash.cases.early import kill_one_of_two, kill_server_twice
 from tests.crash.checks import Fault, accounting_faults, differences
 from tests.crash.histories import add_witness, history_faults, trimming
 from tests.crash.pane_graph import CUT, ENOUGH, GAP, GROUP_SIZE, KEPT_S, LARGE, LENGTH, PART, RECORDS_MAX, SHIFT, SIZE
@@ -44,8 +44,9 @@ Rows = dict[tuple[str, int, int], tuple[int, int]]
 
 
 def cases() -> Iterator[Case]:
-    """Each point."""
-    return map(pane_case, Failpoint)
+    """Each point, and the server."""
+    yield from map(pane_case, Failpoint)
+    yield Case("PostgreSQL killed and restarted, with own windows and histories", "", _server_killed)
 
 
 def pane_case(point: Failpoint) -> Case:
@@ -78,12 +79,25 @@ async def deploy(graph: Path, url: str) -> None:
 
 
 def _play(world: World, point: Failpoint) -> None:
-    graph, readings = write_readings(world.directory)
-    asyncio.run(deploy(graph, world.url))
-    add_witness(world.url, "panes", [*TABLES, *CLOSING])
+    graph, readings = _prepared(world)
     with trimming(world.url, f"panes.{TRIMMED}") as since:
         kill_one_of_two(world, point, graph, **WORKERS)
     world.oracle = partial(faults_of, world.url, readings, since)
+
+
+def _server_killed(world: World) -> None:
+    server = world.own_server()
+    graph, readings = _prepared(world)
+    with trimming(world.url, f"panes.{TRIMMED}") as since:
+        kill_server_twice(world, server, graph=graph, **WORKERS)
+    world.oracle = partial(faults_of, world.url, readings, since)
+
+
+def _prepared(world: World) -> tuple[Path, list[Reading]]:
+    graph, readings = write_readings(world.directory)
+    asyncio.run(deploy(graph, world.url))
+    add_witness(world.url, "panes", [*TABLES, *CLOSING])
+    return graph, readings
 
 
 def faults_of(url: str, readings: Sequence[Reading], since: Sequence[datetime] = ()) -> list[Fault]:
