@@ -779,9 +779,10 @@ BEGIN
     END IF;
     SELECT * INTO found FROM millpy.history_of(p_table);
     SELECT string_agg(format('o.%1$s = n.%1$s', name), ' AND ') INTO same FROM unnest(found.identity) AS name;
-    -- A row is replaced by a later one of its window. A retraction goes once the panes before it are gone.
+    -- A row is replaced by a later one of its window. A retraction goes once the panes before it are gone. While this
+    -- waits for a lock, a switch may give the name to the table of another generation: that loses nothing.
     EXECUTE format(
-        'DELETE FROM %1$s WHERE ctid = ANY (ARRAY(SELECT gone.ctid FROM ('
+        'DELETE FROM %1$s WHERE tableoid = $4 AND ctid = ANY (ARRAY(SELECT gone.ctid FROM ('
         '  SELECT o.ctid FROM %1$s AS n JOIN %1$s AS o'
         '      ON %2$s AND (o.pane_index, o.is_retraction) < (n.pane_index, n.is_retraction)'
         '   WHERE n.emitted_at >= $3 AND n.emitted_at < $1 AND (n.pane_index > 0 OR n.is_retraction)'
@@ -789,7 +790,7 @@ BEGIN
         '  SELECT n.ctid FROM %1$s AS n WHERE n.emitted_at >= $3 AND n.emitted_at < $1 AND n.is_retraction'
         '     AND NOT EXISTS (SELECT FROM %1$s AS o'
         '                      WHERE %2$s AND (o.pane_index, o.is_retraction) < (n.pane_index, n.is_retraction))'
-        ') AS gone LIMIT $2))', found.history, same) USING now() - p_keep, p_rows_max, p_since;
+        ') AS gone LIMIT $2))', found.history, same) USING now() - p_keep, p_rows_max, p_since, found.history::oid;
     GET DIAGNOSTICS deleted = ROW_COUNT;
     RETURN deleted;
 END $$;

@@ -328,6 +328,29 @@ async def test_a_generation_has_a_history_of_its_own(database_url: str) -> None:
     assert rows(database_url, "SELECT to_regclass('factory_1.sums_history')") == [(None,)]
 
 
+async def test_a_worker_that_does_not_know_of_a_switch_trims_only_its_own_history(database_url: str) -> None:
+    windows, ages = FixedWindows(seconds(10)), {"dead_letter_kept_s": 1e6, "settled_kept_s": 1e6, "events_kept_s": 1e6}
+    graphs = {}
+    for generation in (1, 2):
+        feed = Feed(batch_max=20)
+        feed.push(*map(msgspec.json.encode, readings(generation, 100, 2)))
+        feed.end()
+        kept = timedelta(microseconds=1) if generation == 1 else True
+        graphs[generation] = graph_of(feed, windows, generation=generation, history=kept)
+        await run_worker(graphs[generation], database_url, limits=LIMITS)
+    count = "SELECT count(*) FROM {}.sums_history"
+    whole = rows(database_url, count.format("factory_2"))
+
+    async with PostgresStore(database_url) as store:
+        await store.deploy(graphs[1].spec())
+        await asyncio.to_thread(millpy, "switch", "factory", "2", "--database", database_url)
+        await store.forget_old(now_us=Instant(0), **ages)
+
+    assert rows(database_url, count.format("factory")) == whole
+    newest = rows(database_url, "SELECT count(*) FROM factory_1.sums")
+    assert rows(database_url, count.format("factory_1")) == newest
+
+
 def test_only_windows_have_a_history() -> None:
     graph = Graph("factory")
     source = graph.inject("readings", Feed(), schema=Reading, event_time=AT)

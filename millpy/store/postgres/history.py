@@ -60,10 +60,15 @@ WITH returned AS (
 INSERT INTO {history} ({columns}, emitted_at, is_retraction)
 SELECT {moved}, gone.interval_id, gone.bundle, gone.emitted_at, gone.is_retraction FROM gone ORDER BY gone.pane_index
 """
+# By its number a table is found under the name that a switch has given it, together with its generation.
 TRIM = b"""
-SELECT millpy.trim_history(%(table)s::text::regclass, k.kept, %(rows_max)s, %(since)s::text::timestamptz),
-       (now() - k.kept)::text
+SELECT millpy.trim_history(c.oid::regclass, k.kept, %(rows_max)s, %(since)s::text::timestamptz), (now() - k.kept)::text
   FROM (SELECT %(kept_s)s::double precision * interval '1 second' AS kept) AS k
+ CROSS JOIN mill.result_tables AS t
+  JOIN mill.graphs AS g USING (graph_id)
+  JOIN pg_namespace AS n ON n.nspname = g.name
+  JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.name
+ WHERE t.table_id = %(table_id)s
 """
 
 
@@ -124,11 +129,6 @@ class HistoryTable:
     def primary_key(self) -> str:
         """The name of the table's primary key constraint."""
         return f"{history_name(self.spec.name)}_pkey"
-
-    @property
-    def relation(self) -> str:
-        """The result table's name with its schema, quoted."""
-        return sql.Identifier(self.schema, self.spec.name).as_string()
 
     @property
     def writes(self) -> tuple[bytes, ...]:

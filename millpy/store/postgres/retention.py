@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import psycopg
 
@@ -48,22 +48,25 @@ async def forget_old(
     return gone
 
 
-async def trim_histories(connection: Connection, histories: Sequence[HistoryTable]) -> int:
+async def trim_histories(connection: Connection, histories: Mapping[int, HistoryTable]) -> int:
     """Delete at most TRIM_ROWS rows of each history that is kept for a limited time. Return their number."""
     gone = 0
-    for history in histories:
+    for table_id, history in histories.items():
         if history.spec.history_kept_s is None:
             continue
         parameters = {
-            "table": history.relation,
+            "table_id": table_id,
             "kept_s": history.spec.history_kept_s,
             "rows_max": TRIM_ROWS,
             "since": history.trimmed_to,
         }
         try:
-            deleted, horizon = (await all_rows(connection, TRIM, parameters))[0]
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.DeadlockDetected):
-            continue  # the table was dropped, or has moved with its generation; or another worker trims it
+            found = await all_rows(connection, TRIM, parameters)
+        except (psycopg.errors.UndefinedTable, psycopg.errors.DeadlockDetected):
+            continue  # its history was dropped or moves with its generation; or another worker trims it
+        if not found:
+            continue  # the table was dropped
+        ((deleted, horizon),) = found
         gone += deleted
         if not deleted:
             history.trimmed_to = horizon

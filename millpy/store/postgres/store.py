@@ -296,7 +296,7 @@ class PostgresStore:
             forgotten = await retention.forget_old(
                 connection, now_us, dead_letter_kept_s, settled_kept_s, events_kept_s
             )
-            histories = [table.history for table in self._tables.values() if table.history is not None]
+            histories = {number: table.history for number, table in self._tables.items() if table.history is not None}
             return forgotten + await retention.trim_histories(connection, histories)
 
     async def commit(
