@@ -225,12 +225,13 @@ async def test_a_trimmed_history_still_answers_for_the_time_that_is_kept(databas
 
 
 async def test_workers_trim_a_history_that_is_kept_for_some_time(database_url: str) -> None:
+    migrate(database_url, "millpy")
     feed = Feed(batch_max=29)
     graph = graph_of(feed, FixedWindows(seconds(10)), history=timedelta(microseconds=1))
     await run_parts(database_url, feed, lambda: graph, readings(5, 200, 2), 1)
     ages = {"dead_letter_kept_s": 1e6, "settled_kept_s": 1e6, "events_kept_s": 1e6}
 
-    async with PostgresStore(database_url) as store:
+    async with PostgresStore(database_url.replace("//millpy@", "//millpy_worker@")) as store:
         await store.deploy(graph.spec())
         trimmed = [await store.forget_old(now_us=Instant(0), **ages) for _ in range(3)]
         with psycopg.connect(database_url) as connection:
