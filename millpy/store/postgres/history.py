@@ -45,8 +45,8 @@ SELECT {stored}, sent.interval_id, sent.bundle, true
                       ORDER BY stored.pane_index DESC, stored.is_retraction DESC LIMIT 1) AS stored
  WHERE NOT stored.is_retraction
 """
-# The order is that of the numbers. Sorting makes all rows leave before the first one comes back. The name of the number
-# is none that a user's column can have.
+# The order is that of the numbers. Sorting makes all rows leave before the first one comes back. A name with spaces is
+# not that of a user's column.
 _RENUMBER = """
 WITH returned AS (
     SELECT sent.*, newest.pane_index + 1 AS "number of panes"
