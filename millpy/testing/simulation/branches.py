@@ -14,12 +14,13 @@ from typing import Any
 
 from millpy.model.time import INSTANT_MAX
 from millpy.store.memory.tables import Row
-from millpy.testing.simulation.graphs import LEVELS
+from millpy.testing.simulation.graphs import LEVELS, Shape, home_of
 from millpy.testing.simulation.history import CommittedBundle, ObservedInterval, RunHistory
 from millpy.testing.simulation.levels import InnerRows, LevelJudge, whole_totals
 from millpy.testing.simulation.oracle import SourceOracle
 from millpy.testing.simulation.pairs import PairJudge, whole_pairs
 from millpy.testing.simulation.recount import Follower, PaneName, Unique, Windows, operated
+from millpy.testing.simulation.sites import SiteFollower
 
 KINDS = {
     "per_window": "fixed",
@@ -59,7 +60,7 @@ class WindowJudge:
                     self.windows.take(truth.group, truth.at, value, least, most)
             else:
                 self.windows.take(truth.device, truth.at, truth.value, least, most)
-        self.homes.update(name[2] for name in commit.changes if name[0] == "window")
+        self.homes.update(home_of(name[2]) for name in commit.changes if name[0] == "window")
         for row in commit.rows.get(self.table, ()):
             name = (row[self.key], row["window_start"], row["window_end"])
             self.homes.add(name[0])
@@ -71,9 +72,9 @@ class WindowJudge:
 
     def _due(self) -> Iterator[str]:
         """Yield the windows that the watermark has passed without a row."""
-        watermark = self.follower.watermark
-        for name in [name for name in self.windows.unproven if name[2] <= watermark]:
-            if name[2] + self.windows.allowed_us <= watermark:
+        reached = self.follower.watermark_of
+        for name in [name for name in self.windows.unproven if name[2] <= reached(name[0])]:
+            if name[2] + self.windows.allowed_us <= reached(name[0]):
                 self.windows.unproven.discard(name)
             if name[0] not in self.homes or not self.windows.is_sure(*name[:2]):
                 continue
@@ -221,10 +222,11 @@ Judge = WindowJudge | UniqueJudge | EchoJudge | LevelJudge | PairJudge
 class Branches:
     """The judges of all intervals behind the source, except the watcher's."""
 
-    def __init__(self, history: RunHistory, sources: Mapping[int, SourceOracle], lateness_us: int) -> None:
+    def __init__(self, history: RunHistory, sources: Mapping[int, SourceOracle], shape: Shape) -> None:
         self.history = history
         self._sources = sources
-        self._lateness_us = lateness_us
+        self._lateness_us = shape.lateness_us
+        self._sites = shape.sites
         self.judges: dict[int, Judge] = {}
         self._inner = InnerRows(history)
         self._makers: dict[str, Callable[[ObservedInterval], Judge]] = {
@@ -238,11 +240,14 @@ class Branches:
             if (make := self._makers.get(observed.computation)) is not None:
                 self.judges[observed.interval_id] = make(observed)
 
+    def _follower(self) -> Follower:
+        return SiteFollower(self._sources) if self._sites else Follower(self._sources)
+
     def _windows(self, observed: ObservedInterval) -> Judge:
         table = observed.computation
         allowed_us = 0 if table == "per_op" else self._lateness_us
         key = "group" if table == "per_op" else "device"
-        return WindowJudge(table, key, Follower(self._sources), Windows(KINDS[table], allowed_us))
+        return WindowJudge(table, key, self._follower(), Windows(KINDS[table], allowed_us))
 
     def _echoes(self, observed: ObservedInterval) -> Judge:
         return EchoJudge(observed.interval_id, observed.computation, self.history, Follower(self._sources))
@@ -303,6 +308,7 @@ class Branches:
             judge = self.judges.get(interval_id)
             for key, start in zip(map(json.loads, rows.keys), rows.window_starts, strict=True):
                 if isinstance(judge, WindowJudge):
+                    key = home_of(key)
                     found[interval_id][key, None if judge.windows.kind == "session" else start] += 1
                     judge.homes.add(key)
                 elif isinstance(judge, UniqueJudge):

@@ -16,6 +16,7 @@ from typing import Any
 from millpy.hosting import step
 from millpy.ingest.dedupe import DedupeIndex
 from millpy.ingest.intake import Intake
+from millpy.ingest.site_watermarks import SiteWatermarks
 from millpy.model.checkpoint import Checkpoint
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.time import INSTANT_MAX, ClockReading, Instant
@@ -34,6 +35,7 @@ from millpy.testing.simulation.canaries import BROKEN, Canary
 from millpy.windowing import session, session_assign
 from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.fixed_state import OpenWindows
+from millpy.windowing.site_registry import SiteRegistry
 from millpy.windowing.sliding import SlicedInterval
 from millpy.windowing.sliding_state import OpenSlices
 
@@ -106,6 +108,18 @@ def _aged_by_the_host(_: Any) -> Any:
         self._unsure_us, self._stepped_us = clock.latest_us - clock.now_us, clock.stepped_us
 
     return follow
+
+
+def _forgotten(_: Any) -> Any:
+    return lambda self, entries: None
+
+
+def _of_all_sites(watermark: Any) -> Any:
+    return lambda self, place: min(watermark(self, known) for known in self._at_least)
+
+
+def _by_no_other(bounds: Any) -> Any:
+    return lambda self, producer, site: (INSTANT_MAX, bounds(self, producer, site)[1])
 
 
 def _most(_: Any) -> Any:
@@ -209,6 +223,15 @@ EDGES = (
     _edge("fences one generation", "versions", BOTH, "in (before, after)", "in (after,)", (memory, "switch")),
     Canary("switches in two steps", "names", SwitchesInTwoSteps, needs=BOTH),
     _edge("shares one session", "acknowledgement", BOTH, "generation=self._plan.generation", "generation=1", SETUP),
+    Canary("forgets how far sites were", "I9", patches=((SiteRegistry, "_absorb", _forgotten),), needs="sites"),
+    Canary("lets all sites wait for one", "I9", patches=((SiteRegistry, "_watermark", _of_all_sites),), needs="sites"),
+    Canary(
+        "judges a site by one partition", "I9", patches=((SiteRegistry, "bounds", _by_no_other),), needs="far_sites"
+    ),
+    _edge(
+        *("has one site beyond the bound", "I9", "shared_sites"),
+        *("< self._sites_max", "<= self._sites_max", (SiteWatermarks, "take")),
+    ),
     Canary("ignores the skew", "skew", patches=((Skew, "held_back", _not_held),), needs="skew"),
 )
 

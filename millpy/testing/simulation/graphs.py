@@ -76,7 +76,10 @@ TICK_US, EARLY_RECORDS = 250_000, 3
 EARLY = AfterWatermark(early=AfterAny(AfterCount(EARLY_RECORDS), Every(timedelta(microseconds=TICK_US))))
 BEFORE_US, AFTER_US = 100_000, 300_000
 """How far the right record of a pair may be before and after the left one."""
-GROUPS = 2
+GROUPS, SITES = 2, 5
+"""The number of values of `group`, and of devices."""
+SITE_LAG_US = 1_500_000
+"""How far each site is behind the one before it in event time."""
 MAX_SKEW_US = 1_500_000
 SHORT_US = 400_000
 """A dedupe horizon that many duplicates exceed, and some meet exactly."""
@@ -129,6 +132,11 @@ class Level(msgspec.Struct):
 def group_of(device: str) -> int:
     """Return the group of a device."""
     return int(device[1:]) % GROUPS
+
+
+def home_of(key: Any) -> Any:
+    """Return the device or group in a key; the keys of windows by site begin with the group."""
+    return key[-1] if isinstance(key, list | tuple) else key
 
 
 def level_of(pane: Any) -> Level:
@@ -280,6 +288,8 @@ class Shape:
         skew: whether no partition reads far ahead of the others.
         pings: whether the watcher sets processing-time timers; a wrong clock delays them.
         columns: whether operators take columns, and Computations run in the step thread.
+        sites: the field whose values have a watermark each; "" for one watermark.
+        sites_max: the number of sites that have a watermark of their own; later ones share one.
     """
 
     feed: Feed
@@ -294,6 +304,8 @@ class Shape:
     skew: bool
     columns: bool
     pings: bool
+    sites: Literal["", "group", "device"] = ""
+    sites_max: int = 1_000
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -308,6 +320,9 @@ class Shape:
             "by_arrival": self.by_arrival,
             "pings": self.pings and "watcher" in self.branches,
             "short_horizon": self.within_us == SHORT_US,
+            "sites": self.sites != "",
+            "far_sites": self.sites != "" and self.partitions > 1,
+            "shared_sites": self.sites_max < SITES,
         }
         return ("readings", self.feed, *self.branches, *(name for name, has in flags.items() if has))
 
@@ -315,6 +330,7 @@ class Shape:
 SHAPES = (
     *("readings", "topic", "log", "file", *BRANCHES, "watcher", *LEVELS, "pairs"),
     *("partitions", "idle", "deep", "poison", "skew", "columns", "by_arrival", "pings", "short_horizon"),
+    *("sites", "far_sites", "shared_sites"),
 )
 
 
@@ -335,7 +351,9 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
         "readings",
         sources[shape.feed] if shape.feed in sources else SimulatedFile(path),
         schema=SimulatedReading,
-        event_time=EventTime("at", unit="us", max_disorder=milliseconds(DISORDER_US // 1000)),
+        event_time=EventTime(
+            "at", unit="us", max_disorder=milliseconds(DISORDER_US // 1000), watermark_by=shape.sites or None
+        ),
         dedupe=Dedupe("seq", within=within) if shape.by_arrival else Dedupe("seq", within=within, time="at", unit="us"),
         idle=AdvanceWithClock(after=timedelta(microseconds=IDLE_US)) if shape.idle else None,
     )
@@ -351,17 +369,17 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
         "early": (FixedWindows(timedelta(microseconds=WINDOW_US)), "per_early"),
         "early_visits": (SessionWindows(timedelta(microseconds=GAP_US)), "per_early_visit"),
     }
+    key = ("group", "device") if shape.sites == "group" else ("device",)
     for branch in shape.branches:
         if branch in LEVELS:
             trigger = EARLY if branch.startswith("early") else AFTER_WATERMARK
-            panes = _aggregate(
-                readings, "device", *windows[branch], shape.lateness_us, Accumulation.RETRACTING, trigger
-            )
-            _total(panes, LEVELS[branch][1], shape.lateness_us)
+            panes = _aggregate(readings, key, *windows[branch], shape.lateness_us, Accumulation.RETRACTING, trigger)
+            if not shape.sites:
+                _total(panes, LEVELS[branch][1], shape.lateness_us)
         elif branch in windows:
-            _aggregate(readings, "device", *windows[branch], shape.lateness_us)
+            _aggregate(readings, key, *windows[branch], shape.lateness_us)
         elif branch == "operators":
-            _aggregate(operated(readings, columns=shape.columns), "group", *windows["fixed"][:1], "per_op", 0)
+            _aggregate(operated(readings, columns=shape.columns), ("group",), *windows["fixed"][:1], "per_op", 0)
         elif branch == "unique":
             within = timedelta(microseconds=UNIQUE_US)
             readings.deduplicate(["device", "kind"], within, name="unique", intervals=2).to_table("uniques")
@@ -383,7 +401,7 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
 
 def _aggregate(
     readings: Stream,
-    key: str,
+    key: tuple[str, ...],
     windows: Windows,
     table: str,
     lateness_us: int,
@@ -392,7 +410,7 @@ def _aggregate(
 ) -> Stream:
     lateness = timedelta(microseconds=lateness_us)
     empty = FiringBehavior.ALWAYS if trigger.per_pane else FiringBehavior.IF_NOT_EMPTY
-    keyed = readings.key_by(key).window(
+    keyed = readings.key_by(*key).window(
         windows,
         allowed_lateness=lateness,
         accumulation=mode,

@@ -53,6 +53,10 @@ class Follower:
         self.watermark = min(after.values())
         return consumed
 
+    def watermark_of(self, key: Any) -> int:
+        """Return the watermark that the windows of a device or group have reached."""
+        return self.watermark
+
 
 @dataclass(slots=True)
 class RecountedPane:

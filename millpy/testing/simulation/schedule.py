@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from millpy.hosting.failpoints import Failpoint
 from millpy.testing.simulation.graphs import BRANCHES, LEVELS, SHAPES, SHORT_US, Branch, Feed, Shape
@@ -112,6 +113,10 @@ LEVELS_SHARE = 1 / 4
 """The share of runs with windows over panes that are retracted."""
 PAIRS_SHARE = 1 / 4
 """The share of runs with a join."""
+SITES_SHARE = 1 / 5
+"""The share of runs with watermarks by site."""
+BY_SITE: tuple[Branch, ...] = ("fixed", "sliding", "session", *LEVELS, "operators")
+"""The branches that may be behind a source with sites."""
 LONG_US = 600_000_000
 """Longer than any run."""
 
@@ -148,7 +153,8 @@ def draw(seed: int) -> Schedule:
     )
     schedule = _with_generations(schedule, random.Random(f"generations of {seed}"))
     schedule = _with_levels(schedule, random.Random(f"levels of {seed}"))
-    return _with_pairs(schedule, random.Random(f"pairs of {seed}"))
+    schedule = _with_pairs(schedule, random.Random(f"pairs of {seed}"))
+    return _with_sites(schedule, random.Random(f"sites of {seed}"))
 
 
 def _with_levels(schedule: Schedule, rng: random.Random) -> Schedule:
@@ -164,6 +170,31 @@ def _with_pairs(schedule: Schedule, rng: random.Random) -> Schedule:
     if rng.random() >= PAIRS_SHARE:
         return schedule
     return replace(schedule, shape=replace(schedule.shape, branches=(*schedule.shape.branches, "pairs")))
+
+
+def _with_sites(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Give some schedules watermarks by site: their graphs have windows by site, and nothing else."""
+    if rng.random() >= SITES_SHARE:
+        return schedule
+    shape = schedule.shape
+    sites: Literal["group", "device"] = rng.choice(("group", "device", "device"))
+    branches = [
+        branch for branch in shape.branches if branch in BY_SITE and (branch != "operators" or sites == "group")
+    ]
+    branches = branches or [rng.choice(BY_SITE[:-1])]
+    partitions = shape.partitions if shape.feed == "file" else rng.choice((1, 2, 3))
+    bounded = partitions == 1 and sites == "device" and rng.random() < 0.6
+    changed = replace(
+        shape,
+        branches=tuple(branches),
+        partitions=partitions,
+        sites=sites,
+        sites_max=rng.choice((1, 2, 3)) if bounded else shape.sites_max,
+        deep=False,
+        poison=False,
+        skew=shape.skew and partitions > 1,
+    )
+    return replace(schedule, shape=changed)
 
 
 def _with_generations(schedule: Schedule, rng: random.Random) -> Schedule:

@@ -412,6 +412,7 @@ def limits(schedule: Schedule) -> Limits:
     return Limits(
         lease_ttl_s=LEASE_S,
         bundle_records_max=schedule.bundle_records,
+        sites_max=schedule.shape.sites_max,
         progress_every_s=0.15,
         poll_s_min=0.01,
         poll_s_max=0.25,
