@@ -14,25 +14,23 @@ from typing import Any
 
 from millpy.model.time import INSTANT_MAX
 from millpy.store.memory.tables import Row
-from millpy.testing.simulation.graphs import LEVELS, Shape, home_of
+from millpy.testing.simulation.graphs import Shape, home_of
 from millpy.testing.simulation.history import CommittedBundle, ObservedInterval, RunHistory
 from millpy.testing.simulation.levels import InnerRows, LevelJudge, whole_totals
 from millpy.testing.simulation.oracle import SourceOracle
 from millpy.testing.simulation.pairs import PairJudge, whole_pairs
-from millpy.testing.simulation.recount import Follower, PaneName, Unique, Windows, operated
+from millpy.testing.simulation.recount import Follower, PaneName, RecountedPane, Unique, Windows, operated
 from millpy.testing.simulation.sites import SiteFollower
+from millpy.testing.simulation.windowed import BY_TABLE, CLOSING_RECORDS, CLOSING_TOTAL, TOTALS, WINDOWED
+from millpy.windowing.timestamp_combiner import TimestampCombiner
 
-KINDS = {
-    "per_window": "fixed",
-    "per_op": "fixed",
-    "per_slide": "sliding",
-    "per_session": "session",
-    "per_level": "fixed",
-    "per_visit": "session",
-    "per_early": "fixed",
-    "per_early_visit": "session",
-}
+KINDS = {branch.table: branch.kind for branch in WINDOWED.values()} | {"per_op": "fixed"}
 """The windowed tables behind the source, and their windows."""
+CLOSES: dict[str, Callable[[RecountedPane], bool]] = {
+    "per_count": lambda pane: pane.n >= CLOSING_RECORDS,
+    "per_enough": lambda pane: pane.total >= CLOSING_TOTAL,
+}
+"""Tells whether the records of a window finish its trigger, which closes it."""
 ECHOES = ("parks", "rejects")
 
 
@@ -69,11 +67,23 @@ class WindowJudge:
             if self.windows.is_sure(*name[:2]) and (expected is None or not expected.agrees(row)):
                 yield f"window {name} has {_shown(row)} instead of {expected}"
         yield from self._due()
+        yield from self._held(commit)
+
+    def _held(self, commit: CommittedBundle) -> Iterator[str]:
+        """Yield the windows for which the low watermark should wait: their panes have the time of a record."""
+        combiner, low = self.combiner, commit.observed.low_watermark
+        if combiner is TimestampCombiner.END_OF_WINDOW or low == commit.low_before:
+            return
+        for name in self.windows.unproven:
+            pane = self.windows.panes[name]
+            at = pane.earliest if combiner is TimestampCombiner.EARLIEST else pane.latest
+            if name[0] in self.homes and name not in self.emitted and at is not None and low > at:
+                yield f"the low watermark is at {low}, and window {name} at {at}"
 
     def _due(self) -> Iterator[str]:
         """Yield the windows that the watermark has passed without a row."""
-        reached = self.follower.watermark_of
-        for name in [name for name in self.windows.unproven if name[2] <= reached(name[0])]:
+        reached, waits_us = self.follower.watermark_of, self.windows.allowed_us if self.table in CLOSES else 0
+        for name in [name for name in self.windows.unproven if name[2] + waits_us <= reached(name[0])]:
             if name[2] + self.windows.allowed_us <= reached(name[0]):
                 self.windows.unproven.discard(name)
             if name[0] not in self.homes or not self.windows.is_sure(*name[:2]):
@@ -85,20 +95,54 @@ class WindowJudge:
     def finished(self) -> Iterator[str]:
         """Yield the differences between the newest rows and those of the recount."""
         mine = {name for name in self.windows.panes if name[0] in self.homes}
-        for name in mine | {name for name in self.emitted if self.windows.kind != "session"}:
+        for name in mine | {name for name in self.emitted if not self.windows.merges}:
             if not self.windows.is_sure(*name[:2]):
                 continue
             row, expected = self.emitted.get(name), self.windows.panes.get(name)
             if row is None or expected is None or not expected.agrees(row):
                 yield f"{self.table}: {name} has {None if row is None else _shown(row)} instead of {expected}"
 
+    @property
+    def combiner(self) -> TimestampCombiner:
+        """What the event time of a pane is."""
+        return BY_TABLE[self.table].combiner if self.table in BY_TABLE else TimestampCombiner.END_OF_WINDOW
+
+    def time_of(self, row: Row) -> int:
+        """Return the event time of the pane in a row."""
+        pane = self.windows.panes.get((row[self.key], row["window_start"], row["window_end"]))
+        combiner = self.combiner
+        if combiner is TimestampCombiner.END_OF_WINDOW or pane is None or row["pane_index"] > 0:
+            return int(row["window_end"]) - 1
+        at = pane.earliest if combiner is TimestampCombiner.EARLIEST else pane.latest
+        return int(row["window_end"]) - 1 if at is None else at
+
     def left(self) -> dict[PaneName, Row]:
         """Return the rows that the table must have, unless a user deletes them."""
-        if self.windows.kind != "session":
+        if not self.windows.merges:
             return self.emitted
         return {
             n: row for n, row in self.emitted.items() if n in self.windows.panes or not self.windows.is_sure(*n[:2])
         }
+
+
+@dataclass(slots=True)
+class ClosingJudge(WindowJudge):
+    """Judges one interval of windows that a trigger closes: their first pane is the last one, and the rest is late."""
+
+    def follow(self, commit: CommittedBundle) -> Iterator[str]:
+        """Take a bundle in. The trigger is asked at its end."""
+        yield from WindowJudge.follow(self, commit)
+        closes, windows = CLOSES[self.table], self.windows
+        for row in commit.rows.get(self.table, ()):
+            name = (row[self.key], row["window_start"], row["window_end"])
+            over = name[2] + windows.allowed_us <= self.follower.watermark_of(name[0])
+            if windows.is_sure(*name[:2]) and not over and not closes(windows.panes[name]):
+                yield f"window {name} has {_shown(row)}, too little for its trigger"
+        for name in [name for name in windows.unproven if closes(windows.panes[name])]:
+            windows.closed.add(name)
+            windows.unproven.discard(name)
+            if name[0] in self.homes and windows.is_sure(*name[:2]) and name not in self.emitted:
+                yield f"window {name} has {windows.panes[name]}, enough for its trigger, and no row"
 
 
 @dataclass(slots=True)
@@ -232,7 +276,7 @@ class Branches:
         self._makers: dict[str, Callable[[ObservedInterval], Judge]] = {
             **dict.fromkeys(KINDS, self._windows),
             **dict.fromkeys(ECHOES, self._echoes),
-            **{outer: self._levels for _, outer in LEVELS.values()},
+            **dict.fromkeys(TOTALS, self._levels),
             "unique": self._unique,
             "pairs": self._pairs,
         }
@@ -245,9 +289,10 @@ class Branches:
 
     def _windows(self, observed: ObservedInterval) -> Judge:
         table = observed.computation
+        judge = ClosingJudge if table in CLOSES else WindowJudge
         allowed_us = 0 if table == "per_op" else self._lateness_us
         key = "group" if table == "per_op" else "device"
-        return WindowJudge(table, key, self._follower(), Windows(KINDS[table], allowed_us))
+        return judge(table, key, self._follower(), Windows(KINDS[table], allowed_us))
 
     def _echoes(self, observed: ObservedInterval) -> Judge:
         return EchoJudge(observed.interval_id, observed.computation, self.history, Follower(self._sources))
@@ -259,16 +304,18 @@ class Branches:
         return PairJudge(Follower(self._sources), self._lateness_us)
 
     def _levels(self, observed: ObservedInterval) -> Judge:
-        return LevelJudge(observed.computation, observed, self.history, self._inner)
+        total_us = TOTALS[observed.computation].total_us
+        return LevelJudge(observed.computation, observed, self.history, self._inner, total_us)
 
     def on_committed(self, commit: CommittedBundle) -> Iterator[str]:
         """Yield violations of I9: results are a function of the input up to the consumed position."""
-        self._inner.note(commit)
         judge = self.judges.get(commit.observed.interval_id)
         if judge is not None:
             for what in judge.follow(commit):
                 observed = commit.observed
                 yield f"bundle {commit.bundle} of {observed.computation} {observed.interval_id}: {what}"
+        if isinstance(judge, WindowJudge) and (inner := BY_TABLE.get(judge.table)) is not None and inner.totals:
+            self._inner.note(commit, judge.time_of, inner.total_us)
 
     def finished(self) -> Iterator[str]:
         """Yield the differences at the end: results and late records must be those of the recount."""
@@ -284,7 +331,7 @@ class Branches:
             for device in {device for judge in echoes for device in judge.consumed}:
                 if not any(device in judge.rows or device in judge.dead for judge in echoes):
                     yield f"{computation}: no record of {device} had an effect"
-        for _, outer in LEVELS.values():
+        for outer in TOTALS:
             totals = [j for j in self.judges.values() if isinstance(j, LevelJudge) and j.table == outer]
             if totals:
                 yield from whole_totals(totals)
@@ -309,7 +356,7 @@ class Branches:
             for key, start in zip(map(json.loads, rows.keys), rows.window_starts, strict=True):
                 if isinstance(judge, WindowJudge):
                     key = home_of(key)
-                    found[interval_id][key, None if judge.windows.kind == "session" else start] += 1
+                    found[interval_id][key, None if judge.windows.merges else start] += 1
                     judge.homes.add(key)
                 elif isinstance(judge, UniqueJudge):
                     found[interval_id][tuple(key)] += 1

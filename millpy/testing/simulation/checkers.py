@@ -20,11 +20,8 @@ from millpy.testing.simulation.branches import Branches
 from millpy.testing.simulation.broker import Broker
 from millpy.testing.simulation.graphs import (
     DISORDER_US,
-    EARLY_RECORDS,
-    EVERY_US,
     IDLE_US,
     MAX_SKEW_US,
-    SLIDING_US,
     Shape,
     home_of,
 )
@@ -32,6 +29,7 @@ from millpy.testing.simulation.history import CommittedBundle, Name, ObservedInt
 from millpy.testing.simulation.names import name_is_current, rows_in_own_tables
 from millpy.testing.simulation.oracle import BEGINNING, END, Arrival, SourceOracle, WatchOracle
 from millpy.testing.simulation.sites import OTHERS, SiteFollower
+from millpy.testing.simulation.windowed import BY_TABLE, EARLY_RECORDS, EVERY_US, SLIDING_US, TOTALS
 
 WITH_EARLY_PANES = ("per_early", "per_early_visit")
 CLOCK_SLACK_US = 400_000
@@ -410,7 +408,7 @@ def timers_in_time(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]
             windowed = "window_end" in row
             due = row["window_end"] if windowed else row["event_time"]
             if row.get("pane_timing") == "early":
-                if table not in WITH_EARLY_PANES or before >= due:
+                if not BY_TABLE[table].trigger.per_pane or before >= due:
                     yield f"{_name(commit)}: {table} has an early pane of {due}, the watermark was at {reached}"
                 continue
             if (windowed or table == "totals" or (table == "marks" and row["kind"] == "quiet")) and due > reached:
@@ -451,6 +449,7 @@ def panes_in_order(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]
             if row["pane_index"] != before + 1:
                 yield f"{_name(commit)}: pane {row['pane_index']} of {name} follows pane {before}"
             over = row["window_end"] + (0 if table == "per_op" else evidence.shape.lateness_us)
+            over += TOTALS[table].later_us if table in TOTALS else 0
             before_us, _ = evidence.reached(commit, name[1])
             if table != "per_group" and before_us >= over:
                 yield f"{_name(commit)}: {name} was over at {over}, the watermark at {before_us}"

@@ -32,12 +32,19 @@ from millpy.store.memory import store as memory
 from millpy.store.memory.store import MemoryStore
 from millpy.testing.simulation.broker import LogInjector, SimulatedInjector
 from millpy.testing.simulation.canaries import BROKEN, Canary
-from millpy.windowing import session, session_assign
+from millpy.windowing import panes, session, session_assign
 from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.fixed_state import OpenWindows
+from millpy.windowing.predicate_trigger import When
+from millpy.windowing.session_gaps import Gaps
+from millpy.windowing.session_size import SizeBound
 from millpy.windowing.site_registry import SiteRegistry
 from millpy.windowing.sliding import SlicedInterval
 from millpy.windowing.sliding_state import OpenSlices
+from millpy.windowing.timestamp_combiner import PaneHolds
+from millpy.windowing.triggered_state import TriggeredWindows
+from millpy.windowing.user_windows import UserInterval
+from millpy.windowing.window_function import WindowFunction
 
 
 def rewritten(old: str, new: str) -> Callable[[Any], Any]:
@@ -122,6 +129,14 @@ def _by_no_other(bounds: Any) -> Any:
     return lambda self, producer, site: (INSTANT_MAX, bounds(self, producer, site)[1])
 
 
+def _never_held(_: Any) -> Any:
+    return lambda self: INSTANT_MAX
+
+
+def _at_the_end(_: Any) -> Any:
+    return lambda pane, end: end - 1
+
+
 def _most(_: Any) -> Any:
     return lambda watermarks: max(watermarks, default=INSTANT_MAX)
 
@@ -174,6 +189,7 @@ LATE, LATER = "ends_of(starts) + self._allowed_us", "ends_of(starts) + self._all
 TIMES = ".assign(rows.records.event_times"
 ENDS, ENDED = ".end_of(start)) <= latest_end", ".end_of(start)) < latest_end"
 WITHIN, NEARER = "<= self._within_us", "< self._within_us"
+FILLS = "found.end = min(found.end, max(found.last, watermark) + 1)"
 CAP = "cap = min(others, default=INSTANT_MAX)"
 RANGE, LATER_RANGE = "range(window, window", "range(window + self._every_us, window"
 
@@ -231,6 +247,31 @@ EDGES = (
     _edge(
         *("has one site beyond the bound", "I9", "shared_sites"),
         *("< self._sites_max", "<= self._sites_max", (SiteWatermarks, "take")),
+    ),
+    _edge(
+        *("joins windows of a function that only touch", "I9", "user_visits"),
+        *("other[0] < end and", "other[0] <= end and", (WindowFunction, "merge")),
+    ),
+    _edge(
+        *("forgets the second window of a record", "I9", "phased"),
+        *("ends + self._allowed_us", "ends + self._allowed_us - 200_000", (UserInterval, "_take")),
+    ),
+    _edge("keeps the gap of a full session", "I9", "full", FILLS, "pass", (SizeBound, "replay")),
+    _edge(
+        *("cuts a session behind its length", "I9", "full"),
+        *("self._length_us - records", "self._length_us + 1 - records", (Gaps, "of_rows")),
+    ),
+    _edge(
+        *("opens a closed window", "I9", "counted"),
+        *("self.closed.setdefault(start, set()).add(key)", "pass", (TriggeredWindows, "_follow")),
+    ),
+    _edge("asks no predicate", "I9", "enough", "state[1] = _UNKNOWN", "pass", (When, "add")),
+    Canary("lets no step wait for a pane", "I9", patches=((PaneHolds, "oldest", _never_held),), needs="earliest"),
+    Canary(
+        "gives each pane the end of its window",
+        "I9",
+        patches=((panes, "time_of", _at_the_end),),
+        needs="latest",
     ),
     Canary("ignores the skew", "skew", patches=((Skew, "held_back", _not_held),), needs="skew"),
 )

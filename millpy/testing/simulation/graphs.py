@@ -7,7 +7,7 @@ deduplicating step, and Computations that fail for a while, whose records wait (
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
 from typing import Any, Literal
@@ -25,12 +25,9 @@ from millpy.model.timer import Timer
 from millpy.sources.files.source import FileInjector, Files
 from millpy.testing.simulation.broker import Log, Topic
 from millpy.testing.simulation.loop import LANE
-from millpy.windowing.accumulation import Accumulation
+from millpy.testing.simulation.windowed import WINDOWED, Windowed
 from millpy.windowing.aggregates.numeric import Count, Max, Min, Sum
-from millpy.windowing.composite_triggers import AFTER_WATERMARK, AfterAny, AfterWatermark
-from millpy.windowing.pane_rules import FiringBehavior
-from millpy.windowing.triggers import AfterCount, Every, Trigger
-from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
+from millpy.windowing.window import FixedWindows
 
 Feed = Literal["topic", "log", "file"]
 Branch = Literal[
@@ -46,18 +43,21 @@ Branch = Literal[
     "visits",
     "early",
     "early_visits",
+    "phased",
+    "user_visits",
+    "full",
+    "earliest",
+    "latest",
+    "counted",
+    "enough",
     "pairs",
 ]
 BRANCHES: tuple[Branch, ...] = ("fixed", "sliding", "session", "operators", "unique", "parks", "rejects")
 """The branches that work with any number of partitions; the watcher's marks depend on the order of all readings."""
-LEVELS: dict[Branch, tuple[str, str]] = {
-    "levels": ("per_level", "level_totals"),
-    "visits": ("per_visit", "visit_totals"),
-    "early": ("per_early", "early_totals"),
-    "early_visits": ("per_early_visit", "early_visit_totals"),
-}
-"""The branches with windows over panes that are retracted: fixed windows and sessions, without and with early panes.
-Their two tables."""
+MORE: tuple[Branch, ...] = ("phased", "user_visits", "full", "earliest", "latest", "counted", "enough")
+"""Branches that take the place of others in some schedules."""
+LEVELS: tuple[Branch, ...] = ("levels", "visits", "early", "early_visits")
+"""The branches with windows over panes that are retracted: fixed windows and sessions, without and with early panes."""
 
 NAME = "simulated"
 EVERY = 3
@@ -65,15 +65,9 @@ QUIET_US = 700_000
 PING_US = 250_000
 PERIOD_US = 5_000_000
 GRACE_US = 2_000_000
-WINDOW_US = 1_000_000
 GROUP_WINDOW_US = 4_000_000
 DISORDER_US = 300_000
-SLIDING_US, EVERY_US = 1_200_000, 400_000
-GAP_US = 200_000
 UNIQUE_US = 400_000
-TICK_US, EARLY_RECORDS = 250_000, 3
-"""Early panes come at each tick of the clock, and with this number of records since the pane before."""
-EARLY = AfterWatermark(early=AfterAny(AfterCount(EARLY_RECORDS), Every(timedelta(microseconds=TICK_US))))
 BEFORE_US, AFTER_US = 100_000, 300_000
 """How far the right record of a pair may be before and after the left one."""
 GROUPS, SITES = 2, 5
@@ -328,7 +322,7 @@ class Shape:
 
 
 SHAPES = (
-    *("readings", "topic", "log", "file", *BRANCHES, "watcher", *LEVELS, "pairs"),
+    *("readings", "topic", "log", "file", *BRANCHES, "watcher", *LEVELS, *MORE, "pairs"),
     *("partitions", "idle", "deep", "poison", "skew", "columns", "by_arrival", "pings", "short_horizon"),
     *("sites", "far_sites", "shared_sites"),
 )
@@ -357,29 +351,15 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
         dedupe=Dedupe("seq", within=within) if shape.by_arrival else Dedupe("seq", within=within, time="at", unit="us"),
         idle=AdvanceWithClock(after=timedelta(microseconds=IDLE_US)) if shape.idle else None,
     )
-    windows: dict[Branch, tuple[Windows, str]] = {
-        "fixed": (FixedWindows(timedelta(microseconds=WINDOW_US)), "per_window"),
-        "sliding": (
-            SlidingWindows(timedelta(microseconds=SLIDING_US), every=timedelta(microseconds=EVERY_US)),
-            "per_slide",
-        ),
-        "session": (SessionWindows(timedelta(microseconds=GAP_US)), "per_session"),
-        "levels": (FixedWindows(timedelta(microseconds=WINDOW_US)), "per_level"),
-        "visits": (SessionWindows(timedelta(microseconds=GAP_US)), "per_visit"),
-        "early": (FixedWindows(timedelta(microseconds=WINDOW_US)), "per_early"),
-        "early_visits": (SessionWindows(timedelta(microseconds=GAP_US)), "per_early_visit"),
-    }
     key = ("group", "device") if shape.sites == "group" else ("device",)
     for branch in shape.branches:
-        if branch in LEVELS:
-            trigger = EARLY if branch.startswith("early") else AFTER_WATERMARK
-            panes = _aggregate(readings, key, *windows[branch], shape.lateness_us, Accumulation.RETRACTING, trigger)
-            if not shape.sites:
-                _total(panes, LEVELS[branch][1], shape.lateness_us)
-        elif branch in windows:
-            _aggregate(readings, key, *windows[branch], shape.lateness_us)
+        if (windowed := WINDOWED.get(branch)) is not None:
+            panes = _aggregate(readings, key, windowed, shape.lateness_us)
+            if windowed.totals and not shape.sites:
+                _total(panes, windowed, shape.lateness_us)
         elif branch == "operators":
-            _aggregate(operated(readings, columns=shape.columns), ("group",), *windows["fixed"][:1], "per_op", 0)
+            per_op = replace(WINDOWED["fixed"], table="per_op")
+            _aggregate(operated(readings, columns=shape.columns), ("group",), per_op, 0)
         elif branch == "unique":
             within = timedelta(microseconds=UNIQUE_US)
             readings.deduplicate(["device", "kind"], within, name="unique", intervals=2).to_table("uniques")
@@ -399,39 +379,31 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
     return graph
 
 
-def _aggregate(
-    readings: Stream,
-    key: tuple[str, ...],
-    windows: Windows,
-    table: str,
-    lateness_us: int,
-    mode: Accumulation = Accumulation.ACCUMULATING,
-    trigger: Trigger = AFTER_WATERMARK,
-) -> Stream:
-    lateness = timedelta(microseconds=lateness_us)
-    empty = FiringBehavior.ALWAYS if trigger.per_pane else FiringBehavior.IF_NOT_EMPTY
+def _aggregate(readings: Stream, key: tuple[str, ...], windowed: Windowed, lateness_us: int) -> Stream:
     keyed = readings.key_by(*key).window(
-        windows,
-        allowed_lateness=lateness,
-        accumulation=mode,
-        trigger=trigger,
-        on_time_pane=empty,
-        final_pane=empty,
-        pane_info=trigger.per_pane,
+        windowed.windows,
+        allowed_lateness=timedelta(microseconds=lateness_us),
+        accumulation=windowed.mode,
+        trigger=windowed.trigger,
+        timestamp_combiner=windowed.combiner,
+        on_time_pane=windowed.empty,
+        final_pane=windowed.empty,
+        pane_info=windowed.trigger.per_pane,
         intervals=2,
     )
-    return keyed.aggregate(n=Count(), total=Sum("value"), low=Min("value"), high=Max("value")).to_table(table)
+    panes = keyed.aggregate(n=Count(), total=Sum("value"), low=Min("value"), high=Max("value"))
+    return panes.to_table(windowed.table)
 
 
-def _total(panes: Stream, table: str, lateness_us: int) -> None:
+def _total(panes: Stream, windowed: Windowed, lateness_us: int) -> None:
     """Add up panes by group, in larger windows."""
     levels = panes.map(level_of, Level, immediate=True).key_by("group")
     windows = levels.window(
-        FixedWindows(timedelta(microseconds=GROUP_WINDOW_US)),
-        allowed_lateness=timedelta(microseconds=lateness_us),
+        FixedWindows(timedelta(microseconds=windowed.total_us)),
+        allowed_lateness=timedelta(microseconds=lateness_us + windowed.later_us),
         intervals=2,
     )
-    windows.aggregate(parts=Count(), n=Sum("n"), total=Sum("total")).to_table(table)
+    windows.aggregate(parts=Count(), n=Sum("n"), total=Sum("total")).to_table(windowed.totals)
 
 
 def _join(readings: Stream, shape: Shape) -> None:

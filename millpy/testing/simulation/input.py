@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 
 from millpy.testing.simulation.graphs import (
     DISORDER_US,
-    GAP_US,
     GROUPS,
     SITE_LAG_US,
     SITES,
     UNIQUE_US,
-    WINDOW_US,
     Shape,
 )
+from millpy.testing.simulation.windowed import GAP_US, WINDOW_US
 
 STEP_US = 40_000
 GRID_US = 20_000

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from millpy.hosting.failpoints import Failpoint
-from millpy.testing.simulation.graphs import BRANCHES, LEVELS, SHAPES, SHORT_US, Branch, Feed, Shape
+from millpy.testing.simulation.graphs import BRANCHES, LEVELS, MORE, SHAPES, SHORT_US, Branch, Feed, Shape
 
 FAULT_KINDS = {
     "crash": 3,
@@ -113,9 +113,13 @@ LEVELS_SHARE = 1 / 4
 """The share of runs with windows over panes that are retracted."""
 PAIRS_SHARE = 1 / 4
 """The share of runs with a join."""
+MORE_SHARE = 1 / 3
+"""The share of branches that are replaced by one of `MORE`, of which a schedule has one."""
+IN_ORDER: tuple[Branch, ...] = ("earliest", "latest")
+"""Branches whose results depend on the order in which partitions are consumed."""
 SITES_SHARE = 1 / 5
 """The share of runs with watermarks by site."""
-BY_SITE: tuple[Branch, ...] = ("fixed", "sliding", "session", *LEVELS, "operators")
+BY_SITE: tuple[Branch, ...] = ("fixed", "sliding", "session", *LEVELS, *MORE, "operators")
 """The branches that may be behind a source with sites."""
 LONG_US = 600_000_000
 """Longer than any run."""
@@ -154,6 +158,7 @@ def draw(seed: int) -> Schedule:
     schedule = _with_generations(schedule, random.Random(f"generations of {seed}"))
     schedule = _with_levels(schedule, random.Random(f"levels of {seed}"))
     schedule = _with_pairs(schedule, random.Random(f"pairs of {seed}"))
+    schedule = _with_more(schedule, random.Random(f"more of {seed}"))
     return _with_sites(schedule, random.Random(f"sites of {seed}"))
 
 
@@ -161,7 +166,7 @@ def _with_levels(schedule: Schedule, rng: random.Random) -> Schedule:
     """Add windows over panes that are retracted to some schedules; the others do not change."""
     if rng.random() >= LEVELS_SHARE:
         return schedule
-    branch: Branch = rng.choice(tuple(LEVELS))
+    branch = rng.choice(LEVELS)
     return replace(schedule, shape=replace(schedule.shape, branches=(*schedule.shape.branches, branch)))
 
 
@@ -170,6 +175,17 @@ def _with_pairs(schedule: Schedule, rng: random.Random) -> Schedule:
     if rng.random() >= PAIRS_SHARE:
         return schedule
     return replace(schedule, shape=replace(schedule.shape, branches=(*schedule.shape.branches, "pairs")))
+
+
+def _with_more(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Put one of the other branches in the place of one of some schedules, or of two."""
+    shape = schedule.shape
+    branches = list(shape.branches)
+    fitting = [branch for branch in MORE if shape.partitions == 1 or branch not in IN_ORDER]
+    for place, branch in enumerate(branches):
+        if branch != "watcher" and rng.random() < MORE_SHARE and not {*MORE} & {*branches}:
+            branches[place] = rng.choice(fitting)
+    return replace(schedule, shape=replace(shape, branches=tuple(branches)))
 
 
 def _with_sites(schedule: Schedule, rng: random.Random) -> Schedule:
