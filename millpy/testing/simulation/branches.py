@@ -14,13 +14,15 @@ from typing import Any
 
 from millpy.model.time import INSTANT_MAX
 from millpy.store.memory.tables import Row
-from millpy.testing.simulation.graphs import Shape, home_of
+from millpy.testing.simulation.graphs import TOP, Shape, home_of
 from millpy.testing.simulation.history import CommittedBundle, ObservedInterval, RunHistory
 from millpy.testing.simulation.levels import InnerRows, LevelJudge, whole_totals
 from millpy.testing.simulation.oracle import SourceOracle
 from millpy.testing.simulation.pairs import PairJudge, whole_pairs
+from millpy.testing.simulation.per_key import TOOLS
 from millpy.testing.simulation.recount import Follower, PaneName, RecountedPane, Unique, Windows, operated
 from millpy.testing.simulation.sites import SiteFollower
+from millpy.testing.simulation.tools import ORDERS, OrderJudge, ToolJudge, late_for_tool, whole_ranking, whole_tool
 from millpy.testing.simulation.windowed import BY_TABLE, CLOSING_RECORDS, CLOSING_TOTAL, TOTALS, WINDOWED
 from millpy.windowing.timestamp_combiner import TimestampCombiner
 
@@ -260,7 +262,7 @@ class EchoJudge:
         yield from self._compared(observed, set(self.consumed))
 
 
-Judge = WindowJudge | UniqueJudge | EchoJudge | LevelJudge | PairJudge
+Judge = WindowJudge | UniqueJudge | EchoJudge | LevelJudge | PairJudge | OrderJudge | ToolJudge
 
 
 class Branches:
@@ -279,7 +281,10 @@ class Branches:
             **dict.fromkeys(TOTALS, self._levels),
             "unique": self._unique,
             "pairs": self._pairs,
+            **dict.fromkeys(ORDERS, self._order),
+            **dict.fromkeys(TOOLS, self._tool),
         }
+        self._orders: dict[str, list[OrderJudge]] = {tool: [] for tool in TOOLS}
         for observed in history.by_interval.values():
             if (make := self._makers.get(observed.computation)) is not None:
                 self.judges[observed.interval_id] = make(observed)
@@ -302,6 +307,14 @@ class Branches:
 
     def _pairs(self, observed: ObservedInterval) -> Judge:
         return PairJudge(Follower(self._sources), self._lateness_us)
+
+    def _order(self, observed: ObservedInterval) -> Judge:
+        judge = OrderJudge(Follower(self._sources))
+        self._orders[ORDERS[observed.computation]].append(judge)
+        return judge
+
+    def _tool(self, observed: ObservedInterval) -> Judge:
+        return ToolJudge(observed.computation, self._orders[observed.computation])
 
     def _levels(self, observed: ObservedInterval) -> Judge:
         total_us = TOTALS[observed.computation].total_us
@@ -338,7 +351,25 @@ class Branches:
         pairs = [judge for judge in self.judges.values() if isinstance(judge, PairJudge)]
         if pairs:
             yield from whole_pairs(pairs)
+        yield from self._whole_tools()
         yield from late
+
+    def _whole_tools(self) -> Iterator[str]:
+        for tool, orders in self._orders.items():
+            tools = [judge for judge in self.judges.values() if isinstance(judge, ToolJudge) and judge.tool == tool]
+            if tools:
+                yield from whole_tool(tools)
+                yield from late_for_tool(orders, self._late_in(f"{tool}_in_order"))
+        yield from whole_ranking(self.history.rows("tops"), self.history.rows("per_top"), TOP)
+
+    def _late_in(self, computation: str) -> Counter[str]:
+        """Count the late records of a computation by key."""
+        return Counter(
+            json.loads(key)
+            for interval_id, rows in self.history.late_records()
+            if self.history.by_interval[interval_id].computation == computation
+            for key in rows.keys
+        )
 
     def _whole_table(self, table: str, judges: Sequence[WindowJudge]) -> Iterator[str]:
         known = [row for judge in judges for row in judge.left().values()]
@@ -353,11 +384,12 @@ class Branches:
         found: dict[int, Counter[Any]] = {interval_id: Counter() for interval_id in self.judges}
         for interval_id, rows in self.history.late_records():
             judge = self.judges.get(interval_id)
+            if isinstance(judge, OrderJudge):
+                continue  # `late_for_tool` counts them
             for key, start in zip(map(json.loads, rows.keys), rows.window_starts, strict=True):
                 if isinstance(judge, WindowJudge):
-                    key = home_of(key)
-                    found[interval_id][key, None if judge.windows.merges else start] += 1
-                    judge.homes.add(key)
+                    found[interval_id][home_of(key), None if judge.windows.merges else start] += 1
+                    judge.homes.add(home_of(key))
                 elif isinstance(judge, UniqueJudge):
                     found[interval_id][tuple(key)] += 1
                 elif isinstance(judge, PairJudge):
@@ -365,27 +397,32 @@ class Branches:
                 elif min(rows.watermarks) < INSTANT_MAX:  # records that are replayed behind the end are late for all
                     yield f"{len(rows)} records are late for {rows.computation}, which waits for hours"
         for interval_id, judge in self.judges.items():
-            if isinstance(judge, EchoJudge | LevelJudge):
-                continue
-            if isinstance(judge, WindowJudge):
-                windows = judge.windows
-                expected = {n: c for n, c in windows.late.items() if n[0] in judge.homes and windows.is_sure(*n)}
-                seen = {n: c for n, c in found[interval_id].items() if windows.is_sure(*n)}
-            elif isinstance(judge, PairJudge):
-                known = judge.found.keys() - judge.unsure
-                expected = {(n, None): c for n, c in judge.late.items() if n in known}
-                seen = {n: c for n, c in found[interval_id].items() if n[0] in known}
-            else:
-                unique = judge.unique
-                expected = {n: c for n, c in unique.late.items() if n in judge.found and n not in unique.unsure}
-                seen = {n: c for n, c in found[interval_id].items() if n in judge.found and n not in unique.unsure}
-            if expected != seen:
-                wrong = [name for name in {**expected, **seen} if expected.get(name) != seen.get(name)]
-                name = wrong[0]
+            seen, expected = _late_by(judge, found[interval_id])
+            wrong = [name for name in {**expected, **seen} if expected.get(name) != seen.get(name)]
+            for name in wrong[:1]:
                 yield (
                     f"late records of {interval_id}: {len(wrong)} differ: {name} has {seen.get(name)} instead of "
                     f"{expected.get(name)}"
                 )
+
+
+def _late_by(judge: Judge, found: Counter[Any]) -> tuple[dict[Any, int], dict[Any, int]]:
+    """Return how many records of each name are late and how many should be, as far as the judge is sure."""
+    if isinstance(judge, WindowJudge):
+        windows = judge.windows
+        expected = {n: c for n, c in windows.late.items() if n[0] in judge.homes and windows.is_sure(*n)}
+        return {n: c for n, c in found.items() if windows.is_sure(*n)}, expected
+    if isinstance(judge, PairJudge):
+        known = judge.found.keys() - judge.unsure
+        expected = {(n, None): c for n, c in judge.late.items() if n in known}
+        return {n: c for n, c in found.items() if n[0] in known}, expected
+    if isinstance(judge, UniqueJudge):
+        names = judge.found.keys() - judge.unique.unsure
+        return (
+            {n: c for n, c in found.items() if n in names},
+            {n: c for n, c in judge.unique.late.items() if n in names},
+        )
+    return {}, {}
 
 
 def _shown(row: Row) -> list[Any]:

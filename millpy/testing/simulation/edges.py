@@ -20,8 +20,12 @@ from millpy.ingest.site_watermarks import SiteWatermarks
 from millpy.model.checkpoint import Checkpoint
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.time import INSTANT_MAX, ClockReading, Instant
+from millpy.operators.changes import Changes
+from millpy.operators.counter_rates import CounterRates
 from millpy.operators.first_seen import FirstSeen
+from millpy.operators.gap_filling import GapFilling
 from millpy.operators.parking import ParkedRow
+from millpy.operators.pattern_matching import PatternMatching
 from millpy.runtime.guarded_clock import ClockGuard
 from millpy.runtime.ownership import OwnedIntervals
 from millpy.runtime.skew import Skew
@@ -31,8 +35,9 @@ from millpy.store.memory import generations as memory_generations
 from millpy.store.memory import store as memory
 from millpy.store.memory.store import MemoryStore
 from millpy.testing.simulation.broker import LogInjector, SimulatedInjector
-from millpy.testing.simulation.canaries import BROKEN, Canary
+from millpy.testing.simulation.canaries import BROKEN, Canary, ForgetsDedupeIds
 from millpy.windowing import panes, session, session_assign
+from millpy.windowing.aggregates.ranking import Ranking
 from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.fixed_state import OpenWindows
 from millpy.windowing.predicate_trigger import When
@@ -131,6 +136,10 @@ def _by_no_other(bounds: Any) -> Any:
 
 def _never_held(_: Any) -> Any:
     return lambda self: INSTANT_MAX
+
+
+def _kept(_: Any) -> Any:
+    return lambda self, accumulator, *value: accumulator
 
 
 def _at_the_end(_: Any) -> Any:
@@ -273,6 +282,25 @@ EDGES = (
         patches=((panes, "time_of", _at_the_end),),
         needs="latest",
     ),
+    _edge(
+        *("passes no record at the end of a silence", "I9", "changes"),
+        *(">= self._silence_us", "> self._silence_us", (Changes, "process_record")),
+    ),
+    _edge(
+        "takes half a wrap for a reset",
+        "I9",
+        "rates",
+        "<= self.wraps_at",
+        "< self.wraps_at",
+        (CounterRates, "increase"),
+    ),
+    _edge("ends a match at its last moment", "I9", "absences", "< at)", "<= at)", (PatternMatching, "_end_before")),
+    _edge(
+        *("fills a point that may still change", "I9", "grid"),
+        *("min(passed - 1, over)", "min(passed, over)", (GapFilling, "_emit_tail")),
+    ),
+    Canary("forgets the newest records in order", "I9", ForgetsDedupeIds, needs="absences"),
+    Canary("keeps a rank that is taken back", "oracle", patches=((Ranking, "subtract", _kept),), needs="topped"),
     Canary("ignores the skew", "skew", patches=((Skew, "held_back", _not_held),), needs="skew"),
 )
 

@@ -25,6 +25,7 @@ from millpy.model.timer import Timer
 from millpy.sources.files.source import FileInjector, Files
 from millpy.testing.simulation.broker import Log, Topic
 from millpy.testing.simulation.loop import LANE
+from millpy.testing.simulation.per_key import TOOLS, add_tool
 from millpy.testing.simulation.windowed import WINDOWED, Windowed
 from millpy.windowing.aggregates.numeric import Count, Max, Min, Sum
 from millpy.windowing.window import FixedWindows
@@ -50,11 +51,27 @@ Branch = Literal[
     "latest",
     "counted",
     "enough",
+    "topped",
+    "changes",
+    "rates",
+    "grid",
+    "matches",
+    "absences",
     "pairs",
 ]
 BRANCHES: tuple[Branch, ...] = ("fixed", "sliding", "session", "operators", "unique", "parks", "rejects")
 """The branches that work with any number of partitions; the watcher's marks depend on the order of all readings."""
-MORE: tuple[Branch, ...] = ("phased", "user_visits", "full", "earliest", "latest", "counted", "enough")
+MORE: tuple[Branch, ...] = (
+    "phased",
+    "user_visits",
+    "full",
+    "earliest",
+    "latest",
+    "counted",
+    "enough",
+    "topped",
+    *TOOLS,
+)
 """Branches that take the place of others in some schedules."""
 LEVELS: tuple[Branch, ...] = ("levels", "visits", "early", "early_visits")
 """The branches with windows over panes that are retracted: fixed windows and sessions, without and with early panes."""
@@ -70,6 +87,8 @@ DISORDER_US = 300_000
 UNIQUE_US = 400_000
 BEFORE_US, AFTER_US = 100_000, 300_000
 """How far the right record of a pair may be before and after the left one."""
+TOP = 2
+"""How many devices of a window are ranked."""
 GROUPS, SITES = 2, 5
 """The number of values of `group`, and of devices."""
 SITE_LAG_US = 1_500_000
@@ -357,6 +376,10 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
             panes = _aggregate(readings, key, windowed, shape.lateness_us)
             if windowed.totals and not shape.sites:
                 _total(panes, windowed, shape.lateness_us)
+            if branch == "topped":
+                panes.top_n(TOP, by="total", name="tops", parts=2, intervals=2).to_table("tops")
+        elif branch in TOOLS:
+            add_tool(readings.key_by("device"), branch)
         elif branch == "operators":
             per_op = replace(WINDOWED["fixed"], table="per_op")
             _aggregate(operated(readings, columns=shape.columns), ("group",), per_op, 0)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from millpy.hosting.failpoints import Failpoint
 from millpy.testing.simulation.graphs import BRANCHES, LEVELS, MORE, SHAPES, SHORT_US, Branch, Feed, Shape
+from millpy.testing.simulation.per_key import TOOLS
 
 FAULT_KINDS = {
     "crash": 3,
@@ -119,7 +120,11 @@ IN_ORDER: tuple[Branch, ...] = ("earliest", "latest")
 """Branches whose results depend on the order in which partitions are consumed."""
 SITES_SHARE = 1 / 5
 """The share of runs with watermarks by site."""
-BY_SITE: tuple[Branch, ...] = ("fixed", "sliding", "session", *LEVELS, *MORE, "operators")
+BY_SITE: tuple[Branch, ...] = (
+    *("fixed", "sliding", "session", *LEVELS),
+    *(branch for branch in MORE if branch != "topped" and branch not in TOOLS),
+    "operators",
+)
 """The branches that may be behind a source with sites."""
 LONG_US = 600_000_000
 """Longer than any run."""

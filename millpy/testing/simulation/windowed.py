@@ -154,6 +154,7 @@ WINDOWED: dict[str, Windowed] = {
         mode=_RETRACTING,
         combiner=TimestampCombiner.LATEST,
     ),
+    "topped": Windowed(kind="fixed", windows=_FIXED, table="per_top", mode=_RETRACTING),
     "counted": Windowed(kind="fixed", windows=_FIXED, table="per_count", trigger=AfterCount(CLOSING_RECORDS)),
     "enough": Windowed(kind="fixed", windows=_FIXED, table="per_enough", trigger=When(is_enough)),
 }
