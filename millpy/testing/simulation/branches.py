@@ -15,6 +15,7 @@ from typing import Any
 from millpy.model.time import INSTANT_MAX
 from millpy.store.memory.tables import Row
 from millpy.testing.simulation.graphs import TOP, Shape, home_of
+from millpy.testing.simulation.histories import HistoryJudge
 from millpy.testing.simulation.history import CommittedBundle, ObservedInterval, RunHistory
 from millpy.testing.simulation.levels import InnerRows, LevelJudge, whole_totals
 from millpy.testing.simulation.oracle import SourceOracle
@@ -273,6 +274,8 @@ class Branches:
         self._sources = sources
         self._lateness_us = shape.lateness_us
         self._sites = shape.sites
+        self._keeps_history = shape.histories
+        self._histories = HistoryJudge(history)
         self.judges: dict[int, Judge] = {}
         self._inner = InnerRows(history)
         self._makers: dict[str, Callable[[ObservedInterval], Judge]] = {
@@ -327,6 +330,8 @@ class Branches:
             for what in judge.follow(commit):
                 observed = commit.observed
                 yield f"bundle {commit.bundle} of {observed.computation} {observed.interval_id}: {what}"
+        for what in self._histories.follow(commit) if self._keeps_history else ():
+            yield f"bundle {commit.bundle} of {commit.observed.computation} {commit.observed.interval_id}: {what}"
         if isinstance(judge, WindowJudge) and (inner := BY_TABLE.get(judge.table)) is not None and inner.totals:
             self._inner.note(commit, judge.time_of, inner.total_us)
 
@@ -352,6 +357,7 @@ class Branches:
         if pairs:
             yield from whole_pairs(pairs)
         yield from self._whole_tools()
+        yield from self._histories.finished()
         yield from late
 
     def _whole_tools(self) -> Iterator[str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from millpy.errors import CommitUnknownError
 from millpy.hosting import step
 from millpy.ingest.dedupe import DedupeIndex
 from millpy.ingest.intake import Intake
@@ -31,6 +32,7 @@ from millpy.runtime.ownership import OwnedIntervals
 from millpy.runtime.skew import Skew
 from millpy.runtime.turn import Turn, TurnCycle
 from millpy.runtime.worker import Worker
+from millpy.store.memory import commit as memory_commit
 from millpy.store.memory import generations as memory_generations
 from millpy.store.memory import store as memory
 from millpy.store.memory.store import MemoryStore
@@ -138,6 +140,10 @@ def _never_held(_: Any) -> Any:
     return lambda self: INSTANT_MAX
 
 
+def _no_retraction(_: Any) -> Any:
+    return lambda *arguments: None
+
+
 def _kept(_: Any) -> Any:
     return lambda self, accumulator, *value: accumulator
 
@@ -182,6 +188,21 @@ class KeepsFirstTables(MemoryStore):
         found = await super().deploy(spec, on_purpose=on_purpose)
         first: dict[int, str] = vars(self.database).setdefault("first_names", {})
         return replace(found, name=first.setdefault(found.graph_id, found.name))
+
+
+class KeepsPanesTwice(MemoryStore):
+    """Adds the newest pane of each window of a bundle to its history once more, when the answer of a commit is lost."""
+
+    async def commit(self, checkpoints: Sequence[Checkpoint], **options: Any) -> None:
+        """Commit; add to the histories after an error, too."""
+        try:
+            await super().commit(checkpoints, **options)
+        except CommitUnknownError:
+            written = {(checkpoint.grant.interval_id, checkpoint.bundle) for checkpoint in checkpoints}
+            for entries in (e for table in self.database.tables.values() for e in table.history.values()):
+                if (entries[-1]["interval_id"], entries[-1]["bundle"]) in written:
+                    entries.append(entries[-1])
+            raise
 
 
 def _edge(name: str, checker: str, needs: str, old: str, new: str, *places: tuple[Any, str]) -> Canary:
@@ -301,6 +322,10 @@ EDGES = (
     ),
     Canary("forgets the newest records in order", "I9", ForgetsDedupeIds, needs="absences"),
     Canary("keeps a rank that is taken back", "oracle", patches=((Ranking, "subtract", _kept),), needs="topped"),
+    Canary(
+        "keeps what has merged", "I9", patches=((memory_commit, "_retract", _no_retraction),), needs="merged_histories"
+    ),
+    Canary("keeps a pane twice", "I9", KeepsPanesTwice, needs="histories"),
     Canary("ignores the skew", "skew", patches=((Skew, "held_back", _not_held),), needs="skew"),
 )
 

@@ -73,6 +73,8 @@ MORE: tuple[Branch, ...] = (
     *TOOLS,
 )
 """Branches that take the place of others in some schedules."""
+MERGED: frozenset[Branch] = frozenset(("session", "visits", "early_visits", "user_visits", "full"))
+"""The branches whose windows merge."""
 LEVELS: tuple[Branch, ...] = ("levels", "visits", "early", "early_visits")
 """The branches with windows over panes that are retracted: fixed windows and sessions, without and with early panes."""
 
@@ -303,6 +305,7 @@ class Shape:
         columns: whether operators take columns, and Computations run in the step thread.
         sites: the field whose values have a watermark each; "" for one watermark.
         sites_max: the number of sites that have a watermark of their own; later ones share one.
+        histories: whether the tables of windows keep a history.
     """
 
     feed: Feed
@@ -319,6 +322,7 @@ class Shape:
     pings: bool
     sites: Literal["", "group", "device"] = ""
     sites_max: int = 1_000
+    histories: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -333,6 +337,8 @@ class Shape:
             "by_arrival": self.by_arrival,
             "pings": self.pings and "watcher" in self.branches,
             "short_horizon": self.within_us == SHORT_US,
+            "histories": self.histories,
+            "merged_histories": self.histories and not MERGED.isdisjoint(self.branches),
             "sites": self.sites != "",
             "far_sites": self.sites != "" and self.partitions > 1,
             "shared_sites": self.sites_max < SITES,
@@ -343,7 +349,7 @@ class Shape:
 SHAPES = (
     *("readings", "topic", "log", "file", *BRANCHES, "watcher", *LEVELS, *MORE, "pairs"),
     *("partitions", "idle", "deep", "poison", "skew", "columns", "by_arrival", "pings", "short_horizon"),
-    *("sites", "far_sites", "shared_sites"),
+    *("sites", "far_sites", "shared_sites", "histories", "merged_histories"),
 )
 
 
@@ -373,7 +379,7 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
     key = ("group", "device") if shape.sites == "group" else ("device",)
     for branch in shape.branches:
         if (windowed := WINDOWED.get(branch)) is not None:
-            panes = _aggregate(readings, key, windowed, shape.lateness_us)
+            panes = _aggregate(readings, key, windowed, shape)
             if windowed.totals and not shape.sites:
                 _total(panes, windowed, shape.lateness_us)
             if branch == "topped":
@@ -382,7 +388,7 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
             add_tool(readings.key_by("device"), branch)
         elif branch == "operators":
             per_op = replace(WINDOWED["fixed"], table="per_op")
-            _aggregate(operated(readings, columns=shape.columns), ("group",), per_op, 0)
+            _aggregate(operated(readings, columns=shape.columns), ("group",), per_op, replace(shape, lateness_us=0))
         elif branch == "unique":
             within = timedelta(microseconds=UNIQUE_US)
             readings.deduplicate(["device", "kind"], within, name="unique", intervals=2).to_table("uniques")
@@ -402,10 +408,10 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
     return graph
 
 
-def _aggregate(readings: Stream, key: tuple[str, ...], windowed: Windowed, lateness_us: int) -> Stream:
+def _aggregate(readings: Stream, key: tuple[str, ...], windowed: Windowed, shape: Shape) -> Stream:
     keyed = readings.key_by(*key).window(
         windowed.windows,
-        allowed_lateness=timedelta(microseconds=lateness_us),
+        allowed_lateness=timedelta(microseconds=shape.lateness_us),
         accumulation=windowed.mode,
         trigger=windowed.trigger,
         timestamp_combiner=windowed.combiner,
@@ -415,7 +421,7 @@ def _aggregate(readings: Stream, key: tuple[str, ...], windowed: Windowed, laten
         intervals=2,
     )
     panes = keyed.aggregate(n=Count(), total=Sum("value"), low=Min("value"), high=Max("value"))
-    return panes.to_table(windowed.table)
+    return panes.to_table(windowed.table, history=shape.histories)
 
 
 def _total(panes: Stream, windowed: Windowed, lateness_us: int) -> None:

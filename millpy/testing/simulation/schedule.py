@@ -12,6 +12,7 @@ from typing import Literal
 from millpy.hosting.failpoints import Failpoint
 from millpy.testing.simulation.graphs import BRANCHES, LEVELS, MORE, SHAPES, SHORT_US, Branch, Feed, Shape
 from millpy.testing.simulation.per_key import TOOLS
+from millpy.testing.simulation.windowed import WINDOWED
 
 FAULT_KINDS = {
     "crash": 3,
@@ -118,6 +119,8 @@ MORE_SHARE = 1 / 3
 """The share of branches that are replaced by one of `MORE`, of which a schedule has one."""
 IN_ORDER: tuple[Branch, ...] = ("earliest", "latest")
 """Branches whose results depend on the order in which partitions are consumed."""
+HISTORIES_SHARE = 1 / 4
+"""The share of runs in which the tables of windows keep a history."""
 SITES_SHARE = 1 / 5
 """The share of runs with watermarks by site."""
 BY_SITE: tuple[Branch, ...] = (
@@ -164,7 +167,8 @@ def draw(seed: int) -> Schedule:
     schedule = _with_levels(schedule, random.Random(f"levels of {seed}"))
     schedule = _with_pairs(schedule, random.Random(f"pairs of {seed}"))
     schedule = _with_more(schedule, random.Random(f"more of {seed}"))
-    return _with_sites(schedule, random.Random(f"sites of {seed}"))
+    schedule = _with_sites(schedule, random.Random(f"sites of {seed}"))
+    return _with_histories(schedule, random.Random(f"histories of {seed}"))
 
 
 def _with_levels(schedule: Schedule, rng: random.Random) -> Schedule:
@@ -216,6 +220,14 @@ def _with_sites(schedule: Schedule, rng: random.Random) -> Schedule:
         skew=shape.skew and partitions > 1,
     )
     return replace(schedule, shape=changed)
+
+
+def _with_histories(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Let the tables of windows keep a history in some schedules."""
+    windowed = [branch for branch in schedule.shape.branches if branch in WINDOWED]
+    if rng.random() >= HISTORIES_SHARE or not windowed:
+        return schedule
+    return replace(schedule, shape=replace(schedule.shape, histories=True))
 
 
 def _with_generations(schedule: Schedule, rng: random.Random) -> Schedule:
