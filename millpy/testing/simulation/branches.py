@@ -18,6 +18,8 @@ from millpy.testing.simulation.graphs import TOP, Shape, home_of
 from millpy.testing.simulation.histories import HistoryJudge
 from millpy.testing.simulation.history import CommittedBundle, ObservedInterval, RunHistory
 from millpy.testing.simulation.levels import InnerRows, LevelJudge, whole_totals
+from millpy.testing.simulation.lookup_table import LOOKED_UP
+from millpy.testing.simulation.lookups import Contents, LookupJudge, whole_lookup
 from millpy.testing.simulation.oracle import SourceOracle
 from millpy.testing.simulation.pairs import PairJudge, whole_pairs
 from millpy.testing.simulation.per_key import TOOLS
@@ -263,7 +265,7 @@ class EchoJudge:
         yield from self._compared(observed, set(self.consumed))
 
 
-Judge = WindowJudge | UniqueJudge | EchoJudge | LevelJudge | PairJudge | OrderJudge | ToolJudge
+Judge = WindowJudge | UniqueJudge | EchoJudge | LevelJudge | PairJudge | OrderJudge | ToolJudge | LookupJudge
 
 
 class Branches:
@@ -276,6 +278,7 @@ class Branches:
         self._sites = shape.sites
         self._keeps_history = shape.histories
         self._histories = HistoryJudge(history)
+        self._contents = Contents()
         self.judges: dict[int, Judge] = {}
         self._inner = InnerRows(history)
         self._makers: dict[str, Callable[[ObservedInterval], Judge]] = {
@@ -286,6 +289,7 @@ class Branches:
             "pairs": self._pairs,
             **dict.fromkeys(ORDERS, self._order),
             **dict.fromkeys(TOOLS, self._tool),
+            LOOKED_UP: self._lookup,
         }
         self._orders: dict[str, list[OrderJudge]] = {tool: [] for tool in TOOLS}
         for observed in history.by_interval.values():
@@ -318,6 +322,9 @@ class Branches:
 
     def _tool(self, observed: ObservedInterval) -> Judge:
         return ToolJudge(observed.computation, self._orders[observed.computation])
+
+    def _lookup(self, observed: ObservedInterval) -> Judge:
+        return LookupJudge(Follower(self._sources), self._contents)
 
     def _levels(self, observed: ObservedInterval) -> Judge:
         total_us = TOTALS[observed.computation].total_us
@@ -357,6 +364,7 @@ class Branches:
         if pairs:
             yield from whole_pairs(pairs)
         yield from self._whole_tools()
+        yield from whole_lookup([judge for judge in self.judges.values() if isinstance(judge, LookupJudge)])
         yield from self._histories.finished()
         yield from late
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from millpy.errors import CommitUnknownError
 from millpy.hosting import step
+from millpy.hosting.interval_state import IntervalState
 from millpy.ingest.dedupe import DedupeIndex
 from millpy.ingest.intake import Intake
 from millpy.ingest.site_watermarks import SiteWatermarks
@@ -142,6 +143,10 @@ def _never_held(_: Any) -> Any:
 
 def _no_retraction(_: Any) -> Any:
     return lambda *arguments: None
+
+
+def _only_the_first(take_versions: Any) -> Any:
+    return lambda self: [] if self.versions else take_versions(self)
 
 
 def _kept(_: Any) -> Any:
@@ -326,6 +331,12 @@ EDGES = (
         "keeps what has merged", "I9", patches=((memory_commit, "_retract", _no_retraction),), needs="merged_histories"
     ),
     Canary("keeps a pane twice", "I9", KeepsPanesTwice, needs="histories"),
+    Canary(
+        "names the first version of a table",
+        "I9",
+        patches=((IntervalState, "take_versions", _only_the_first),),
+        needs="looked_up",
+    ),
     Canary("ignores the skew", "skew", patches=((Skew, "held_back", _not_held),), needs="skew"),
 )
 

@@ -24,6 +24,7 @@ from millpy.model.time import hours, milliseconds
 from millpy.model.timer import Timer
 from millpy.sources.files.source import FileInjector, Files
 from millpy.testing.simulation.broker import Log, Topic
+from millpy.testing.simulation.lookup_table import add_lookup
 from millpy.testing.simulation.loop import LANE
 from millpy.testing.simulation.per_key import TOOLS, add_tool
 from millpy.testing.simulation.windowed import WINDOWED, Windowed
@@ -57,6 +58,7 @@ Branch = Literal[
     "grid",
     "matches",
     "absences",
+    "looked_up",
     "pairs",
 ]
 BRANCHES: tuple[Branch, ...] = ("fixed", "sliding", "session", "operators", "unique", "parks", "rejects")
@@ -71,6 +73,7 @@ MORE: tuple[Branch, ...] = (
     "enough",
     "topped",
     *TOOLS,
+    "looked_up",
 )
 """Branches that take the place of others in some schedules."""
 MERGED: frozenset[Branch] = frozenset(("session", "visits", "early_visits", "user_visits", "full"))
@@ -386,6 +389,8 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
                 panes.top_n(TOP, by="total", name="tops", parts=2, intervals=2).to_table("tops")
         elif branch in TOOLS:
             add_tool(readings.key_by("device"), branch)
+        elif branch == "looked_up":
+            add_lookup(readings)
         elif branch == "operators":
             per_op = replace(WINDOWED["fixed"], table="per_op")
             _aggregate(operated(readings, columns=shape.columns), ("group",), per_op, replace(shape, lateness_us=0))

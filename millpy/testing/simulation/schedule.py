@@ -125,7 +125,7 @@ SITES_SHARE = 1 / 5
 """The share of runs with watermarks by site."""
 BY_SITE: tuple[Branch, ...] = (
     *("fixed", "sliding", "session", *LEVELS),
-    *(branch for branch in MORE if branch != "topped" and branch not in TOOLS),
+    *(branch for branch in MORE if branch not in ("topped", "looked_up", *TOOLS)),
     "operators",
 )
 """The branches that may be behind a source with sites."""
@@ -168,6 +168,7 @@ def draw(seed: int) -> Schedule:
     schedule = _with_pairs(schedule, random.Random(f"pairs of {seed}"))
     schedule = _with_more(schedule, random.Random(f"more of {seed}"))
     schedule = _with_sites(schedule, random.Random(f"sites of {seed}"))
+    schedule = _with_tables(schedule, random.Random(f"tables of {seed}"))
     return _with_histories(schedule, random.Random(f"histories of {seed}"))
 
 
@@ -220,6 +221,23 @@ def _with_sites(schedule: Schedule, rng: random.Random) -> Schedule:
         skew=shape.skew and partitions > 1,
     )
     return replace(schedule, shape=changed)
+
+
+def _with_tables(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Let the table of a lookup change, and be away for a while."""
+    if "looked_up" not in schedule.shape.branches:
+        return schedule
+    last = schedule.faults[-1].step
+    changes = [
+        ScheduledFault(
+            int(rng.random() * last),
+            rng.choice(("table_changes", "table_changes", "table_changes", "table_goes")),
+            int(rng.random() * 10_000) / 10_000,
+            int(rng.random() * 10_000) / 10_000,
+        )
+        for _ in range(2 + int(rng.random() * 8))
+    ]
+    return replace(schedule, faults=tuple(sorted([*schedule.faults, *changes], key=lambda fault: fault.step)))
 
 
 def _with_histories(schedule: Schedule, rng: random.Random) -> Schedule:
