@@ -14,24 +14,28 @@ from typing import Any
 
 from millpy.model.time import INSTANT_MAX
 from millpy.store.memory.tables import Row
-from millpy.testing.simulation.graphs import LEVELS
+from millpy.testing.simulation.graphs import TOP, Shape, home_of
+from millpy.testing.simulation.histories import HistoryJudge
 from millpy.testing.simulation.history import CommittedBundle, ObservedInterval, RunHistory
 from millpy.testing.simulation.levels import InnerRows, LevelJudge, whole_totals
+from millpy.testing.simulation.lookup_table import LOOKED_UP
+from millpy.testing.simulation.lookups import Contents, LookupJudge, whole_lookup
 from millpy.testing.simulation.oracle import SourceOracle
 from millpy.testing.simulation.pairs import PairJudge, whole_pairs
-from millpy.testing.simulation.recount import Follower, PaneName, Unique, Windows, operated
+from millpy.testing.simulation.per_key import TOOLS
+from millpy.testing.simulation.recount import Follower, PaneName, RecountedPane, Unique, Windows, operated
+from millpy.testing.simulation.sites import SiteFollower
+from millpy.testing.simulation.tools import ORDERS, OrderJudge, ToolJudge, late_for_tool, whole_ranking, whole_tool
+from millpy.testing.simulation.windowed import BY_TABLE, CLOSING_RECORDS, CLOSING_TOTAL, TOTALS, WINDOWED
+from millpy.windowing.timestamp_combiner import TimestampCombiner
 
-KINDS = {
-    "per_window": "fixed",
-    "per_op": "fixed",
-    "per_slide": "sliding",
-    "per_session": "session",
-    "per_level": "fixed",
-    "per_visit": "session",
-    "per_early": "fixed",
-    "per_early_visit": "session",
-}
+KINDS = {branch.table: branch.kind for branch in WINDOWED.values()} | {"per_op": "fixed"}
 """The windowed tables behind the source, and their windows."""
+CLOSES: dict[str, Callable[[RecountedPane], bool]] = {
+    "per_count": lambda pane: pane.n >= CLOSING_RECORDS,
+    "per_enough": lambda pane: pane.total >= CLOSING_TOTAL,
+}
+"""Tells whether the records of a window finish its trigger, which closes it."""
 ECHOES = ("parks", "rejects")
 
 
@@ -59,7 +63,7 @@ class WindowJudge:
                     self.windows.take(truth.group, truth.at, value, least, most)
             else:
                 self.windows.take(truth.device, truth.at, truth.value, least, most)
-        self.homes.update(name[2] for name in commit.changes if name[0] == "window")
+        self.homes.update(home_of(name[2]) for name in commit.changes if name[0] == "window")
         for row in commit.rows.get(self.table, ()):
             name = (row[self.key], row["window_start"], row["window_end"])
             self.homes.add(name[0])
@@ -68,12 +72,24 @@ class WindowJudge:
             if self.windows.is_sure(*name[:2]) and (expected is None or not expected.agrees(row)):
                 yield f"window {name} has {_shown(row)} instead of {expected}"
         yield from self._due()
+        yield from self._held(commit)
+
+    def _held(self, commit: CommittedBundle) -> Iterator[str]:
+        """Yield the windows for which the low watermark should wait: their panes have the time of a record."""
+        combiner, low = self.combiner, commit.observed.low_watermark
+        if combiner is TimestampCombiner.END_OF_WINDOW or low == commit.low_before:
+            return
+        for name in self.windows.unproven:
+            pane = self.windows.panes[name]
+            at = pane.earliest if combiner is TimestampCombiner.EARLIEST else pane.latest
+            if name[0] in self.homes and name not in self.emitted and at is not None and low > at:
+                yield f"the low watermark is at {low}, and window {name} at {at}"
 
     def _due(self) -> Iterator[str]:
         """Yield the windows that the watermark has passed without a row."""
-        watermark = self.follower.watermark
-        for name in [name for name in self.windows.unproven if name[2] <= watermark]:
-            if name[2] + self.windows.allowed_us <= watermark:
+        reached, waits_us = self.follower.watermark_of, self.windows.allowed_us if self.table in CLOSES else 0
+        for name in [name for name in self.windows.unproven if name[2] + waits_us <= reached(name[0])]:
+            if name[2] + self.windows.allowed_us <= reached(name[0]):
                 self.windows.unproven.discard(name)
             if name[0] not in self.homes or not self.windows.is_sure(*name[:2]):
                 continue
@@ -84,20 +100,54 @@ class WindowJudge:
     def finished(self) -> Iterator[str]:
         """Yield the differences between the newest rows and those of the recount."""
         mine = {name for name in self.windows.panes if name[0] in self.homes}
-        for name in mine | {name for name in self.emitted if self.windows.kind != "session"}:
+        for name in mine | {name for name in self.emitted if not self.windows.merges}:
             if not self.windows.is_sure(*name[:2]):
                 continue
             row, expected = self.emitted.get(name), self.windows.panes.get(name)
             if row is None or expected is None or not expected.agrees(row):
                 yield f"{self.table}: {name} has {None if row is None else _shown(row)} instead of {expected}"
 
+    @property
+    def combiner(self) -> TimestampCombiner:
+        """What the event time of a pane is."""
+        return BY_TABLE[self.table].combiner if self.table in BY_TABLE else TimestampCombiner.END_OF_WINDOW
+
+    def time_of(self, row: Row) -> int:
+        """Return the event time of the pane in a row."""
+        pane = self.windows.panes.get((row[self.key], row["window_start"], row["window_end"]))
+        combiner = self.combiner
+        if combiner is TimestampCombiner.END_OF_WINDOW or pane is None or row["pane_index"] > 0:
+            return int(row["window_end"]) - 1
+        at = pane.earliest if combiner is TimestampCombiner.EARLIEST else pane.latest
+        return int(row["window_end"]) - 1 if at is None else at
+
     def left(self) -> dict[PaneName, Row]:
         """Return the rows that the table must have, unless a user deletes them."""
-        if self.windows.kind != "session":
+        if not self.windows.merges:
             return self.emitted
         return {
             n: row for n, row in self.emitted.items() if n in self.windows.panes or not self.windows.is_sure(*n[:2])
         }
+
+
+@dataclass(slots=True)
+class ClosingJudge(WindowJudge):
+    """Judges one interval of windows that a trigger closes: their first pane is the last one, and the rest is late."""
+
+    def follow(self, commit: CommittedBundle) -> Iterator[str]:
+        """Take a bundle in. The trigger is asked at its end."""
+        yield from WindowJudge.follow(self, commit)
+        closes, windows = CLOSES[self.table], self.windows
+        for row in commit.rows.get(self.table, ()):
+            name = (row[self.key], row["window_start"], row["window_end"])
+            over = name[2] + windows.allowed_us <= self.follower.watermark_of(name[0])
+            if windows.is_sure(*name[:2]) and not over and not closes(windows.panes[name]):
+                yield f"window {name} has {_shown(row)}, too little for its trigger"
+        for name in [name for name in windows.unproven if closes(windows.panes[name])]:
+            windows.closed.add(name)
+            windows.unproven.discard(name)
+            if name[0] in self.homes and windows.is_sure(*name[:2]) and name not in self.emitted:
+                yield f"window {name} has {windows.panes[name]}, enough for its trigger, and no row"
 
 
 @dataclass(slots=True)
@@ -215,34 +265,46 @@ class EchoJudge:
         yield from self._compared(observed, set(self.consumed))
 
 
-Judge = WindowJudge | UniqueJudge | EchoJudge | LevelJudge | PairJudge
+Judge = WindowJudge | UniqueJudge | EchoJudge | LevelJudge | PairJudge | OrderJudge | ToolJudge | LookupJudge
 
 
 class Branches:
     """The judges of all intervals behind the source, except the watcher's."""
 
-    def __init__(self, history: RunHistory, sources: Mapping[int, SourceOracle], lateness_us: int) -> None:
+    def __init__(self, history: RunHistory, sources: Mapping[int, SourceOracle], shape: Shape) -> None:
         self.history = history
         self._sources = sources
-        self._lateness_us = lateness_us
+        self._lateness_us = shape.lateness_us
+        self._sites = shape.sites
+        self._keeps_history = shape.histories
+        self._histories = HistoryJudge(history)
+        self._contents = Contents()
         self.judges: dict[int, Judge] = {}
         self._inner = InnerRows(history)
         self._makers: dict[str, Callable[[ObservedInterval], Judge]] = {
             **dict.fromkeys(KINDS, self._windows),
             **dict.fromkeys(ECHOES, self._echoes),
-            **{outer: self._levels for _, outer in LEVELS.values()},
+            **dict.fromkeys(TOTALS, self._levels),
             "unique": self._unique,
             "pairs": self._pairs,
+            **dict.fromkeys(ORDERS, self._order),
+            **dict.fromkeys(TOOLS, self._tool),
+            LOOKED_UP: self._lookup,
         }
+        self._orders: dict[str, list[OrderJudge]] = {tool: [] for tool in TOOLS}
         for observed in history.by_interval.values():
             if (make := self._makers.get(observed.computation)) is not None:
                 self.judges[observed.interval_id] = make(observed)
 
+    def _follower(self) -> Follower:
+        return SiteFollower(self._sources) if self._sites else Follower(self._sources)
+
     def _windows(self, observed: ObservedInterval) -> Judge:
         table = observed.computation
+        judge = ClosingJudge if table in CLOSES else WindowJudge
         allowed_us = 0 if table == "per_op" else self._lateness_us
         key = "group" if table == "per_op" else "device"
-        return WindowJudge(table, key, Follower(self._sources), Windows(KINDS[table], allowed_us))
+        return judge(table, key, self._follower(), Windows(KINDS[table], allowed_us))
 
     def _echoes(self, observed: ObservedInterval) -> Judge:
         return EchoJudge(observed.interval_id, observed.computation, self.history, Follower(self._sources))
@@ -253,17 +315,32 @@ class Branches:
     def _pairs(self, observed: ObservedInterval) -> Judge:
         return PairJudge(Follower(self._sources), self._lateness_us)
 
+    def _order(self, observed: ObservedInterval) -> Judge:
+        judge = OrderJudge(Follower(self._sources))
+        self._orders[ORDERS[observed.computation]].append(judge)
+        return judge
+
+    def _tool(self, observed: ObservedInterval) -> Judge:
+        return ToolJudge(observed.computation, self._orders[observed.computation])
+
+    def _lookup(self, observed: ObservedInterval) -> Judge:
+        return LookupJudge(Follower(self._sources), self._contents)
+
     def _levels(self, observed: ObservedInterval) -> Judge:
-        return LevelJudge(observed.computation, observed, self.history, self._inner)
+        total_us = TOTALS[observed.computation].total_us
+        return LevelJudge(observed.computation, observed, self.history, self._inner, total_us)
 
     def on_committed(self, commit: CommittedBundle) -> Iterator[str]:
         """Yield violations of I9: results are a function of the input up to the consumed position."""
-        self._inner.note(commit)
         judge = self.judges.get(commit.observed.interval_id)
         if judge is not None:
             for what in judge.follow(commit):
                 observed = commit.observed
                 yield f"bundle {commit.bundle} of {observed.computation} {observed.interval_id}: {what}"
+        for what in self._histories.follow(commit) if self._keeps_history else ():
+            yield f"bundle {commit.bundle} of {commit.observed.computation} {commit.observed.interval_id}: {what}"
+        if isinstance(judge, WindowJudge) and (inner := BY_TABLE.get(judge.table)) is not None and inner.totals:
+            self._inner.note(commit, judge.time_of, inner.total_us)
 
     def finished(self) -> Iterator[str]:
         """Yield the differences at the end: results and late records must be those of the recount."""
@@ -279,14 +356,34 @@ class Branches:
             for device in {device for judge in echoes for device in judge.consumed}:
                 if not any(device in judge.rows or device in judge.dead for judge in echoes):
                     yield f"{computation}: no record of {device} had an effect"
-        for _, outer in LEVELS.values():
+        for outer in TOTALS:
             totals = [j for j in self.judges.values() if isinstance(j, LevelJudge) and j.table == outer]
             if totals:
                 yield from whole_totals(totals)
         pairs = [judge for judge in self.judges.values() if isinstance(judge, PairJudge)]
         if pairs:
             yield from whole_pairs(pairs)
+        yield from self._whole_tools()
+        yield from whole_lookup([judge for judge in self.judges.values() if isinstance(judge, LookupJudge)])
+        yield from self._histories.finished()
         yield from late
+
+    def _whole_tools(self) -> Iterator[str]:
+        for tool, orders in self._orders.items():
+            tools = [judge for judge in self.judges.values() if isinstance(judge, ToolJudge) and judge.tool == tool]
+            if tools:
+                yield from whole_tool(tools)
+                yield from late_for_tool(orders, self._late_in(f"{tool}_in_order"))
+        yield from whole_ranking(self.history.rows("tops"), self.history.rows("per_top"), TOP)
+
+    def _late_in(self, computation: str) -> Counter[str]:
+        """Count the late records of a computation by key."""
+        return Counter(
+            json.loads(key)
+            for interval_id, rows in self.history.late_records()
+            if self.history.by_interval[interval_id].computation == computation
+            for key in rows.keys
+        )
 
     def _whole_table(self, table: str, judges: Sequence[WindowJudge]) -> Iterator[str]:
         known = [row for judge in judges for row in judge.left().values()]
@@ -301,10 +398,12 @@ class Branches:
         found: dict[int, Counter[Any]] = {interval_id: Counter() for interval_id in self.judges}
         for interval_id, rows in self.history.late_records():
             judge = self.judges.get(interval_id)
+            if isinstance(judge, OrderJudge):
+                continue  # `late_for_tool` counts them
             for key, start in zip(map(json.loads, rows.keys), rows.window_starts, strict=True):
                 if isinstance(judge, WindowJudge):
-                    found[interval_id][key, None if judge.windows.kind == "session" else start] += 1
-                    judge.homes.add(key)
+                    found[interval_id][home_of(key), None if judge.windows.merges else start] += 1
+                    judge.homes.add(home_of(key))
                 elif isinstance(judge, UniqueJudge):
                     found[interval_id][tuple(key)] += 1
                 elif isinstance(judge, PairJudge):
@@ -312,27 +411,32 @@ class Branches:
                 elif min(rows.watermarks) < INSTANT_MAX:  # records that are replayed behind the end are late for all
                     yield f"{len(rows)} records are late for {rows.computation}, which waits for hours"
         for interval_id, judge in self.judges.items():
-            if isinstance(judge, EchoJudge | LevelJudge):
-                continue
-            if isinstance(judge, WindowJudge):
-                windows = judge.windows
-                expected = {n: c for n, c in windows.late.items() if n[0] in judge.homes and windows.is_sure(*n)}
-                seen = {n: c for n, c in found[interval_id].items() if windows.is_sure(*n)}
-            elif isinstance(judge, PairJudge):
-                known = judge.found.keys() - judge.unsure
-                expected = {(n, None): c for n, c in judge.late.items() if n in known}
-                seen = {n: c for n, c in found[interval_id].items() if n[0] in known}
-            else:
-                unique = judge.unique
-                expected = {n: c for n, c in unique.late.items() if n in judge.found and n not in unique.unsure}
-                seen = {n: c for n, c in found[interval_id].items() if n in judge.found and n not in unique.unsure}
-            if expected != seen:
-                wrong = [name for name in {**expected, **seen} if expected.get(name) != seen.get(name)]
-                name = wrong[0]
+            seen, expected = _late_by(judge, found[interval_id])
+            wrong = [name for name in {**expected, **seen} if expected.get(name) != seen.get(name)]
+            for name in wrong[:1]:
                 yield (
                     f"late records of {interval_id}: {len(wrong)} differ: {name} has {seen.get(name)} instead of "
                     f"{expected.get(name)}"
                 )
+
+
+def _late_by(judge: Judge, found: Counter[Any]) -> tuple[dict[Any, int], dict[Any, int]]:
+    """Return how many records of each name are late and how many should be, as far as the judge is sure."""
+    if isinstance(judge, WindowJudge):
+        windows = judge.windows
+        expected = {n: c for n, c in windows.late.items() if n[0] in judge.homes and windows.is_sure(*n)}
+        return {n: c for n, c in found.items() if windows.is_sure(*n)}, expected
+    if isinstance(judge, PairJudge):
+        known = judge.found.keys() - judge.unsure
+        expected = {(n, None): c for n, c in judge.late.items() if n in known}
+        return {n: c for n, c in found.items() if n[0] in known}, expected
+    if isinstance(judge, UniqueJudge):
+        names = judge.found.keys() - judge.unique.unsure
+        return (
+            {n: c for n, c in found.items() if n in names},
+            {n: c for n, c in judge.unique.late.items() if n in names},
+        )
+    return {}, {}
 
 
 def _shown(row: Row) -> list[Any]:

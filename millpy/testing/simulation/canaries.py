@@ -28,7 +28,7 @@ from millpy.runtime.worker import Worker
 from millpy.store.memory.store import MemoryStore
 from millpy.store.memory.tables import Header, overlaid
 from millpy.store.protocol import PollResult, SegmentQuery
-from millpy.testing.simulation.graphs import EARLY
+from millpy.testing.simulation.windowed import EARLY
 from millpy.windowing import fixed, operator
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.firing import Alarms, PaneTriggers

@@ -20,16 +20,16 @@ from millpy.testing.simulation.branches import Branches
 from millpy.testing.simulation.broker import Broker
 from millpy.testing.simulation.graphs import (
     DISORDER_US,
-    EARLY_RECORDS,
-    EVERY_US,
     IDLE_US,
     MAX_SKEW_US,
-    SLIDING_US,
     Shape,
+    home_of,
 )
 from millpy.testing.simulation.history import CommittedBundle, Name, ObservedInterval, RunHistory, hashable, pending
 from millpy.testing.simulation.names import name_is_current, rows_in_own_tables
 from millpy.testing.simulation.oracle import BEGINNING, END, Arrival, SourceOracle, WatchOracle
+from millpy.testing.simulation.sites import OTHERS, SiteFollower
+from millpy.testing.simulation.windowed import BY_TABLE, EARLY_RECORDS, EVERY_US, SLIDING_US, TOTALS
 
 WITH_EARLY_PANES = ("per_early", "per_early_visit")
 CLOCK_SLACK_US = 400_000
@@ -68,6 +68,7 @@ class Evidence:
         clocks: for each source partition, when its newest records arrived, and the dedupe clock at that time.
         quiet_at: for each source partition, when it was last known to be quiet.
         read_on: for each source partition, the newest bundle with input.
+        sites: by interval of windows, what is known of the sites there.
         foreign_batches: messages that were committed and never delivered here.
         frozen_at: when a worker was last frozen: its next commits contain input that it read long before.
     """
@@ -96,6 +97,7 @@ class Evidence:
     read_on: dict[int, int] = field(default_factory=dict)
     frozen_at: dict[UUID, float] = field(default_factory=dict)
     clocks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    sites: dict[int, SiteFollower] = field(default_factory=dict)
     foreign_batches: list[str] = field(default_factory=list)
 
     @property
@@ -121,6 +123,7 @@ class Evidence:
             if commit.observed.computation == "readings":
                 self._take_input(commit)
         for commit in commits:
+            self._follow_sites(commit)
             for name, check in COMMIT_CHECKS.items():
                 found.extend(Violation(name, what) for what in check(self, commit))
         if commits:
@@ -152,14 +155,36 @@ class Evidence:
             self.clocks[interval_id] = (stored["arrived_at"], stored["arrived_at"] + stored["dedupe_shift_us"])
         outcomes = () if commit.checkpoint is None else commit.checkpoint.outcomes
         again = [s.request.payload for s in outcomes if s.dead_letter is None]
+        sites = _sites_in(commit)
+        idle = self.shape.idle
+        allowed = self.latest_us + CLOCK_SLACK_US - IDLE_US - DISORDER_US if idle else BEGINNING
         if payloads or finished or again:
             refused = self.refused(interval_id, commit.bundle)
             arrival = Arrival(stored["arrived_at"], stored["unsure_us"], stored["dedupe_shift_us"])
             source.take(commit.bundle, payloads, arrival, finished=finished, refused=refused, again=again)
+            source.follow_clock(commit.bundle, sites, allowed)
         else:
-            idle = self.shape.idle
-            allowed = self.latest_us + CLOCK_SLACK_US - IDLE_US - DISORDER_US if idle else BEGINNING
+            source.follow_clock(commit.bundle, sites, allowed)
             source.advance(commit.bundle, min(commit.observed.low_watermark, allowed))
+
+    def _follow_sites(self, commit: CommittedBundle) -> None:
+        """Advance what is known of the sites at an interval of windows."""
+        observed = commit.observed
+        if self.shape.sites and observed.computation != "readings":
+            follower = self.sites.setdefault(observed.interval_id, SiteFollower(self.sources))
+            follower.advance(observed.cursors)
+
+    def reached(self, commit: CommittedBundle, key: Any) -> tuple[int, int]:
+        """Return which watermark the windows of a key had reached before a bundle at least, and have after it at most.
+
+        Args:
+            commit: the bundle.
+            key: a device or group.
+        """
+        sites = self.sites.get(commit.observed.interval_id)
+        if sites is None:
+            return commit.input_before, commit.observed.input_watermark
+        return sites.between(key, before=True)[0], sites.between(key)[1]
 
     def _payloads(self, commit: CommittedBundle, position: Any) -> Sequence[bytes]:
         """Return what this bundle has taken: from the position committed before, up to `position`, which is kept."""
@@ -190,6 +215,16 @@ class Evidence:
             for _, where, when, letter in self.history.dead_letters()
             if letter.reason == "refused" and where == interval_id and bundle in (None, when)
         )
+
+
+def _sites_in(commit: CommittedBundle) -> dict[Any, int]:
+    """Return the watermarks of sites that a source has stored in a bundle."""
+    stored = {
+        subkey: change[0]["watermark"]
+        for (kind, _, _, subkey), change in commit.changes.items()
+        if kind == "site" and change is not None and isinstance(change[0], dict)
+    }
+    return {name if name == OTHERS else json.loads(name): watermark for name, watermark in stored.items()}
 
 
 def one_owner(history: RunHistory) -> Iterator[str]:
@@ -334,20 +369,20 @@ def watermarks_within_work(evidence: Evidence, commit: CommittedBundle) -> Itera
             yield f"{_name(commit)}: takes {watermark} for the watermark of {producer} at {seq}, which was {there}"
         if observed.input_watermark > there:
             yield f"{_name(commit)}: input watermark {observed.input_watermark} is above {producer}'s {there} at {seq}"
-    allowed = max(commit.low_before, min(oldest_work(observed), observed.input_watermark))
+    allowed = max(commit.low_before, min(oldest_work(evidence, commit), observed.input_watermark))
     if observed.low_watermark > allowed:
         yield f"{_name(commit)}: publishes {observed.low_watermark}, its oldest work and input allow {allowed}"
 
 
-def oldest_work(observed: ObservedInterval) -> int:
+def oldest_work(evidence: Evidence, commit: CommittedBundle) -> int:
     """Return what holds an interval's watermark, from its stored windows and timers."""
-    held = END
-    for (kind, namespace, _, subkey), (value, fire_at) in observed.keyed.items():
+    held, observed = END, commit.observed
+    for (kind, namespace, key, subkey), (value, fire_at) in observed.keyed.items():
         if kind == "window" and observed.computation == "per_slide":
             # The stored value is a slice, which several windows share; windows up to the watermark have fired.
             start = int(subkey.partition("/")[0])
             ends = range(start + EVERY_US, start + SLIDING_US + 1, EVERY_US)
-            held = min([held, *(end - 1 for end in ends if end > observed.input_watermark)])
+            held = min([held, *(end - 1 for end in ends if end > evidence.reached(commit, home_of(key))[1])])
         elif kind == "window" and not (value.get("emitted") if "firing" not in value else _holds_nothing(value)):
             held = min(held, int(subkey.partition("/")[2]) - 1)
         elif kind == "timer" and value.get("holds", True):
@@ -365,19 +400,20 @@ def _holds_nothing(pane: Mapping[str, Any]) -> bool:
 
 def timers_in_time(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
     """Yield violations of I6: a timer or window fires at its time and not before; a deleted timer never."""
-    reached = commit.observed.input_watermark
     for table, rows in commit.rows.items():
         for row in rows:
+            before, reached = evidence.reached(commit, row.get("device", row.get("group")))
             if table == "marks" and row["kind"] == "ghost":
                 yield f"{_name(commit)}: a deleted timer of {row['device']} has fired"
             windowed = "window_end" in row
             due = row["window_end"] if windowed else row["event_time"]
             if row.get("pane_timing") == "early":
-                if table not in WITH_EARLY_PANES or commit.input_before >= due:
+                if not BY_TABLE[table].trigger.per_pane or before >= due:
                     yield f"{_name(commit)}: {table} has an early pane of {due}, the watermark was at {reached}"
                 continue
             if (windowed or table == "totals" or (table == "marks" and row["kind"] == "quiet")) and due > reached:
                 yield f"{_name(commit)}: {table} has fired for {due}, the watermark is at {reached}"
+    reached = commit.observed.input_watermark
     for (kind, domain, key, name), (_, fire_at) in commit.observed.keyed.items():
         if kind == "timer" and domain == "event" and fire_at <= reached:
             yield f"{_name(commit)}: timer {name} of {key} for {fire_at} has not fired, the watermark is at {reached}"
@@ -413,8 +449,10 @@ def panes_in_order(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]
             if row["pane_index"] != before + 1:
                 yield f"{_name(commit)}: pane {row['pane_index']} of {name} follows pane {before}"
             over = row["window_end"] + (0 if table == "per_op" else evidence.shape.lateness_us)
-            if table != "per_group" and commit.input_before >= over:
-                yield f"{_name(commit)}: {name} was over at {over}, the watermark at {commit.input_before}"
+            over += TOTALS[table].later_us if table in TOTALS else 0
+            before_us, _ = evidence.reached(commit, name[1])
+            if table != "per_group" and before_us >= over:
+                yield f"{_name(commit)}: {name} was over at {over}, the watermark at {before_us}"
     yield from _unclosed(evidence, commit)
 
 
@@ -422,11 +460,11 @@ def _unclosed(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
     """Yield violations of I7: a window of `per_early` that expires has given its last pane, also an empty one."""
     if commit.observed.computation != "per_early":
         return
-    for (kind, _, device, subkey), change in commit.changes.items():
+    for (kind, _, key, subkey), change in commit.changes.items():
         if kind != "window" or change is not None:
             continue
         start, _, end = subkey.partition("/")
-        name = ("per_early", device, int(start), int(end))
+        name = ("per_early", home_of(key), int(start), int(end))
         if name not in evidence.closed:
             yield f"{_name(commit)}: {name} has expired without its last pane"
 

@@ -13,29 +13,46 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from millpy.errors import CommitUnknownError
 from millpy.hosting import step
+from millpy.hosting.interval_state import IntervalState
 from millpy.ingest.dedupe import DedupeIndex
 from millpy.ingest.intake import Intake
+from millpy.ingest.site_watermarks import SiteWatermarks
 from millpy.model.checkpoint import Checkpoint
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.time import INSTANT_MAX, ClockReading, Instant
+from millpy.operators.changes import Changes
+from millpy.operators.counter_rates import CounterRates
 from millpy.operators.first_seen import FirstSeen
+from millpy.operators.gap_filling import GapFilling
 from millpy.operators.parking import ParkedRow
+from millpy.operators.pattern_matching import PatternMatching
 from millpy.runtime.guarded_clock import ClockGuard
 from millpy.runtime.ownership import OwnedIntervals
 from millpy.runtime.skew import Skew
 from millpy.runtime.turn import Turn, TurnCycle
 from millpy.runtime.worker import Worker
+from millpy.store.memory import commit as memory_commit
 from millpy.store.memory import generations as memory_generations
 from millpy.store.memory import store as memory
 from millpy.store.memory.store import MemoryStore
 from millpy.testing.simulation.broker import LogInjector, SimulatedInjector
-from millpy.testing.simulation.canaries import BROKEN, Canary
-from millpy.windowing import session, session_assign
+from millpy.testing.simulation.canaries import BROKEN, Canary, ForgetsDedupeIds
+from millpy.windowing import panes, session, session_assign
+from millpy.windowing.aggregates.ranking import Ranking
 from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.fixed_state import OpenWindows
+from millpy.windowing.predicate_trigger import When
+from millpy.windowing.session_gaps import Gaps
+from millpy.windowing.session_size import SizeBound
+from millpy.windowing.site_registry import SiteRegistry
 from millpy.windowing.sliding import SlicedInterval
 from millpy.windowing.sliding_state import OpenSlices
+from millpy.windowing.timestamp_combiner import PaneHolds
+from millpy.windowing.triggered_state import TriggeredWindows
+from millpy.windowing.user_windows import UserInterval
+from millpy.windowing.window_function import WindowFunction
 
 
 def rewritten(old: str, new: str) -> Callable[[Any], Any]:
@@ -108,6 +125,38 @@ def _aged_by_the_host(_: Any) -> Any:
     return follow
 
 
+def _forgotten(_: Any) -> Any:
+    return lambda self, entries: None
+
+
+def _of_all_sites(watermark: Any) -> Any:
+    return lambda self, place: min(watermark(self, known) for known in self._at_least)
+
+
+def _by_no_other(bounds: Any) -> Any:
+    return lambda self, producer, site: (INSTANT_MAX, bounds(self, producer, site)[1])
+
+
+def _never_held(_: Any) -> Any:
+    return lambda self: INSTANT_MAX
+
+
+def _no_retraction(_: Any) -> Any:
+    return lambda *arguments: None
+
+
+def _only_the_first(take_versions: Any) -> Any:
+    return lambda self: [] if self.versions else take_versions(self)
+
+
+def _kept(_: Any) -> Any:
+    return lambda self, accumulator, *value: accumulator
+
+
+def _at_the_end(_: Any) -> Any:
+    return lambda pane, end: end - 1
+
+
 def _most(_: Any) -> Any:
     return lambda watermarks: max(watermarks, default=INSTANT_MAX)
 
@@ -146,6 +195,21 @@ class KeepsFirstTables(MemoryStore):
         return replace(found, name=first.setdefault(found.graph_id, found.name))
 
 
+class KeepsPanesTwice(MemoryStore):
+    """Adds the newest pane of each window of a bundle to its history once more, when the answer of a commit is lost."""
+
+    async def commit(self, checkpoints: Sequence[Checkpoint], **options: Any) -> None:
+        """Commit; add to the histories after an error, too."""
+        try:
+            await super().commit(checkpoints, **options)
+        except CommitUnknownError:
+            written = {(checkpoint.grant.interval_id, checkpoint.bundle) for checkpoint in checkpoints}
+            for entries in (e for table in self.database.tables.values() for e in table.history.values()):
+                if (entries[-1]["interval_id"], entries[-1]["bundle"]) in written:
+                    entries.append(entries[-1])
+            raise
+
+
 def _edge(name: str, checker: str, needs: str, old: str, new: str, *places: tuple[Any, str]) -> Canary:
     """Return a canary with one replacement, made in each of the functions."""
     patches = tuple((where, function, rewritten(old, new)) for where, function in places)
@@ -160,6 +224,7 @@ LATE, LATER = "ends_of(starts) + self._allowed_us", "ends_of(starts) + self._all
 TIMES = ".assign(rows.records.event_times"
 ENDS, ENDED = ".end_of(start)) <= latest_end", ".end_of(start)) < latest_end"
 WITHIN, NEARER = "<= self._within_us", "< self._within_us"
+FILLS = "found.end = min(found.end, max(found.last, watermark) + 1)"
 CAP = "cap = min(others, default=INSTANT_MAX)"
 RANGE, LATER_RANGE = "range(window, window", "range(window + self._every_us, window"
 
@@ -209,6 +274,69 @@ EDGES = (
     _edge("fences one generation", "versions", BOTH, "in (before, after)", "in (after,)", (memory, "switch")),
     Canary("switches in two steps", "names", SwitchesInTwoSteps, needs=BOTH),
     _edge("shares one session", "acknowledgement", BOTH, "generation=self._plan.generation", "generation=1", SETUP),
+    Canary("forgets how far sites were", "I9", patches=((SiteRegistry, "_absorb", _forgotten),), needs="sites"),
+    Canary("lets all sites wait for one", "I9", patches=((SiteRegistry, "_watermark", _of_all_sites),), needs="sites"),
+    Canary(
+        "judges a site by one partition", "I9", patches=((SiteRegistry, "bounds", _by_no_other),), needs="far_sites"
+    ),
+    _edge(
+        *("has one site beyond the bound", "I9", "shared_sites"),
+        *("< self._sites_max", "<= self._sites_max", (SiteWatermarks, "take")),
+    ),
+    _edge(
+        *("joins windows of a function that only touch", "I9", "user_visits"),
+        *("other[0] < end and", "other[0] <= end and", (WindowFunction, "merge")),
+    ),
+    _edge(
+        *("forgets the second window of a record", "I9", "phased"),
+        *("ends + self._allowed_us", "ends + self._allowed_us - 200_000", (UserInterval, "_take")),
+    ),
+    _edge("keeps the gap of a full session", "I9", "full", FILLS, "pass", (SizeBound, "replay")),
+    _edge(
+        *("cuts a session behind its length", "I9", "full"),
+        *("self._length_us - records", "self._length_us + 1 - records", (Gaps, "of_rows")),
+    ),
+    _edge(
+        *("opens a closed window", "I9", "counted"),
+        *("self.closed.setdefault(start, set()).add(key)", "pass", (TriggeredWindows, "_follow")),
+    ),
+    _edge("asks no predicate", "I9", "enough", "state[1] = _UNKNOWN", "pass", (When, "add")),
+    Canary("lets no step wait for a pane", "I9", patches=((PaneHolds, "oldest", _never_held),), needs="earliest"),
+    Canary(
+        "gives each pane the end of its window",
+        "I9",
+        patches=((panes, "time_of", _at_the_end),),
+        needs="latest",
+    ),
+    _edge(
+        *("passes no record at the end of a silence", "I9", "changes"),
+        *(">= self._silence_us", "> self._silence_us", (Changes, "process_record")),
+    ),
+    _edge(
+        "takes half a wrap for a reset",
+        "I9",
+        "rates",
+        "<= self.wraps_at",
+        "< self.wraps_at",
+        (CounterRates, "increase"),
+    ),
+    _edge("ends a match at its last moment", "I9", "absences", "< at)", "<= at)", (PatternMatching, "_end_before")),
+    _edge(
+        *("fills a point that may still change", "I9", "grid"),
+        *("min(passed - 1, over)", "min(passed, over)", (GapFilling, "_emit_tail")),
+    ),
+    Canary("forgets the newest records in order", "I9", ForgetsDedupeIds, needs="absences"),
+    Canary("keeps a rank that is taken back", "oracle", patches=((Ranking, "subtract", _kept),), needs="topped"),
+    Canary(
+        "keeps what has merged", "I9", patches=((memory_commit, "_retract", _no_retraction),), needs="merged_histories"
+    ),
+    Canary("keeps a pane twice", "I9", KeepsPanesTwice, needs="histories"),
+    Canary(
+        "names the first version of a table",
+        "I9",
+        patches=((IntervalState, "take_versions", _only_the_first),),
+        needs="looked_up",
+    ),
     Canary("ignores the skew", "skew", patches=((Skew, "held_back", _not_held),), needs="skew"),
 )
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from millpy.hosting.failpoints import Failpoint
 from millpy.model.checkpoint import RecordTableName
 from millpy.testing.simulation.broker import Broker
-from millpy.testing.simulation.graphs import NAME
+from millpy.testing.simulation.graphs import NAME, SITES
+from millpy.testing.simulation.lookup_table import TABLE, put_table
 from millpy.testing.simulation.schedule import POINTS, ScheduledFault
 
 if TYPE_CHECKING:
@@ -316,6 +317,26 @@ def _replayed(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     return asked > 0
 
 
+def _table_changes(world: World, victim: Machine, fault: ScheduledFault) -> bool:
+    """Give the table of the lookup its next content; sometimes one key has two rows for a while."""
+    world.content += 1
+    put_table(world.database, world.content, SITES)
+    if fault.size < 0.2:
+        rows = world.database.lookup_tables[TABLE]
+        world.database.lookup_tables[TABLE] = rows + b"\n" + rows.partition(b"\n")[0]
+        world.clock.call_at(
+            world.clock.monotonic() + fault.pick, lambda: put_table(world.database, world.content, SITES)
+        )
+    return True
+
+
+def _table_goes(world: World, victim: Machine, fault: ScheduledFault) -> bool:
+    """Drop the table of the lookup for a while."""
+    world.database.lookup_tables.pop(TABLE, None)
+    world.clock.call_at(world.clock.monotonic() + fault.size, lambda: put_table(world.database, world.content, SITES))
+    return True
+
+
 def _switch(world: World, victim: Machine, fault: ScheduledFault) -> bool:
     switch(world, fault.pick, fault.size)
     return False
@@ -370,6 +391,8 @@ FAULTS: dict[str, Inject] = {
     "trouble_pauses": _trouble_pauses,
     "released": _released,
     "replayed": _replayed,
+    "table_changes": _table_changes,
+    "table_goes": _table_goes,
     "switch": _switch,
     "switch_at": _at_point("switch", (Failpoint.AFTER_FENCE,)),
 }

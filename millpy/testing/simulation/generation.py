@@ -16,7 +16,8 @@ from millpy.testing.simulation.history import RunHistory
 from millpy.testing.simulation.input import Feed
 from millpy.testing.simulation.machine import Machine
 from millpy.testing.simulation.names import Names
-from millpy.testing.simulation.oracle import END, SourceOracle
+from millpy.testing.simulation.oracle import END
+from millpy.testing.simulation.sites import source_oracle
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class SimulatedGeneration:
         self.history = RunHistory(database, deployment.graph_id, environment.names, environment.trace)
         self.spawn_at: list[int] = []
         sources = {
-            observed.interval_id: SourceOracle(feed.truths, shape.by_arrival, shape.within_us)
+            observed.interval_id: source_oracle(feed.truths, shape)
             for observed in self.history.intervals_of("readings")
         }
         self.evidence = Evidence(
@@ -81,7 +82,7 @@ class SimulatedGeneration:
             file=feed.payloads if shape.feed == "file" else None,
             sources=sources,
             shape=shape,
-            branches=Branches(self.history, sources, shape.lateness_us),
+            branches=Branches(self.history, sources, shape),
         )
 
     def machines(self, among: Sequence[Machine]) -> list[Machine]:

@@ -7,7 +7,7 @@ deduplicating step, and Computations that fail for a while, whose records wait (
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
 from typing import Any, Literal
@@ -24,13 +24,12 @@ from millpy.model.time import hours, milliseconds
 from millpy.model.timer import Timer
 from millpy.sources.files.source import FileInjector, Files
 from millpy.testing.simulation.broker import Log, Topic
+from millpy.testing.simulation.lookup_table import add_lookup
 from millpy.testing.simulation.loop import LANE
-from millpy.windowing.accumulation import Accumulation
+from millpy.testing.simulation.per_key import TOOLS, add_tool
+from millpy.testing.simulation.windowed import WINDOWED, Windowed
 from millpy.windowing.aggregates.numeric import Count, Max, Min, Sum
-from millpy.windowing.composite_triggers import AFTER_WATERMARK, AfterAny, AfterWatermark
-from millpy.windowing.pane_rules import FiringBehavior
-from millpy.windowing.triggers import AfterCount, Every, Trigger
-from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
+from millpy.windowing.window import FixedWindows
 
 Feed = Literal["topic", "log", "file"]
 Branch = Literal[
@@ -46,18 +45,41 @@ Branch = Literal[
     "visits",
     "early",
     "early_visits",
+    "phased",
+    "user_visits",
+    "full",
+    "earliest",
+    "latest",
+    "counted",
+    "enough",
+    "topped",
+    "changes",
+    "rates",
+    "grid",
+    "matches",
+    "absences",
+    "looked_up",
     "pairs",
 ]
 BRANCHES: tuple[Branch, ...] = ("fixed", "sliding", "session", "operators", "unique", "parks", "rejects")
 """The branches that work with any number of partitions; the watcher's marks depend on the order of all readings."""
-LEVELS: dict[Branch, tuple[str, str]] = {
-    "levels": ("per_level", "level_totals"),
-    "visits": ("per_visit", "visit_totals"),
-    "early": ("per_early", "early_totals"),
-    "early_visits": ("per_early_visit", "early_visit_totals"),
-}
-"""The branches with windows over panes that are retracted: fixed windows and sessions, without and with early panes.
-Their two tables."""
+MORE: tuple[Branch, ...] = (
+    "phased",
+    "user_visits",
+    "full",
+    "earliest",
+    "latest",
+    "counted",
+    "enough",
+    "topped",
+    *TOOLS,
+    "looked_up",
+)
+"""Branches that take the place of others in some schedules."""
+MERGED: frozenset[Branch] = frozenset(("session", "visits", "early_visits", "user_visits", "full"))
+"""The branches whose windows merge."""
+LEVELS: tuple[Branch, ...] = ("levels", "visits", "early", "early_visits")
+"""The branches with windows over panes that are retracted: fixed windows and sessions, without and with early panes."""
 
 NAME = "simulated"
 EVERY = 3
@@ -65,18 +87,17 @@ QUIET_US = 700_000
 PING_US = 250_000
 PERIOD_US = 5_000_000
 GRACE_US = 2_000_000
-WINDOW_US = 1_000_000
 GROUP_WINDOW_US = 4_000_000
 DISORDER_US = 300_000
-SLIDING_US, EVERY_US = 1_200_000, 400_000
-GAP_US = 200_000
 UNIQUE_US = 400_000
-TICK_US, EARLY_RECORDS = 250_000, 3
-"""Early panes come at each tick of the clock, and with this number of records since the pane before."""
-EARLY = AfterWatermark(early=AfterAny(AfterCount(EARLY_RECORDS), Every(timedelta(microseconds=TICK_US))))
 BEFORE_US, AFTER_US = 100_000, 300_000
 """How far the right record of a pair may be before and after the left one."""
-GROUPS = 2
+TOP = 2
+"""How many devices of a window are ranked."""
+GROUPS, SITES = 2, 5
+"""The number of values of `group`, and of devices."""
+SITE_LAG_US = 1_500_000
+"""How far each site is behind the one before it in event time."""
 MAX_SKEW_US = 1_500_000
 SHORT_US = 400_000
 """A dedupe horizon that many duplicates exceed, and some meet exactly."""
@@ -129,6 +150,11 @@ class Level(msgspec.Struct):
 def group_of(device: str) -> int:
     """Return the group of a device."""
     return int(device[1:]) % GROUPS
+
+
+def home_of(key: Any) -> Any:
+    """Return the device or group in a key; the keys of windows by site begin with the group."""
+    return key[-1] if isinstance(key, list | tuple) else key
 
 
 def level_of(pane: Any) -> Level:
@@ -280,6 +306,9 @@ class Shape:
         skew: whether no partition reads far ahead of the others.
         pings: whether the watcher sets processing-time timers; a wrong clock delays them.
         columns: whether operators take columns, and Computations run in the step thread.
+        sites: the field whose values have a watermark each; "" for one watermark.
+        sites_max: the number of sites that have a watermark of their own; later ones share one.
+        histories: whether the tables of windows keep a history.
     """
 
     feed: Feed
@@ -294,6 +323,9 @@ class Shape:
     skew: bool
     columns: bool
     pings: bool
+    sites: Literal["", "group", "device"] = ""
+    sites_max: int = 1_000
+    histories: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -308,13 +340,19 @@ class Shape:
             "by_arrival": self.by_arrival,
             "pings": self.pings and "watcher" in self.branches,
             "short_horizon": self.within_us == SHORT_US,
+            "histories": self.histories,
+            "merged_histories": self.histories and not MERGED.isdisjoint(self.branches),
+            "sites": self.sites != "",
+            "far_sites": self.sites != "" and self.partitions > 1,
+            "shared_sites": self.sites_max < SITES,
         }
         return ("readings", self.feed, *self.branches, *(name for name, has in flags.items() if has))
 
 
 SHAPES = (
-    *("readings", "topic", "log", "file", *BRANCHES, "watcher", *LEVELS, "pairs"),
+    *("readings", "topic", "log", "file", *BRANCHES, "watcher", *LEVELS, *MORE, "pairs"),
     *("partitions", "idle", "deep", "poison", "skew", "columns", "by_arrival", "pings", "short_horizon"),
+    *("sites", "far_sites", "shared_sites", "histories", "merged_histories"),
 )
 
 
@@ -335,33 +373,27 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
         "readings",
         sources[shape.feed] if shape.feed in sources else SimulatedFile(path),
         schema=SimulatedReading,
-        event_time=EventTime("at", unit="us", max_disorder=milliseconds(DISORDER_US // 1000)),
+        event_time=EventTime(
+            "at", unit="us", max_disorder=milliseconds(DISORDER_US // 1000), watermark_by=shape.sites or None
+        ),
         dedupe=Dedupe("seq", within=within) if shape.by_arrival else Dedupe("seq", within=within, time="at", unit="us"),
         idle=AdvanceWithClock(after=timedelta(microseconds=IDLE_US)) if shape.idle else None,
     )
-    windows: dict[Branch, tuple[Windows, str]] = {
-        "fixed": (FixedWindows(timedelta(microseconds=WINDOW_US)), "per_window"),
-        "sliding": (
-            SlidingWindows(timedelta(microseconds=SLIDING_US), every=timedelta(microseconds=EVERY_US)),
-            "per_slide",
-        ),
-        "session": (SessionWindows(timedelta(microseconds=GAP_US)), "per_session"),
-        "levels": (FixedWindows(timedelta(microseconds=WINDOW_US)), "per_level"),
-        "visits": (SessionWindows(timedelta(microseconds=GAP_US)), "per_visit"),
-        "early": (FixedWindows(timedelta(microseconds=WINDOW_US)), "per_early"),
-        "early_visits": (SessionWindows(timedelta(microseconds=GAP_US)), "per_early_visit"),
-    }
+    key = ("group", "device") if shape.sites == "group" else ("device",)
     for branch in shape.branches:
-        if branch in LEVELS:
-            trigger = EARLY if branch.startswith("early") else AFTER_WATERMARK
-            panes = _aggregate(
-                readings, "device", *windows[branch], shape.lateness_us, Accumulation.RETRACTING, trigger
-            )
-            _total(panes, LEVELS[branch][1], shape.lateness_us)
-        elif branch in windows:
-            _aggregate(readings, "device", *windows[branch], shape.lateness_us)
+        if (windowed := WINDOWED.get(branch)) is not None:
+            panes = _aggregate(readings, key, windowed, shape)
+            if windowed.totals and not shape.sites:
+                _total(panes, windowed, shape.lateness_us)
+            if branch == "topped":
+                panes.top_n(TOP, by="total", name="tops", parts=2, intervals=2).to_table("tops")
+        elif branch in TOOLS:
+            add_tool(readings.key_by("device"), branch)
+        elif branch == "looked_up":
+            add_lookup(readings)
         elif branch == "operators":
-            _aggregate(operated(readings, columns=shape.columns), "group", *windows["fixed"][:1], "per_op", 0)
+            per_op = replace(WINDOWED["fixed"], table="per_op")
+            _aggregate(operated(readings, columns=shape.columns), ("group",), per_op, replace(shape, lateness_us=0))
         elif branch == "unique":
             within = timedelta(microseconds=UNIQUE_US)
             readings.deduplicate(["device", "kind"], within, name="unique", intervals=2).to_table("uniques")
@@ -381,39 +413,31 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
     return graph
 
 
-def _aggregate(
-    readings: Stream,
-    key: str,
-    windows: Windows,
-    table: str,
-    lateness_us: int,
-    mode: Accumulation = Accumulation.ACCUMULATING,
-    trigger: Trigger = AFTER_WATERMARK,
-) -> Stream:
-    lateness = timedelta(microseconds=lateness_us)
-    empty = FiringBehavior.ALWAYS if trigger.per_pane else FiringBehavior.IF_NOT_EMPTY
-    keyed = readings.key_by(key).window(
-        windows,
-        allowed_lateness=lateness,
-        accumulation=mode,
-        trigger=trigger,
-        on_time_pane=empty,
-        final_pane=empty,
-        pane_info=trigger.per_pane,
+def _aggregate(readings: Stream, key: tuple[str, ...], windowed: Windowed, shape: Shape) -> Stream:
+    keyed = readings.key_by(*key).window(
+        windowed.windows,
+        allowed_lateness=timedelta(microseconds=shape.lateness_us),
+        accumulation=windowed.mode,
+        trigger=windowed.trigger,
+        timestamp_combiner=windowed.combiner,
+        on_time_pane=windowed.empty,
+        final_pane=windowed.empty,
+        pane_info=windowed.trigger.per_pane,
         intervals=2,
     )
-    return keyed.aggregate(n=Count(), total=Sum("value"), low=Min("value"), high=Max("value")).to_table(table)
+    panes = keyed.aggregate(n=Count(), total=Sum("value"), low=Min("value"), high=Max("value"))
+    return panes.to_table(windowed.table, history=shape.histories)
 
 
-def _total(panes: Stream, table: str, lateness_us: int) -> None:
+def _total(panes: Stream, windowed: Windowed, lateness_us: int) -> None:
     """Add up panes by group, in larger windows."""
     levels = panes.map(level_of, Level, immediate=True).key_by("group")
     windows = levels.window(
-        FixedWindows(timedelta(microseconds=GROUP_WINDOW_US)),
-        allowed_lateness=timedelta(microseconds=lateness_us),
+        FixedWindows(timedelta(microseconds=windowed.total_us)),
+        allowed_lateness=timedelta(microseconds=lateness_us + windowed.later_us),
         intervals=2,
     )
-    windows.aggregate(parts=Count(), n=Sum("n"), total=Sum("total")).to_table(table)
+    windows.aggregate(parts=Count(), n=Sum("n"), total=Sum("total")).to_table(windowed.totals)
 
 
 def _join(readings: Stream, shape: Shape) -> None:

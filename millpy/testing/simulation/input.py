@@ -10,7 +10,15 @@ import json
 import random
 from dataclasses import dataclass, field, replace
 
-from millpy.testing.simulation.graphs import DISORDER_US, GAP_US, GROUPS, UNIQUE_US, WINDOW_US, Shape
+from millpy.testing.simulation.graphs import (
+    DISORDER_US,
+    GROUPS,
+    SITE_LAG_US,
+    SITES,
+    UNIQUE_US,
+    Shape,
+)
+from millpy.testing.simulation.windowed import GAP_US, WINDOW_US
 
 STEP_US = 40_000
 GRID_US = 20_000
@@ -21,7 +29,7 @@ HISTORY_US = 3_600_000_000
 """The age of readings that are not live: no record is ahead of its arrival."""
 AHEAD_US = 300_000_000
 """How far readings of devices with a fast clock are ahead of their arrival."""
-DEVICES = 5
+DEVICES = SITES
 CORRECTED = 100_000
 """Added to the ids of readings that were rubbish first."""
 
@@ -95,21 +103,21 @@ class Edges:
         self._newest: dict[int, int] = {}
         self._late: dict[int, int] = {}
 
-    def met(self, partition: int, at: int) -> int:
-        """Return the event time of the partition's next reading: `at`, or one that meets a bound."""
-        late = self._late.pop(partition, None)
+    def met(self, place: int, at: int) -> int:
+        """Return the event time of the next reading of a partition or site: `at`, or one that meets a bound."""
+        late = self._late.pop(place, None)
         if late is not None:
             return late
-        newest = self._newest.get(partition)
+        newest = self._newest.get(place)
         if newest is not None and at < newest + FUTURE_US // 2:
             if self._rng.random() < 0.05:
                 passed = newest - DISORDER_US - self._lateness_us
                 end = -(-passed // WINDOW_US) * WINDOW_US
-                self._late[partition] = end - self._rng.choice((GRID_US, GRID_US, GAP_US, UNIQUE_US))
+                self._late[place] = end - self._rng.choice((GRID_US, GRID_US, GAP_US, UNIQUE_US))
                 at = end + self._lateness_us + DISORDER_US
-            self._newest[partition] = max(newest, at)
+            self._newest[place] = max(newest, at)
         elif newest is None:
-            self._newest[partition] = at
+            self._newest[place] = at
         return at
 
 
@@ -148,7 +156,8 @@ def feed(
         at = jitter if live else start_us - HISTORY_US + seq * STEP_US + jitter + _misplaced(rng)
         if not live:
             at = at // GRID_US * GRID_US + (SKEW_US if skew and partition == partitions - 1 else 0)
-            at = edges.met(partition, at)
+            site = _site(shape, device)
+            at = edges.met(partition, at) if site is None else edges.met(site, at - site * SITE_LAG_US)
         truth = Truth(f"d{device}", device % GROUPS, seq, at, int(rng.random() * 100))
         payload = encoded(truth)
         truths[payload] = truth
@@ -165,6 +174,11 @@ def feed(
     payloads.sort(key=lambda entry: entry[0])
     _, published, places = zip(*payloads, strict=True)
     return Feed(published, places, truths, corrections, live)
+
+
+def _site(shape: Shape, device: int) -> int | None:
+    """Return the number of a device's site."""
+    return {"": None, "group": device % GROUPS, "device": device}[shape.sites]
 
 
 def _misplaced(rng: random.Random) -> int:

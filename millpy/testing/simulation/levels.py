@@ -6,17 +6,19 @@ bundle, and a judge adds up what its interval has consumed: neither knows of ret
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from millpy.testing.simulation.graphs import GROUP_WINDOW_US, LEVELS, group_of
+from millpy.store.memory.tables import Row
+from millpy.testing.simulation.graphs import group_of
 from millpy.testing.simulation.history import CommittedBundle, ObservedInterval, RunHistory
 
 Total = tuple[int, int, int]
 """(panes, records, sum of the values)."""
 Totals = dict[tuple[int, int], Total]
 """(group, window start) -> total."""
-_INNER = dict(LEVELS.values())
+PaneTime = Callable[[Row], int]
+"""Returns the event time of the pane in a row."""
 
 
 class InnerRows:
@@ -26,15 +28,13 @@ class InnerRows:
         self._history = history
         self._after: dict[int, list[tuple[int, Totals]]] = {}
 
-    def note(self, commit: CommittedBundle) -> None:
-        """Keep the rows after a bundle of an inner interval."""
+    def note(self, commit: CommittedBundle, time_of: PaneTime, total_us: int) -> None:
+        """Keep the rows after a bundle of an inner interval, for windows of a length over its panes."""
         table = commit.observed.computation
-        if table not in _INNER:
-            return
         interval_id, found = commit.observed.interval_id, Totals()
         for row in self._history.rows(table):
             if row["interval_id"] == interval_id:
-                name = (group_of(row["device"]), (row["window_end"] - 1) // GROUP_WINDOW_US * GROUP_WINDOW_US)
+                name = (group_of(row["device"]), time_of(row) // total_us * total_us)
                 found[name] = _sum(found.get(name), (1, row["n"], row["total"]))
         self._after.setdefault(interval_id, []).append((commit.bundle, found))
 
@@ -59,6 +59,7 @@ class LevelJudge:
     observed: ObservedInterval
     history: RunHistory
     inner: InnerRows
+    total_us: int
     homes: set[int] = field(default_factory=set)
 
     def follow(self, commit: CommittedBundle) -> Iterator[str]:
@@ -72,7 +73,7 @@ class LevelJudge:
         found = Totals()
         for producer, (seq, _) in self.observed.cursors.items():
             for name, total in self.inner.through(producer, seq).items():
-                if name[1] + GROUP_WINDOW_US <= self.observed.input_watermark:
+                if name[1] + self.total_us <= self.observed.input_watermark:
                     found[name] = _sum(found.get(name), total)
         return found
 

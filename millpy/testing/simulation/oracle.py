@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from millpy.testing.simulation.graphs import CANCELS, DISORDER_US, EVERY, QUIET_US
 from millpy.testing.simulation.input import Truth
@@ -93,7 +93,7 @@ class SourceOracle:
                 self.duplicate += 1
             else:
                 self.accepted += 1
-                judged.append((truth, self.watermark))
+                judged.append((truth, self.mark_again(truth, arrived_at)))
         for payload in payloads:
             self.injected += 1
             truth = self.truths[payload]
@@ -112,19 +112,38 @@ class SourceOracle:
                     self.dead += 1
                 else:
                     self.accepted += 1
-                    judged.append((truth, self.watermark))
-                if truth.at < self.watermark:
+                    judged.append((truth, self.mark_of(truth)))
+                if truth.at < self.mark_of(truth):
                     self.overtaken.append(truth.seq)
-                self.newest = max(self.newest, min(truth.at, arrived_at))
-                self.watermark = max(self.watermark, self.newest - DISORDER_US)
+                self.move(truth, min(truth.at, arrived_at))
         if finished:
             self.watermark = END
-        self.by_bundle[bundle] = (judged, self.watermark)
+        self.end_bundle(bundle, judged)
 
     def advance(self, bundle: int, watermark: int) -> None:
         """Add a bundle without input, in which the clock has moved the watermark."""
         self.watermark = max(self.watermark, watermark)
-        self.by_bundle[bundle] = ([], self.watermark)
+        self.end_bundle(bundle, [])
+
+    def follow_clock(self, bundle: int, stored: Mapping[Any, int], allowed: int) -> None:
+        """Let the clock move sites; only a source with sites has any."""
+
+    def mark_of(self, truth: Truth) -> int:
+        """Return the watermark before a reading."""
+        return self.watermark
+
+    def mark_again(self, truth: Truth, arrived_at: int) -> int:
+        """Return the watermark that judges a replayed reading."""
+        return self.watermark
+
+    def move(self, truth: Truth, happened: int) -> None:
+        """Move the watermark behind an accepted reading."""
+        self.newest = max(self.newest, happened)
+        self.watermark = max(self.watermark, self.newest - DISORDER_US)
+
+    def end_bundle(self, bundle: int, judged: list[Judged]) -> None:
+        """Keep what a bundle has accepted."""
+        self.by_bundle[bundle] = (judged, self.watermark)
 
     def _seen_before(self, truth: Truth, clock_us: int) -> bool:
         self.clock = max(self.clock, clock_us)

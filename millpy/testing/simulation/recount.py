@@ -12,13 +12,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from millpy.testing.simulation.graphs import EVERY_US, GAP_US, SLIDING_US, UNIQUE_US, WINDOW_US
+from millpy.testing.simulation.graphs import UNIQUE_US
 from millpy.testing.simulation.input import Truth
 from millpy.testing.simulation.oracle import BEGINNING, END, SourceOracle
+from millpy.testing.simulation.windowed import (
+    EVERY_US,
+    FULL_RECORDS,
+    GAP_US,
+    LARGE,
+    LENGTH_US,
+    OFFSET_US,
+    PHASE_US,
+    SLIDING_US,
+    WINDOW_US,
+)
 
 Cursors = Mapping[int, tuple[int, int]]
 Consumed = tuple[Truth, int, int]
 """A reading, and the watermarks between which it was judged."""
+MERGING = ("session", "user_visits", "full")
 PaneName = tuple[Any, int, int]
 """(key, start, end)."""
 
@@ -53,10 +65,20 @@ class Follower:
         self.watermark = min(after.values())
         return consumed
 
+    def watermark_of(self, key: Any) -> int:
+        """Return the watermark that the windows of a device or group have reached."""
+        return self.watermark
+
 
 @dataclass(slots=True)
 class RecountedPane:
-    """The expected content of one window; `unsure` is set if `late` depends on the order of partitions."""
+    """The expected content of one window.
+
+    Attributes:
+        unsure: whether `late` depends on the order of partitions.
+        earliest, latest: of the records that were not behind the watermark.
+        last: the latest of all records.
+    """
 
     n: int = 0
     total: int = 0
@@ -64,9 +86,16 @@ class RecountedPane:
     high: int = -(2**62)
     late: int = 0
     unsure: bool = False
+    earliest: int | None = None
+    latest: int | None = None
+    last: int = BEGINNING
 
-    def add(self, value: int) -> None:
+    def add(self, value: int, at: int, watermark: int) -> None:
         """Add a record."""
+        if at >= watermark:
+            self.earliest = at if self.earliest is None else min(self.earliest, at)
+            self.latest = at if self.latest is None else max(self.latest, at)
+        self.last = max(self.last, at)
         self.n += 1
         self.total += value
         self.low, self.high = min(self.low, value), max(self.high, value)
@@ -76,11 +105,31 @@ class RecountedPane:
         self.n, self.total, self.late = self.n + other.n, self.total + other.total, self.late + other.late
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.unsure |= other.unsure
+        self.last = max(self.last, other.last)
 
     def agrees(self, row: Mapping[str, Any]) -> bool:
         """Tell whether a row has this content; `late_count` may differ if it depends on the order of partitions."""
         found = (row["n"], row["total"], row["low"], row["high"])
         return found == (self.n, self.total, self.low, self.high) and (self.unsure or row["late_count"] == self.late)
+
+
+def spans(kind: str, device: Any, at: int, value: int) -> Iterator[tuple[int, int]]:
+    """Return the windows of a record, which do not merge."""
+    size, every, phase = WINDOW_US, WINDOW_US, 0
+    if kind == "sliding":
+        size, every = SLIDING_US, EVERY_US
+    elif kind == "offset":
+        phase = OFFSET_US
+    elif kind == "phased":
+        if value % 14 == 7:
+            return
+        phase = int(device[1:]) * PHASE_US
+    start = (at - phase) // every * every + phase
+    if kind == "phased" and value < LARGE:
+        yield start, start + (WINDOW_US // 2 if at - start < WINDOW_US // 2 else 2 * WINDOW_US)
+    while start > at - size:
+        yield start, start + size
+        start -= every
 
 
 @dataclass(slots=True)
@@ -91,6 +140,7 @@ class Windows:
         panes: the content of each window; for sessions, of those that no other has absorbed.
         late: late records, by key and by the start of the missed window (None for a session).
         unsure: windows whose records depend on the order of partitions; None for a whole key.
+        closed: windows whose trigger is finished.
         unproven: windows that were not yet seen closed in the result table.
     """
 
@@ -101,6 +151,12 @@ class Windows:
     unsure: set[tuple[Any, int | None]] = field(default_factory=set)
     unproven: set[PaneName] = field(default_factory=set)
     sessions: dict[Any, list[PaneName]] = field(default_factory=dict)
+    closed: set[PaneName] = field(default_factory=set)
+
+    @property
+    def merges(self) -> bool:
+        """Whether windows merge."""
+        return self.kind in MERGING
 
     def is_sure(self, key: Any, start: int | None) -> bool:
         """Tell whether a window may be compared."""
@@ -108,14 +164,12 @@ class Windows:
 
     def take(self, key: Any, at: int, value: int, least: int, most: int) -> None:
         """Take a record that was judged by a watermark between these two."""
-        if self.kind == "session":
+        if self.kind == "full":
+            self._into_full(key, at, value, least, most)
+        elif self.merges:
             self._into_session(key, at, value, least, most)
-            return
-        size, every = (SLIDING_US, EVERY_US) if self.kind == "sliding" else (WINDOW_US, WINDOW_US)
-        start = at // every * every
-        while start > at - size:
-            end = start + size
-            if least >= end + self.allowed_us:
+        for start, end in () if self.merges else spans(self.kind, key, at, value):
+            if least >= end + self.allowed_us or (key, start, end) in self.closed:
                 self.late[key, start] += 1
             elif most >= end + self.allowed_us:
                 self.unsure.add((key, start))
@@ -124,14 +178,15 @@ class Windows:
                 if pane is None:
                     pane = self.panes[key, start, end] = RecountedPane()
                     self.unproven.add((key, start, end))
-                pane.add(value)
+                pane.add(value, at, least)
                 pane.late += least >= end
                 pane.unsure |= (least >= end) != (most >= end)
-            start -= every
 
     def _into_session(self, key: Any, at: int, value: int, least: int, most: int) -> None:
         open_sessions = self.sessions.setdefault(key, [])
         start, end, merged = at, at + GAP_US, RecountedPane()
+        if self.kind == "user_visits":
+            end = min(at + GAP_US * (1 if value < LARGE else 2), (at // LENGTH_US + 1) * LENGTH_US)
         near = [name for name in open_sessions if name[1] < end and at < name[2]]
         if any(least < name[2] + self.allowed_us <= most for name in [*near, (key, start, end)]):
             self.unsure.add((key, None))
@@ -142,15 +197,50 @@ class Windows:
             self.late[key, None] += 1
             return
         for name in met:
-            merged.absorb(self.panes.pop(name))
-            open_sessions.remove(name)
-            self.unproven.discard(name)
-        merged.add(value)
+            merged.absorb(self._close(name))
+        merged.add(value, at, least)
         merged.late += least >= end
         merged.unsure |= (least >= end) != (most >= end)
-        self.panes[key, start, end] = merged
-        open_sessions.append((key, start, end))
-        self.unproven.add((key, start, end))
+        self._open((key, start, end), merged)
+
+    def _open(self, name: PaneName, pane: RecountedPane) -> None:
+        self.panes[name] = pane
+        self.sessions[name[0]].append(name)
+        self.unproven.add(name)
+
+    def _close(self, name: PaneName) -> RecountedPane:
+        """Remove a session that becomes part of another one, or changes its bounds."""
+        self.sessions[name[0]].remove(name)
+        self.unproven.discard(name)
+        return self.panes.pop(name)
+
+    def _into_full(self, key: Any, at: int, value: int, least: int, most: int) -> None:
+        """Add a record to a session that is cut at a length, and full with a number of records."""
+        sessions = self.sessions.setdefault(key, [])
+        if least != most:
+            self.unsure.add((key, None))
+        live = [name for name in sessions if least < name[2] + self.allowed_us]
+        full = [name for name in live if self.panes[name].n >= FULL_RECORDS]
+        for name in full:
+            if name[1] <= at < name[2]:
+                self.panes[name].add(value, at, least)
+                self.panes[name].late += least >= name[2]
+                self.unproven.add(name)
+                return
+        end = min([at + GAP_US, (at // LENGTH_US + 1) * LENGTH_US, *(name[1] for name in full if name[1] > at)])
+        met = [name for name in live if name not in full and name[1] < end and at < name[2]]
+        if not met and least >= end + self.allowed_us:
+            self.late[key, None] += 1
+            return
+        start, pane = at, RecountedPane()
+        for name in met:
+            start, end = min(start, name[1]), max(end, name[2])
+            pane.absorb(self._close(name))
+        pane.add(value, at, least)
+        if pane.n >= FULL_RECORDS:
+            end = min(end, max(pane.last, least) + 1)
+        pane.late += least >= end
+        self._open((key, start, end), pane)
 
 
 @dataclass(slots=True)

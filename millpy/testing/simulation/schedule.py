@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from millpy.hosting.failpoints import Failpoint
-from millpy.testing.simulation.graphs import BRANCHES, LEVELS, SHAPES, SHORT_US, Branch, Feed, Shape
+from millpy.testing.simulation.graphs import BRANCHES, LEVELS, MORE, SHAPES, SHORT_US, Branch, Feed, Shape
+from millpy.testing.simulation.per_key import TOOLS
+from millpy.testing.simulation.windowed import WINDOWED
 
 FAULT_KINDS = {
     "crash": 3,
@@ -112,6 +115,20 @@ LEVELS_SHARE = 1 / 4
 """The share of runs with windows over panes that are retracted."""
 PAIRS_SHARE = 1 / 4
 """The share of runs with a join."""
+MORE_SHARE = 1 / 3
+"""The share of branches that are replaced by one of `MORE`, of which a schedule has one."""
+IN_ORDER: tuple[Branch, ...] = ("earliest", "latest")
+"""Branches whose results depend on the order in which partitions are consumed."""
+HISTORIES_SHARE = 1 / 4
+"""The share of runs in which the tables of windows keep a history."""
+SITES_SHARE = 1 / 5
+"""The share of runs with watermarks by site."""
+BY_SITE: tuple[Branch, ...] = (
+    *("fixed", "sliding", "session", *LEVELS),
+    *(branch for branch in MORE if branch not in ("topped", "looked_up", *TOOLS)),
+    "operators",
+)
+"""The branches that may be behind a source with sites."""
 LONG_US = 600_000_000
 """Longer than any run."""
 
@@ -148,14 +165,18 @@ def draw(seed: int) -> Schedule:
     )
     schedule = _with_generations(schedule, random.Random(f"generations of {seed}"))
     schedule = _with_levels(schedule, random.Random(f"levels of {seed}"))
-    return _with_pairs(schedule, random.Random(f"pairs of {seed}"))
+    schedule = _with_pairs(schedule, random.Random(f"pairs of {seed}"))
+    schedule = _with_more(schedule, random.Random(f"more of {seed}"))
+    schedule = _with_sites(schedule, random.Random(f"sites of {seed}"))
+    schedule = _with_tables(schedule, random.Random(f"tables of {seed}"))
+    return _with_histories(schedule, random.Random(f"histories of {seed}"))
 
 
 def _with_levels(schedule: Schedule, rng: random.Random) -> Schedule:
     """Add windows over panes that are retracted to some schedules; the others do not change."""
     if rng.random() >= LEVELS_SHARE:
         return schedule
-    branch: Branch = rng.choice(tuple(LEVELS))
+    branch = rng.choice(LEVELS)
     return replace(schedule, shape=replace(schedule.shape, branches=(*schedule.shape.branches, branch)))
 
 
@@ -164,6 +185,67 @@ def _with_pairs(schedule: Schedule, rng: random.Random) -> Schedule:
     if rng.random() >= PAIRS_SHARE:
         return schedule
     return replace(schedule, shape=replace(schedule.shape, branches=(*schedule.shape.branches, "pairs")))
+
+
+def _with_more(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Put one of the other branches in the place of one of some schedules, or of two."""
+    shape = schedule.shape
+    branches = list(shape.branches)
+    fitting = [branch for branch in MORE if shape.partitions == 1 or branch not in IN_ORDER]
+    for place, branch in enumerate(branches):
+        if branch != "watcher" and rng.random() < MORE_SHARE and not {*MORE} & {*branches}:
+            branches[place] = rng.choice(fitting)
+    return replace(schedule, shape=replace(shape, branches=tuple(branches)))
+
+
+def _with_sites(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Give some schedules watermarks by site: their graphs have windows by site, and nothing else."""
+    if rng.random() >= SITES_SHARE:
+        return schedule
+    shape = schedule.shape
+    sites: Literal["group", "device"] = rng.choice(("group", "device", "device"))
+    branches = [
+        branch for branch in shape.branches if branch in BY_SITE and (branch != "operators" or sites == "group")
+    ]
+    branches = branches or [rng.choice(BY_SITE[:-1])]
+    partitions = shape.partitions if shape.feed == "file" else rng.choice((1, 2, 3))
+    bounded = partitions == 1 and sites == "device" and rng.random() < 0.6
+    changed = replace(
+        shape,
+        branches=tuple(branches),
+        partitions=partitions,
+        sites=sites,
+        sites_max=rng.choice((1, 2, 3)) if bounded else shape.sites_max,
+        deep=False,
+        poison=False,
+        skew=shape.skew and partitions > 1,
+    )
+    return replace(schedule, shape=changed)
+
+
+def _with_tables(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Let the table of a lookup change, and be away for a while."""
+    if "looked_up" not in schedule.shape.branches:
+        return schedule
+    last = schedule.faults[-1].step
+    changes = [
+        ScheduledFault(
+            int(rng.random() * last),
+            rng.choice(("table_changes", "table_changes", "table_changes", "table_goes")),
+            int(rng.random() * 10_000) / 10_000,
+            int(rng.random() * 10_000) / 10_000,
+        )
+        for _ in range(2 + int(rng.random() * 8))
+    ]
+    return replace(schedule, faults=tuple(sorted([*schedule.faults, *changes], key=lambda fault: fault.step)))
+
+
+def _with_histories(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Let the tables of windows keep a history in some schedules."""
+    windowed = [branch for branch in schedule.shape.branches if branch in WINDOWED]
+    if rng.random() >= HISTORIES_SHARE or not windowed:
+        return schedule
+    return replace(schedule, shape=replace(schedule.shape, histories=True))
 
 
 def _with_generations(schedule: Schedule, rng: random.Random) -> Schedule:

@@ -30,9 +30,10 @@ from millpy.testing.simulation.broker import BROKER, Broker, names_of
 from millpy.testing.simulation.checkers import Evidence, Violation
 from millpy.testing.simulation.ending import finished
 from millpy.testing.simulation.generation import Environment, SimulatedGeneration
-from millpy.testing.simulation.graphs import TROUBLE, Shape, Trouble
+from millpy.testing.simulation.graphs import SITES, TROUBLE, Shape, Trouble
 from millpy.testing.simulation.history import RecordingStore
 from millpy.testing.simulation.input import feed
+from millpy.testing.simulation.lookup_table import put_table
 from millpy.testing.simulation.loop import Lane, SimulatedLoop, SimulatedProcess
 from millpy.testing.simulation.machine import Machine, Program
 from millpy.testing.simulation.names import Names
@@ -124,6 +125,9 @@ class World:
             shape,
             ahead=schedule.ahead,
         )
+        self.content = 0  # of the table of the lookup
+        if schedule.seed % 4:  # else the table is made later, and its step waits
+            put_table(self.database, 0, SITES)
         self._published = 0
         if shape.feed == "file":
             path.write_bytes(b"".join(payload + b"\n" for payload in self.feed.payloads))
@@ -195,6 +199,7 @@ class World:
                     self.spawn(simulated)
         if self.step >= self._last and self._healed_at is None and not coming:
             faults.heal(self)
+            put_table(self.database, self.content, SITES)
             self._healed_at = self.clock.monotonic()
             for broker in self.sessions():
                 broker.end()
@@ -412,6 +417,7 @@ def limits(schedule: Schedule) -> Limits:
     return Limits(
         lease_ttl_s=LEASE_S,
         bundle_records_max=schedule.bundle_records,
+        sites_max=schedule.shape.sites_max,
         progress_every_s=0.15,
         poll_s_min=0.01,
         poll_s_max=0.25,
