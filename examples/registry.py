@@ -2,10 +2,11 @@
 
     psql "$MILLPY_DATABASE_URL" -f examples/data/registry.sql
     millpy run examples/registry.py
-    millpy sql "SELECT hall, readings, hottest FROM plant.halls ORDER BY hall"
+    millpy sql "SELECT hall, readings, hottest FROM machines.halls ORDER BY hall"
 
-The readings of a device that the table does not have are in `millpy.dead_letters`. `millpy dead-letters replay` takes
-them once its row is there.
+The readings of a device that the table does not have are in `millpy.dead_letters`. `millpy dead-letters replay --all`
+and a worker take them once its row is there. (On a live feed they then amend their hour, if it has `allowed_lateness`;
+the hours of a file are over when it ends, so they are in `millpy.late_records`.)
 """
 
 from datetime import datetime
@@ -28,7 +29,7 @@ class Device(msgspec.Struct):
     maker: str | None
 
 
-graph = Graph("plant")
+graph = Graph("machines")
 readings = graph.inject(
     "readings",
     File(Path(__file__).parent / "data/machines.ndjson"),

@@ -744,8 +744,12 @@ BEGIN
               HINT = 'for example millpy.as_of(NULL::factory.temperature_1h, now() - interval ''1 hour'')';
     END IF;
     SELECT * INTO found FROM millpy.history_of(row_of);
-    SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) INTO columns
-      FROM pg_attribute AS a WHERE a.attrelid = row_of AND a.attnum > 0 AND NOT a.attisdropped;
+    -- Columns that a user has added to the table are null: the history has none.
+    SELECT string_agg(CASE WHEN h.attname IS NULL THEN format('NULL::%s', format_type(a.atttypid, a.atttypmod))
+                           ELSE quote_ident(a.attname) END, ', ' ORDER BY a.attnum) INTO columns
+      FROM pg_attribute AS a
+      LEFT JOIN pg_attribute AS h ON h.attrelid = found.history AND h.attname = a.attname AND NOT h.attisdropped
+     WHERE a.attrelid = row_of AND a.attnum > 0 AND NOT a.attisdropped;
     RETURN QUERY EXECUTE format(
         'SELECT %1$s FROM (SELECT DISTINCT ON (%2$s) * FROM %3$s WHERE emitted_at <= $1'
         ' ORDER BY %4$s, pane_index DESC, is_retraction DESC) AS newest WHERE NOT is_retraction',

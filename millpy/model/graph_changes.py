@@ -160,8 +160,19 @@ def _parts(kind: Kind, name: str, before: Description, after: Description) -> It
             yield from _cells(name, dict(was or ()), dict(now or ()))
         elif part == "aggregates":
             yield from _aggregates_of(name, dict(was or ()), dict(now or ()))
+        elif part == "parameters":
+            yield from _parameters(kind, name, was or {}, now or {})
         else:
             words = _changed(_PARTS.get(part, parameter_name(part)), *(_part_text(part, value) for value in (was, now)))
+            yield GraphChange(kind, name, words)
+
+
+def _parameters(kind: Kind, name: str, before: Description, after: Description) -> Iterator[GraphChange]:
+    """Yield a change for each parameter of a `Computation` that differs."""
+    for parameter in sorted({*before, *after}):
+        was, now = before.get(parameter), after.get(parameter)
+        if was != now:
+            words = _changed(f"parameter {parameter!r}", identity_text(was), identity_text(now))
             yield GraphChange(kind, name, words)
 
 

@@ -93,7 +93,8 @@ def identity_text(identity: Any) -> str:
         keeping = f" keeping {type_text(identity['accumulator'])}"
         return f"{identity['name']}({_given(identity['parameters'])}){keeping}"
     if kind == "window_function":
-        return f"{identity['name']}({_given(identity['parameters'])}) of code {identity['code']}"
+        bounds = _keywords({name: identity[name] for name in ("length_max_us", "merges", "windows_max")})
+        return f"{identity['name']}({_given(identity['parameters'])}) with {bounds}, of code {identity['code']}"
     if kind == "operator":
         return _operator_text(identity)
     if kind == "pattern":

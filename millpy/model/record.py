@@ -322,7 +322,11 @@ class RecordType:
         """
         for name in fields:
             if self.is_nullable(name):
-                raise SchemaError(f"{name!r} of {self.struct.__name__} may be None and cannot be a key")
+                raise SchemaError(
+                    f"{name!r} of {self.struct.__name__} may be None and cannot be a key",
+                    hint="map the records to a class in which it is never None; or leave out records without a match:"
+                    ' missing="drop" of a lookup, how="inner" of a join',
+                )
             kind = self.field_type(name)
             if kind not in KEY_TYPES:
                 raise SchemaError(

@@ -186,6 +186,10 @@ async def test_a_table_can_be_named_by_text(database_url: str) -> None:
     typed = rows(database_url, "SELECT to_jsonb(t) FROM millpy.as_of(NULL::factory.sums, now()) AS t ORDER BY 1")
     assert rows(database_url, "SELECT * FROM millpy.as_of('factory.sums', now()) ORDER BY 1") == typed
     assert typed
+    with psycopg.connect(database_url) as connection:  # a user's columns, which the history lacks
+        connection.execute("ALTER TABLE factory.sums ADD note varchar(9) DEFAULT 'x', ADD twice int DEFAULT 2")
+    wider = rows(database_url, "SELECT to_jsonb(t) FROM millpy.as_of(NULL::factory.sums, now()) AS t ORDER BY 1")
+    assert wider == [(row | {"note": None, "twice": None},) for (row,) in typed]
     for query, error in (
         ("SELECT * FROM millpy.as_of(NULL::mill.graphs, now())", psycopg.errors.UndefinedTable),
         ("SELECT * FROM millpy.as_of(3, now())", psycopg.errors.DatatypeMismatch),
@@ -318,9 +322,14 @@ async def test_a_generation_has_a_history_of_its_own(database_url: str) -> None:
         await run_worker(graph_of(feed, windows, generation=generation), database_url, limits=LIMITS)
     keys = "SELECT count(DISTINCT device) FROM {}"
     assert rows(database_url, keys.format("factory_2.sums_history")) == [(2,)]
+    with psycopg.connect(database_url) as connection:
+        connection.execute("CREATE VIEW public.mine AS SELECT count(*) FROM millpy.as_of(NULL::factory.sums, now())")
 
-    await asyncio.to_thread(millpy, "switch", "factory", "2", "--database", database_url)
+    out = await asyncio.to_thread(millpy, "switch", "factory", "2", "--database", database_url)
 
+    assert "view public.mine still reads it" in out
+    with psycopg.connect(database_url) as connection:
+        connection.execute("DROP VIEW public.mine")
     assert rows(database_url, keys.format("factory.sums_history")) == [(2,)]
     assert rows(database_url, keys.format("factory_1.sums_history")) == [(1,)]
     now = "SELECT count(DISTINCT device) FROM millpy.as_of(NULL::{}.sums, now())"

@@ -158,6 +158,7 @@ async def test_a_dead_letter_without_a_row_is_replayed_when_the_row_is_there(dat
         replay = "SELECT millpy.replay_dead_letters(array_agg(dead_letter_id)) FROM millpy.dead_letters"
         execute(database_url, replay)
         await until(database_url, letters, [("no_row", '"later"', "open", 1)])
+        assert [row["count"] for row in read_facts(database_url, SystemClock()).dead_letters] == [1]
 
         execute(database_url, "INSERT INTO registry.devices (name, site) VALUES ('later', 'east')")
         await until(database_url, WAITING.replace("version, ", ""), [(3, "")])
@@ -165,6 +166,7 @@ async def test_a_dead_letter_without_a_row_is_replayed_when_the_row_is_there(dat
 
         await until(database_url, "SELECT device, site_table FROM plant.strict", [("later", "east")])
         await until(database_url, letters, [("no_row", '"later"', "replayed", 1)])
+        assert read_facts(database_url, SystemClock()).dead_letters == []
     assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
 
 

@@ -176,7 +176,9 @@ def test_every_turn_that_a_crash_has_lost_is_made_again() -> None:
 def test_a_row_that_does_not_fit_is_missing_and_counted() -> None:
     driver = GraphDriver(enriching())
 
-    driver.set_table("devices", [device("a", "north"), {"device": "b", "site": 5}, b'{"device": "c"}'])
+    with pytest.raises(UsageError, match="set_table takes a list of rows"):
+        driver.set_table("devices", device("a", "north"))  # type: ignore[arg-type]
+    driver.set_table("devices", [device("a", "north"), {"device": "b", "site": 5}, b'{"device":\n"c"}'])
     driver.feed("readings", [reading("a"), reading("b"), reading("c")])
 
     assert sorted(columns(driver, "device", "site"), key=str) == [("a", "north"), ("b", None), ("c", None)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -641,6 +642,10 @@ def test_another_meaning_of_stored_state_is_refused(before: Tool, after: Tool) -
     changes = [change for change in changes_between(description(before), description(after)) if change.subject == "t"]
 
     assert "meaning" in {change.kind for change in changes}
+    (words,) = [change.difference for change in changes if change.kind == "meaning"]
+    was, now = re.fullmatch(r"parameter '\w+' changed from (.+) to (.+)", words).groups()  # type: ignore[union-attr]
+    assert was != now
+    assert '"kind"' not in was + now, "as a user writes it"
 
 
 @pytest.mark.parametrize(

@@ -240,13 +240,14 @@ SELECT DISTINCT format('%I.%I', g.name, t.name) AS table, f.oid::regproc::text A
  ORDER BY 1, 2, 3;
 
 -- name: look_at_dead_letters
--- Counts dead letters and late records of the last hour by stream, most first. Zero rows: there were none.
+-- Counts dead letters and late records of the last hour by stream, most first, without those that were replayed or
+-- discarded. Zero rows: there were none.
 SELECT kind, graph, stream, count(*)::bigint AS count
   FROM (SELECT 'dead letter' AS kind, graph, stream FROM millpy.dead_letters
-         WHERE dead_lettered_at > clock_timestamp() - interval '1 hour'
+         WHERE dead_lettered_at > clock_timestamp() - interval '1 hour' AND state IN ('open', 'requested')
          UNION ALL
         SELECT 'late record', graph, stream FROM millpy.late_records
-         WHERE recorded_at > clock_timestamp() - interval '1 hour') AS found
+         WHERE recorded_at > clock_timestamp() - interval '1 hour' AND state IN ('open', 'requested')) AS found
  GROUP BY kind, graph, stream ORDER BY count DESC;
 
 -- name: look_at_standstills

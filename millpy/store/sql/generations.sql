@@ -45,16 +45,19 @@ SELECT t.name || n.ending AS name
 SELECT t.table_id FROM mill.result_tables AS t JOIN mill.graphs AS g USING (graph_id) WHERE g.name = %(name)s;
 
 -- name: find_readers
--- Finds users' views and rules that read some relations of a schema. Zero rows: there are none.
+-- Finds users' views and rules that read some relations of a schema, or name the type of their rows, as
+-- millpy.as_of(NULL::factory.temperature_1h, …) does. Zero rows: there are none.
 WITH ours AS (
-    SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    SELECT c.oid, c.reltype FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
      WHERE n.nspname = %(schema)s AND c.relname = ANY (%(names)s)
 )
 SELECT DISTINCT v.oid::regclass::text
   FROM pg_depend AS d
   JOIN pg_rewrite AS r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid
   JOIN pg_class AS v ON v.oid = r.ev_class
- WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid IN (SELECT oid FROM ours) AND v.oid NOT IN (SELECT oid FROM ours)
+ WHERE ((d.refclassid = 'pg_class'::regclass AND d.refobjid IN (SELECT oid FROM ours))
+     OR (d.refclassid = 'pg_type'::regclass AND d.refobjid IN (SELECT reltype FROM ours)))
+   AND v.oid NOT IN (SELECT oid FROM ours)
  ORDER BY 1;
 
 -- name: find_extras

@@ -9,7 +9,7 @@ the database refuses, and the pause of a source with too many dead letters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -138,8 +138,10 @@ class GraphDriver:
         nodes = [node for node in self.graph.nodes if isinstance(node, StageNode)]
         known = {read.name: read for node in nodes for read in node.tables}
         read = known[_known("lookup table", name, list(known))]
-        text = b"\n".join(_payload_of(row, read.row, f"row of {name!r}") for row in _several(rows))
-        check_size(read, len(rows), len(text), self._limits)
+        several = _several(rows, "set_table", "row")
+        # One row a line: a line end of JSON is between its values.
+        text = b"\n".join(_payload_of(row, read.row, f"row of {name!r}").replace(b"\n", b" ") for row in several)
+        check_size(read, len(several), len(text), self._limits)
         before = self._host.tables.get(read)
         self._host.tables[read] = table_version(read, text, self._host.now_us, before)
         self._turn({})
@@ -395,10 +397,10 @@ def _known(what: str, name: str, names: Sequence[str]) -> str:
     return name
 
 
-def _several(records: Sequence[Any]) -> Sequence[Any]:
-    if isinstance(records, str | bytes | dict | msgspec.Struct):
-        raise UsageError("feed takes a list of records", hint="for one record, pass [record]")
-    return records
+def _several(records: Sequence[Any], call: str = "feed", of: str = "record") -> list[Any]:
+    if isinstance(records, str | bytes | dict | msgspec.Struct) or not isinstance(records, Iterable):
+        raise UsageError(f"{call} takes a list of {of}s", hint=f"for one {of}, pass [{of}]")
+    return list(records)
 
 
 def _payload(record: Any, node: InjectorNode) -> bytes:

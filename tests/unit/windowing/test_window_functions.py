@@ -171,7 +171,8 @@ def test_the_identity_is_name_parameters_bounds_and_code() -> None:
     assert identity != Parametrised(6).identity()
     assert identity == Parametrised(5).identity()
     assert repr(Parametrised(5)) == "Parametrised(size_s=5)"
-    assert identity_text(identity) == f"size(size_s=5) of code {identity['code']}"
+    bounds = "length_max=hours(24), merges=False, windows_max=100"
+    assert identity_text(identity) == f"size(size_s=5) with {bounds}, of code {identity['code']}"
     assert code_digest(Commented, WindowFunction) == code_digest(Lasting, WindowFunction)
     assert code_digest(Changed, WindowFunction) != code_digest(Lasting, WindowFunction)
     assert Merging().identity()["code"] == Lasting().identity()["code"], "the code is inherited"
