@@ -26,6 +26,7 @@ from millpy.windowing.aggregates.ranking import Ranking
 from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.composite_triggers import AFTER_WATERMARK, AfterWatermark
 from millpy.windowing.logic import WindowedLogic
+from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import AfterCount, Trigger
 from millpy.windowing.window import FixedWindows, SlidingWindows, Windows
 
@@ -73,8 +74,8 @@ class TopOfPanes:
             intervals: number of key intervals of either step.
 
         Raises:
-            GraphError: the stream has no panes of fixed, sliding or calendar windows, or they discard; a field does not
-                exist; or as for `window`.
+            GraphError: the stream has no panes of fixed, sliding or calendar windows, or they discard, or sliding ones
+                have the times of records; a field does not exist; or as for `window`.
             SchemaError: n is out of bounds, or the aggregate is no number.
         """
         stream = cast("Stream", self)
@@ -189,6 +190,11 @@ def _windowed(stream: Stream) -> tuple[StageNode, WindowedLogic]:
             f"top_n cannot rank over {logic.windows!r}: its keys share no window",
             hint="use fixed, sliding or calendar windows",
         )
+    if isinstance(logic.windows, SlidingWindows) and logic.timestamps is not TimestampCombiner.END_OF_WINDOW:
+        raise GraphError(
+            f"panes of {stream.name!r} have the time of a record, which does not tell of which sliding window they are",
+            hint="omit its timestamp_combiner",
+        )
     if logic.accumulation is Accumulation.DISCARDING and logic.panes_repeat:
         raise GraphError(
             f"panes of {stream.name!r} have only what is new, which cannot be ranked",
@@ -201,7 +207,7 @@ def _windowed(stream: Stream) -> tuple[StageNode, WindowedLogic]:
 
 
 def _windows_of_panes(windows: Windows) -> Windows:
-    """Return windows of which each has the panes of one window: a pane's event time is the last µs of its window."""
+    """Return windows of which each has the panes of one window: the times of panes are in it, or the last µs of it."""
     if isinstance(windows, SlidingWindows):
         return FixedWindows(windows.every, offset=(windows.offset + windows.size) % windows.every)
     return windows

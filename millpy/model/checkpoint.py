@@ -23,7 +23,7 @@ class Kind(StrEnum):
     COUNTER = "counter"  # namespace: the counter, e.g. "consumed"; subkey: stream; value: absolute count (I8)
     PARKED = "parked"  # a parked key, or a record that waits behind it: see operators/parking.py
     SAMPLE = "sample"  # namespace: a table of records; subkey: cause; value: counts of seen and kept records
-    DISORDER = "disorder"  # of a source partition; subkey: "counted" or "learned"; value: see ingest/disorder.py
+    DISORDER = "disorder"  # namespace: "", or a site; subkey: "counted" or "learned"; value: see ingest/disorder.py
     LOOKUP = "lookup"  # subkey: a lookup table; value: the version that the last bundle saw, see model/lookup.py
     SITE = "site"  # namespace: "source", or the producer's interval; subkey: the site; value: see model/sites.py
     FLEET = "fleet"  # namespace: the fields that name a device; key: the device; value: see ingest/device_stats.py

@@ -24,7 +24,6 @@ from millpy.model.stage import InputBundle, ResidentInterval, StageBinding, Step
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.windowing.operator import WindowedInterval
 from millpy.windowing.site_registry import SiteRegistry
-from millpy.windowing.sliding import FIRED
 
 OpenSite = Callable[[StageBinding, StoredInterval], WindowedInterval[Any]]
 NO_KEY = b'""'
@@ -91,6 +90,9 @@ class IntervalBySite(ResidentInterval):
         found: dict[str, dict[int, Entries]] = {}
         places: dict[bytes, str] = {}
         for number, entries in enumerate(stored):
+            if entries.kind is Kind.DISORDER:
+                found.setdefault(entries.namespace, {})[number] = replace(entries, namespace="")
+                continue
             if entries.kind not in (Kind.WINDOW, Kind.POSITION):
                 continue
             columns = (entries.keys, entries.key_hashes, entries.subkeys, entries.values, entries.fire_ats)
@@ -169,8 +171,10 @@ class IntervalBySite(ResidentInterval):
         )
         result = windows.step(of_site)
         for entries in result.delta:
-            if entries.kind is Kind.POSITION and entries.namespace == FIRED:
+            if entries.kind is Kind.POSITION:
                 entries.subkeys = [place]
+            elif entries.kind is Kind.DISORDER:
+                entries.namespace = place
         self._bytes += windows.open_bytes
         site.look()
         return result
@@ -232,7 +236,7 @@ class IntervalBySite(ResidentInterval):
 
 
 def _is_of_site(kind: Kind, key: bytes, subkey: str) -> bool:
-    """Tell whether an entry is that of a site as a whole, without a key: how far its sliding windows have fired."""
+    """Tell whether an entry is that of a site as a whole: how far its sliding windows have fired, or its records go."""
     return kind is Kind.POSITION and key == NO_KEY and bool(subkey)
 
 

@@ -28,6 +28,7 @@ from millpy import (
     Repeatedly,
     SessionWindows,
     SlidingWindows,
+    TimestampCombiner,
     When,
 )
 from millpy.errors import GraphError
@@ -62,9 +63,10 @@ def driver(
     allowed: int = 100,
     few: int = 10_000,
     rules: PaneRules = DEFAULT_RULES,
+    timestamps: TimestampCombiner = TimestampCombiner.END_OF_WINDOW,
 ) -> StageDriver:
     aggregates = {"n": Count(), "total": Sum("number")}
-    how = {"few_records_max": few, "trigger": trigger, "accumulation": mode, "rules": rules}
+    how = {"few_records_max": few, "trigger": trigger, "accumulation": mode, "rules": rules, "timestamps": timestamps}
     logic = WindowedLogic(windows, timedelta_us(allowed), aggregates, **how)
     outputs = {"panes": logic.output_type(RecordType(Reading), ("key",))}
     return StageDriver(logic, Reading, outputs=outputs, tables={"panes": 1}, max_disorder=MAX_DISORDER)
@@ -328,6 +330,7 @@ def batch(fed: list[tuple[Reading, int]], every: int) -> Counter[Any]:
     few=st.sampled_from([0, 10_000]),
     panes_max=st.sampled_from([1, 10_000]),
     rules=st.just(DEFAULT_RULES) | rules_of_panes,
+    timestamps=st.sampled_from(TimestampCombiner),
 )
 def test_panes_add_up_to_the_batch_in_every_mode(
     windows: Windows,
@@ -338,9 +341,11 @@ def test_panes_add_up_to_the_batch_in_every_mode(
     few: int,
     panes_max: int,
     rules: PaneRules,
+    timestamps: TimestampCombiner,
 ) -> None:
     """The batch: each record in all of its windows, without the (record, window) pairs that were dropped."""
-    subject = driver(trigger, windows=windows, mode=mode, allowed=allowed, few=few, rules=rules)
+    how: dict[str, Any] = {"windows": windows, "mode": mode, "rules": rules, "timestamps": timestamps}
+    subject = driver(trigger, allowed=allowed, few=few, **how)
     subject.panes_max = panes_max
     fed = played(subject, schedule, columns=few == 0)
     finish(subject)
@@ -379,28 +384,37 @@ def test_panes_add_up_to_the_batch_in_every_mode(
 
 
 def check_flags(subject: StageDriver, rules: PaneRules) -> None:
-    """Check that panes count their windows' panes, that none follows a last one, and that empty ones were asked for."""
+    """Check that panes count their windows' panes, that none follows a last one, and that empty ones were asked for.
+
+    A session that becomes part of another has neither a last pane nor one on time.
+    """
     by_window: dict[Any, list[Any]] = {}
+    absorbed: list[list[Any]] = []
     before: dict[Any, Any] = {}
     for result in subject.results:
+        absorbed += [by_window.pop(name, []) for name in subject.deleted(result)]
         records = result.productions.get("panes")
         marks = [] if records is None else retractions_of(records).tolist()
         for pane, retracts in zip([] if records is None else records.objects(), marks, strict=True):
-            window = pane.key, pane.window_start, pane.window_end
+            window = pane.key, instant(pane.window_start), instant(pane.window_end)
             if retracts:
                 assert pane == before.pop(window)
             else:
                 by_window.setdefault(window, []).append(pane)
                 before[window] = pane
-    for panes in by_window.values():
+    for panes in (*by_window.values(), *absorbed):
         since_end = [pane for pane in panes if pane.pane_timing != "early"]
+        assert [pane.pane_index for pane in panes] == list(range(len(panes)))
         assert [pane.pane_on_time_index for pane in since_end] == list(range(len(since_end)))
         assert {pane.pane_on_time_index for pane in panes if pane.pane_timing == "early"} <= {-1}
         assert not any(pane.pane_last for pane in panes[:-1])
+    for panes in by_window.values():
+        since_end = [pane for pane in panes if pane.pane_timing != "early"]
         if rules.final_pane is FiringBehavior.ALWAYS:
             assert panes[-1].pane_last
         if rules.on_time_pane is FiringBehavior.ALWAYS and not (panes[-1].pane_last and not since_end):
             assert since_end, "the trigger was finished early, or the window had a pane since its end"
+    assert not any(pane.pane_last for panes in absorbed for pane in panes)
 
 
 @settings(max_examples=50, deadline=None)
@@ -430,6 +444,7 @@ GAP = 4
 SESSIONS = SessionWindows(timedelta_us(GAP))
 LENGTH = 7
 CUT_SESSIONS = SessionWindows(timedelta_us(GAP), max_length=timedelta_us(LENGTH))
+FULL_SESSIONS = SessionWindows(timedelta_us(GAP), max_records=3)
 lasting = triggers.filter(lambda trigger: not trigger.may_finish)
 closing = triggers.filter(lambda trigger: trigger.may_finish)
 
@@ -458,12 +473,21 @@ def sessions_of(fed: list[tuple[Reading, int]], length: int = 1_000_000) -> dict
     schedule=st.lists(moves, max_size=20),
     few=st.sampled_from([0, 10_000]),
     panes_max=st.sampled_from([1, 10_000]),
+    rules=st.just(DEFAULT_RULES) | rules_of_panes,
+    timestamps=st.sampled_from(TimestampCombiner),
 )
 def test_sessions_with_triggers_merge_to_those_of_a_batch_in_every_mode(
-    windows: SessionWindows, mode: Accumulation, trigger: Trigger, schedule: list[Any], few: int, panes_max: int
+    windows: SessionWindows,
+    mode: Accumulation,
+    trigger: Trigger,
+    schedule: list[Any],
+    few: int,
+    panes_max: int,
+    rules: PaneRules,
+    timestamps: TimestampCombiner,
 ) -> None:
     """After every commit retracting panes leave those of the table; in the end each mode has what a batch has."""
-    subject = driver(trigger, windows=windows, mode=mode, allowed=1_000, few=few)
+    subject = driver(trigger, windows=windows, mode=mode, allowed=1_000, few=few, rules=rules, timestamps=timestamps)
     subject.panes_max = panes_max
     fed = played(subject, schedule, columns=few == 0)
     finish(subject)
@@ -473,22 +497,33 @@ def test_sessions_with_triggers_merge_to_those_of_a_batch_in_every_mode(
     assert table == (sessions_of(fed) if windows is SESSIONS else sessions_of(fed, LENGTH))
     if mode is Accumulation.DISCARDING:
         assert by_key == totals(fed)
+    if rules.pane_info:
+        check_flags(subject, rules)
 
 
 @pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
-@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("windows", [SESSIONS, FULL_SESSIONS], ids=["", "full"])
+@settings(max_examples=75, deadline=None)
 @given(
-    trigger=closing,
+    trigger=triggers,
     schedule=st.lists(moves, max_size=20),
     few=st.sampled_from([0, 10_000]),
     panes_max=st.sampled_from([1, 10_000]),
     rules=st.just(DEFAULT_RULES) | rules_of_panes,
+    timestamps=st.sampled_from(TimestampCombiner),
 )
-def test_sessions_with_closing_triggers_lose_only_what_they_count_as_late(
-    mode: Accumulation, trigger: Trigger, schedule: list[Any], few: int, panes_max: int, rules: PaneRules
+def test_sessions_that_close_or_fill_lose_only_what_they_count_as_late(
+    windows: SessionWindows,
+    mode: Accumulation,
+    trigger: Trigger,
+    schedule: list[Any],
+    few: int,
+    panes_max: int,
+    rules: PaneRules,
+    timestamps: TimestampCombiner,
 ) -> None:
     """Closed sessions stay as they are, so that the table and the late records have each record once."""
-    subject = driver(trigger, windows=SESSIONS, mode=mode, allowed=1_000, few=few, rules=rules)
+    subject = driver(trigger, windows=windows, mode=mode, allowed=1_000, few=few, rules=rules, timestamps=timestamps)
     subject.panes_max = panes_max
     fed = played(subject, schedule, columns=few == 0)
     finish(subject)
@@ -509,7 +544,7 @@ def test_sessions_with_closing_triggers_lose_only_what_they_count_as_late(
     assert {name: number for name, number in shown.items() if number} == wanted
     if mode is Accumulation.DISCARDING:
         assert by_key == wanted
-    if rules.pane_info and mode is not Accumulation.RETRACTING:
+    if rules.pane_info:
         check_flags(subject, rules)
 
 

@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millpy.graph import Graph
@@ -23,8 +24,14 @@ from millpy.windowing.aggregates.numeric import Count, Sum
 from millpy.windowing.aggregates.positional import Last
 from millpy.windowing.calendar_windows import CalendarWindows
 from millpy.windowing.composite_triggers import AfterWatermark, Repeatedly
+from millpy.windowing.pane_rules import DEFAULT_RULES, PaneRules
+from millpy.windowing.percentile_trigger import AfterPercentile
+from millpy.windowing.predicate_trigger import When
+from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import AfterCount, Every, Trigger
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
+from millpy.windowing.window_function import WindowFunction
+from tests.property.test_pane_triggers import rules_of_panes
 
 EXAMPLES = int(os.environ.get("MILLPY_SITES_EXAMPLES", "15"))
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -46,7 +53,30 @@ class Reading(msgspec.Struct):
     value: int
 
 
+class Trips(WindowFunction):
+    """Windows that merge, with a longer gap behind large values."""
+
+    merges = True
+
+    def assign(self, record: Any, at: datetime, key: Any) -> list[tuple[datetime, datetime]]:
+        return [(at, at + s(6 if record.value > 6 else 3))]
+
+
+class Naps(WindowFunction):
+    """Windows around each record that do not merge."""
+
+    def assign(self, record: Any, at: datetime, key: Any) -> list[tuple[datetime, datetime]]:
+        return [(at, at + s(3)), (at - s(record.value), at + s(5))]
+
+
+def large(pane: Any) -> bool:
+    return bool(pane.total > 7)
+
+
 WINDOWS: Sequence[Windows] = (
+    Trips(),
+    Naps(),
+    SessionWindows(s(4), max_records=3),
     FixedWindows(s(10)),
     SlidingWindows(s(10), every=s(5)),
     SlidingWindows(s(10), every=s(4)),
@@ -57,6 +87,9 @@ TRIGGERS: Sequence[Trigger] = (
     AfterWatermark(),
     AfterWatermark(early=Repeatedly(AfterCount(2))),
     AfterWatermark(early=Every(s(7)), late=Repeatedly(AfterCount(2))),
+    AfterWatermark(early=AfterPercentile(0.5)),
+    Repeatedly(When(large)),
+    AfterCount(2),
 )
 
 
@@ -72,6 +105,8 @@ class Case:
     idle: AdvanceWithClock | Wait
     intervals: int
     key: tuple[str, ...]
+    timestamps: TimestampCombiner = TimestampCombiner.END_OF_WINDOW
+    rules: PaneRules = DEFAULT_RULES
 
     def graph(self, watermark_by: str | None, *partitions: str) -> Graph:
         graph = Graph("sites")
@@ -83,6 +118,10 @@ class Case:
             allowed_lateness=s(self.lateness),
             trigger=self.trigger,
             accumulation=self.mode,
+            timestamp_combiner=self.timestamps,
+            on_time_pane=self.rules.on_time_pane,
+            final_pane=self.rules.final_pane,
+            pane_info=self.rules.pane_info,
             intervals=self.intervals,
             name="panes",
         )
@@ -100,7 +139,9 @@ cases = st.builds(
     idle=st.sampled_from([Wait(), AdvanceWithClock(s(5))]),
     intervals=st.integers(1, 3),
     key=st.sampled_from([("device", "site"), ("site",), ("site", "device")]),
-)
+    timestamps=st.sampled_from(TimestampCombiner),
+    rules=st.just(DEFAULT_RULES) | rules_of_panes,
+).filter(lambda case: not (case.windows is WINDOWS[0] and case.trigger.may_finish))
 times = st.integers(-60, 12)
 one_record = st.tuples(st.sampled_from(SITES), st.sampled_from("xy"), times, st.integers(0, 9))
 step = st.one_of(
@@ -162,7 +203,28 @@ def outcome(driver: GraphDriver, key: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
+PERCENTILES = Case(
+    WINDOWS[3],
+    TRIGGERS[3],
+    Accumulation.ACCUMULATING,
+    3,
+    4,
+    Wait(),
+    1,
+    ("site", "device"),
+    rules=PaneRules(pane_info=True),
+)
+LEARNED: list[tuple[str, Any]] = [
+    ("feed", [("oslo", "x", at - at % 3, 1) for at in range(-60, -20)]),
+    ("feed", [("rome", "x", at - at % 7, 1) for at in range(-60, -21)]),
+    ("crash", None),
+    ("feed", [("rome", "x", -20, 1), ("oslo", "y", -11, 1)]),
+]
+
+
+@pytest.mark.usefixtures("small_blocks")
 @settings(max_examples=EXAMPLES, deadline=None)
+@example(case=PERCENTILES, given_steps=LEARNED, loses_turns=True, panes_max=UNBOUNDED)
 @given(case=cases, given_steps=steps, loses_turns=st.booleans(), panes_max=st.sampled_from([1, 2, UNBOUNDED]))
 def test_each_site_has_the_windows_of_a_graph_of_its_own(
     case: Case, given_steps: list[tuple[str, Any]], loses_turns: bool, panes_max: int

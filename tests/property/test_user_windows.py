@@ -25,6 +25,7 @@ from millpy import (
     SessionWindows,
     SlidingWindows,
     Sum,
+    TimestampCombiner,
     WindowFunction,
 )
 from millpy.model.checkpoint import Kind
@@ -36,9 +37,10 @@ from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.aggregates.combiner import Combiner
 from millpy.windowing.composite_triggers import AFTER_WATERMARK
 from millpy.windowing.logic import WindowedLogic
+from millpy.windowing.pane_rules import DEFAULT_RULES, PaneRules
 from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import Windows
-from tests.property.test_pane_triggers import triggers
+from tests.property.test_pane_triggers import check_flags, rules_of_panes, triggers
 from tests.stage_driver import StageDriver, timedelta_us
 
 SIZE, EVERY, GAP, MAX_DISORDER = 10, 4, 5, 5
@@ -108,6 +110,8 @@ def subject(
     *,
     combines: bool = False,
     retracts: bool = False,
+    timestamps: TimestampCombiner = TimestampCombiner.END_OF_WINDOW,
+    rules: PaneRules = DEFAULT_RULES,
 ) -> StageDriver:
     aggregates: dict[str, Aggregate] = {"n": Count(), "total": Sum("number")}
     if not retracts:
@@ -122,6 +126,8 @@ def subject(
         trigger=trigger,
         accumulation=mode,
         takes_retractions=retracts,
+        timestamps=timestamps,
+        rules=rules,
     )
     outputs = {"panes": logic.output_type(RecordType(Row), ("key",))}
     return StageDriver(logic, Row, outputs=outputs, tables={"panes": 1}, max_disorder=MAX_DISORDER)
@@ -132,7 +138,8 @@ def effects(result: StepResult) -> dict[str, Any]:
     panes = result.productions.get("panes")
     rows: list[Any] = []
     if panes is not None:
-        rows = list(zip(map(msgspec.structs.asdict, panes.objects()), retractions_of(panes).tolist(), strict=True))
+        columns = (retractions_of(panes).tolist(), panes.event_times.tolist())
+        rows = list(zip(map(msgspec.structs.asdict, panes.objects()), *columns, strict=True))
     return {
         "panes": [row for row in rows if row[1]] + [row for row in rows if not row[1]],
         "table": sorted(
@@ -220,6 +227,8 @@ given_schedule = given(
     few=st.sampled_from([0, 10_000]),
     panes_max=st.sampled_from([1, 10_000]),
     combines=st.booleans(),
+    timestamps=st.sampled_from(TimestampCombiner),
+    rules=st.just(DEFAULT_RULES) | rules_of_panes,
 )
 
 
@@ -227,13 +236,20 @@ given_schedule = given(
 @settings(max_examples=20, deadline=None)
 @given_schedule
 def test_a_function_that_assigns_sliding_windows_does_what_these_do(
-    mode: Accumulation, trigger: Trigger, schedule: list[Any], allowed: int, few: int, panes_max: int, combines: bool
+    mode: Accumulation,
+    trigger: Trigger,
+    schedule: list[Any],
+    allowed: int,
+    few: int,
+    panes_max: int,
+    combines: bool,
+    timestamps: TimestampCombiner,
+    rules: PaneRules,
 ) -> None:
     """Windows of 10 every 4 are stored whole, as those of a function are."""
     own = SlidingWindows(timedelta_us(SIZE), every=timedelta_us(EVERY))
-    drivers = [
-        subject(windows, trigger, mode, allowed, few, combines=combines) for windows in (own, Sliding(SIZE, EVERY))
-    ]
+    how: dict[str, Any] = {"combines": combines, "timestamps": timestamps, "rules": rules}
+    drivers = [subject(windows, trigger, mode, allowed, few, **how) for windows in (own, Sliding(SIZE, EVERY))]
     play(drivers, schedule)
 
 
@@ -241,14 +257,23 @@ def test_a_function_that_assigns_sliding_windows_does_what_these_do(
 @settings(max_examples=20, deadline=None)
 @given_schedule
 def test_a_function_whose_windows_merge_does_what_sessions_do(
-    mode: Accumulation, trigger: Trigger, schedule: list[Any], allowed: int, few: int, panes_max: int, combines: bool
+    mode: Accumulation,
+    trigger: Trigger,
+    schedule: list[Any],
+    allowed: int,
+    few: int,
+    panes_max: int,
+    combines: bool,
+    timestamps: TimestampCombiner,
+    rules: PaneRules,
 ) -> None:
     if trigger.may_finish:
         trigger = AFTER_WATERMARK
     if panes_max == 1:
         few = 0  # records that are added one by one leave through the state, where panes have to wait
     own = SessionWindows(timedelta_us(GAP), by_field="gap_s")
-    drivers = [subject(windows, trigger, mode, allowed, few, combines=combines) for windows in (own, Visits())]
+    how: dict[str, Any] = {"combines": combines, "timestamps": timestamps, "rules": rules}
+    drivers = [subject(windows, trigger, mode, allowed, few, **how) for windows in (own, Visits())]
     for driver in drivers:
         driver.panes_max = panes_max
     play(drivers, schedule)
@@ -260,12 +285,20 @@ def test_a_function_whose_windows_merge_does_what_sessions_do(
     trigger=triggers | st.just(AFTER_WATERMARK),
     schedule=st.lists(moves | st.tuples(st.just("retract"), st.lists(st.integers(0, 50), max_size=3)), max_size=20),
     allowed=st.sampled_from([0, 7, 100]),
+    timestamps=st.sampled_from(TimestampCombiner),
+    rules=st.just(DEFAULT_RULES) | rules_of_panes,
 )
 def test_retracted_records_leave_the_windows_of_a_function_as_they_leave_sliding_ones(
-    mode: Accumulation, trigger: Trigger, schedule: list[Any], allowed: int
+    mode: Accumulation,
+    trigger: Trigger,
+    schedule: list[Any],
+    allowed: int,
+    timestamps: TimestampCombiner,
+    rules: PaneRules,
 ) -> None:
     own = SlidingWindows(timedelta_us(SIZE), every=timedelta_us(EVERY))
-    drivers = [subject(windows, trigger, mode, allowed, 0, retracts=True) for windows in (own, Sliding(SIZE, EVERY))]
+    how: dict[str, Any] = {"retracts": True, "timestamps": timestamps, "rules": rules}
+    drivers = [subject(windows, trigger, mode, allowed, 0, **how) for windows in (own, Sliding(SIZE, EVERY))]
     play(drivers, schedule)
 
 
@@ -313,13 +346,21 @@ namings = st.builds(
         max_size=15,
     ),
     panes_max=st.sampled_from([1, 10_000]),
+    timestamps=st.sampled_from(TimestampCombiner),
+    rules=rules_of_panes,
 )
 def test_panes_of_any_windows_add_up_to_the_batch_in_every_mode(
-    mode: Accumulation, trigger: Trigger, schedule: list[Any], panes_max: int
+    mode: Accumulation,
+    trigger: Trigger,
+    schedule: list[Any],
+    panes_max: int,
+    timestamps: TimestampCombiner,
+    rules: PaneRules,
 ) -> None:
     """The batch: each record in all of its windows, without the (record, window) pairs that came too late."""
     aggregates = {"n": Count(), "total": Sum("number")}
-    logic = WindowedLogic(Named(), timedelta_us(7), aggregates, trigger=trigger, accumulation=mode)
+    options: dict[str, Any] = {"trigger": trigger, "accumulation": mode, "timestamps": timestamps, "rules": rules}
+    logic = WindowedLogic(Named(), timedelta_us(7), aggregates, **options)
     outputs = {"panes": logic.output_type(RecordType(Naming), ("key",))}
     driver = StageDriver(logic, Naming, outputs=outputs, tables={"panes": 1}, max_disorder=MAX_DISORDER)
     driver.panes_max = panes_max
@@ -342,14 +383,17 @@ def test_panes_of_any_windows_add_up_to_the_batch_in_every_mode(
                 name = msgspec.json.decode(key), start, end
                 wanted[(*name, "n")] -= 1
                 wanted[(*name, "total")] -= msgspec.json.decode(payload)["number"]
-        for pane, retracts in effects(result)["panes"]:
+        for pane, retracts, _ in effects(result)["panes"]:
             window = pane["key"], us(pane["window_start"]), us(pane["window_end"])
             keeps = mode is not Accumulation.ACCUMULATING
             for column in ("n", "total"):
-                sums[(*window, column)] = keeps * sums[(*window, column)] + (-1 if retracts else 1) * pane[column]
+                sums[(*window, column)] = keeps * sums[(*window, column)] + (-1 if retracts else 1) * (
+                    pane[column] or 0
+                )
         for first, *row in effects(result)["table"]:
             window, (n, total) = tuple(row[:3]), row[3:5]
             assert (window in table) != first
             table[window] = n, total
     assert {name: (sums[(*name, "n")], sums[(*name, "total")]) for name in table} == table
     assert {name: number for name, number in sums.items() if number} == {n: x for n, x in wanted.items() if x}
+    check_flags(driver, rules)

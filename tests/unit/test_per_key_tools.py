@@ -28,9 +28,11 @@ from millpy import (
     Mean,
     Pattern,
     SessionWindows,
+    SlidingWindows,
     Stream,
     Sum,
     Timer,
+    TimestampCombiner,
     minutes,
     seconds,
 )
@@ -215,6 +217,14 @@ def counted(graph: Graph, windows: Any = None, **options: Any) -> Stream:
                 3, by="n", name="t"
             ),
             "only what is new",
+        ),
+        (
+            lambda graph: counted(
+                graph,
+                SlidingWindows(minutes(2), every=minutes(1)),
+                timestamp_combiner=TimestampCombiner.EARLIEST,
+            ).top_n(3, by="n", name="t"),
+            "have the time of a record",
         ),
     ],
 )
