@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,6 +14,7 @@ from typing import Self
 import psycopg
 
 from millpy.hosting.failpoints import Failpoint
+from tests.crash.forked import fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAPH = Path(__file__).with_name("graph.py")
@@ -63,16 +62,14 @@ class Worker:
         self.reached_file = directory / f"reached.{number}"
         self.log_file = directory / f"worker.{number}.log"
         limits = {**SETTINGS, **{name.replace("_", "-"): value for name, value in settings.items()}}
-        command = [sys.executable, "-m", "millpy.testing.crash_worker", str(graph), "--database", url]
+        command = [str(graph), "--database", url]
         command += ["--failpoint", failpoint, "--reached", str(self.reached_file), "--only", only]
         command += [word for name, value in limits.items() for word in (f"--{name}", str(value))]
         command += ["--archive", str(archive)] if archive else []
         command += ["--gated"] if gated else []
         variables = {**os.environ, "CRASH_INPUT": str(source), "PYTHONPATH": str(ROOT), **(environment or {})}
         with self.log_file.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables, cwd=directory
-            )
+            self.process = fork_server().begin(command, log, variables, directory)
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +78,6 @@ class Worker:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        assert self.process.stdin is not None
         self.process.stdin.close()
 
     @property
@@ -121,7 +117,6 @@ class Worker:
 
     def begin(self) -> None:
         """Open the gate."""
-        assert self.process.stdin is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
 
