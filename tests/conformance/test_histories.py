@@ -352,6 +352,30 @@ async def test_a_worker_that_does_not_know_of_a_switch_trims_only_its_own_histor
     assert rows(database_url, count.format("factory_1")) == newest
 
 
+async def test_a_trim_that_waits_for_a_switch_deletes_nothing_of_the_other_table(database_url: str) -> None:
+    windows = FixedWindows(seconds(10))
+    for generation in (1, 2):
+        feed = Feed(batch_max=20)
+        feed.push(*map(msgspec.json.encode, readings(generation, 100, 2)))
+        feed.end()
+        await run_worker(graph_of(feed, windows, generation=generation), database_url, limits=LIMITS)
+    whole = rows(database_url, "SELECT count(*) FROM factory_2.sums_history")
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE query ~ 'trim_history' AND wait_event_type = 'Lock'"
+
+    with psycopg.connect(database_url) as switching:
+        switching.execute("CREATE SCHEMA elsewhere; ALTER TABLE factory.sums_history SET SCHEMA elsewhere")
+        trim = asyncio.create_task(
+            asyncio.to_thread(rows, database_url, "SELECT millpy.trim_history('factory.sums', '0 s')")
+        )
+        async with asyncio.timeout(60):
+            while not trim.done() and rows(database_url, waiting) == [(0,)]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        switching.execute("ALTER TABLE factory_2.sums_history SET SCHEMA factory")
+
+    assert await trim == [(0,)]
+    assert rows(database_url, "SELECT count(*) FROM factory.sums_history") == whole
+
+
 def test_only_windows_have_a_history() -> None:
     graph = Graph("factory")
     source = graph.inject("readings", Feed(), schema=Reading, event_time=AT)
