@@ -374,8 +374,8 @@ async def test_a_trim_that_waits_for_a_switch_deletes_nothing_of_the_other_table
             asyncio.to_thread(rows, database_url, "SELECT millpy.trim_history('factory.sums', '0 s')")
         )
         async with asyncio.timeout(60):
-            while not trim.done() and rows(database_url, waiting) == [(0,)]:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+            while not trim.done() and await asyncio.to_thread(rows, database_url, waiting) == [(0,)]:
+                pass
         switching.execute("ALTER TABLE factory_2.sums_history SET SCHEMA factory")
 
     assert await trim == [(0,)]
