@@ -138,9 +138,13 @@ async def test_a_history_adds_up_to_what_its_table_had_at_every_time(
     assert len(retractions) == gone + (replaced if mode is Accumulation.RETRACTING else 0)
 
 
-@pytest.mark.parametrize("count", [1, 300], ids=["inserted", "copied"])
-async def test_a_window_that_comes_back_has_a_history_of_both_times(database_url: str, count: int) -> None:
-    feed = Feed(batch_max=count)
+@pytest.mark.parametrize(
+    ("count", "batch_max"), [(1, 1), (300, 300), (1, 9)], ids=["inserted", "copied", "in the turn in which it vanishes"]
+)
+async def test_a_window_that_comes_back_has_a_history_of_both_times(
+    database_url: str, count: int, batch_max: int
+) -> None:
+    feed = Feed(batch_max=batch_max)
     devices = [f"d{number}" for number in range(count)]
     # The second reading makes the session [0, 10) another one, which the third one fills: it ends at 3 s. It is over
     # before the last reading, which is not late for a session of its own, [0, 10).
@@ -148,9 +152,11 @@ async def test_a_window_that_comes_back_has_a_history_of_both_times(database_url
     records = [Reading("other" if at == 11 else device, at, n) for n, at in enumerate(times) for device in devices]
     windows = SessionWindows(seconds(10), max_records=3)
 
-    await run_parts(
-        database_url, feed, lambda: graph_of(feed, windows, lateness=seconds(0), early=1, panes=Count()), records, 5
-    )
+    def make() -> Graph:
+        return graph_of(feed, windows, lateness=seconds(0), early=1, panes=Count())
+
+    await run_parts(database_url, feed, make, records[:count], 1)
+    await run_parts(database_url, feed, make, records[count:], 1)
 
     names = "SELECT extract(epoch FROM window_end)::int, n, pane_index, is_retraction FROM factory.sums_history"
     found = rows(database_url, f"{names} WHERE device = 'd0' ORDER BY 1, 3, 4")
@@ -359,6 +365,30 @@ async def test_a_worker_that_does_not_know_of_a_switch_trims_only_its_own_histor
     assert rows(database_url, count.format("factory")) == whole
     newest = rows(database_url, "SELECT count(*) FROM factory_1.sums")
     assert rows(database_url, count.format("factory_1")) == newest
+
+
+async def test_a_trim_that_waits_for_a_switch_deletes_nothing_of_the_other_table(database_url: str) -> None:
+    windows = FixedWindows(seconds(10))
+    for generation in (1, 2):
+        feed = Feed(batch_max=20)
+        feed.push(*map(msgspec.json.encode, readings(generation, 100, 2)))
+        feed.end()
+        await run_worker(graph_of(feed, windows, generation=generation), database_url, limits=LIMITS)
+    whole = rows(database_url, "SELECT count(*) FROM factory_2.sums_history")
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE query ~ 'trim_history' AND wait_event_type = 'Lock'"
+
+    with psycopg.connect(database_url) as switching:
+        switching.execute("CREATE SCHEMA elsewhere; ALTER TABLE factory.sums_history SET SCHEMA elsewhere")
+        trim = asyncio.create_task(
+            asyncio.to_thread(rows, database_url, "SELECT millpy.trim_history('factory.sums', '0 s')")
+        )
+        async with asyncio.timeout(60):
+            while not trim.done() and await asyncio.to_thread(rows, database_url, waiting) == [(0,)]:
+                pass
+        switching.execute("ALTER TABLE factory_2.sums_history SET SCHEMA factory")
+
+    assert await trim == [(0,)]
+    assert rows(database_url, "SELECT count(*) FROM factory.sums_history") == whole
 
 
 def test_only_windows_have_a_history() -> None:

@@ -197,7 +197,10 @@ def relations(url: str) -> list[str]:
 
 def relations_of(shape: Shape) -> list[str]:
     tables = [*KINDS, "sums", *(("more", "of_sums") if shape.more else ())]
-    return sorted(f"{table}{ending}" for table in tables for ending in ("", "_pkey", "_status"))
+    histories = [f"{name}_history" for name, kind in KINDS.items() if kind.history]
+    parts = [(table, ("", "_pkey", "_status")) for table in tables]
+    parts += [(history, ("", "_pkey", "_emitted_at_idx")) for history in histories]
+    return sorted(f"{relation}{ending}" for relation, endings in parts for ending in endings)
 
 
 @seeds

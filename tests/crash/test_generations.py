@@ -170,7 +170,7 @@ def test_new_generation_gives_no_role_more_rights(place: Path, database_url: str
     did(database_url, "deploy", "old.py")
     with psycopg.connect(database_url, autocommit=True) as connection:
         for statement in (
-            "REVOKE SELECT ON factory.minutes FROM millpy_reader",
+            "REVOKE SELECT ON factory.minutes, factory.minutes_history FROM millpy_reader",
             "GRANT SELECT (device, n) ON factory.minutes TO millpy_reader",
             "ALTER TABLE factory.minutes ENABLE ROW LEVEL SECURITY",
             "CREATE POLICY \"one's\" ON factory.minutes FOR SELECT TO millpy_reader USING (device = 'd1' OR n < 0)",
@@ -185,9 +185,10 @@ def test_new_generation_gives_no_role_more_rights(place: Path, database_url: str
         assert [one(database_url, asked.format(schema, column)) for column in ("n", "total")] == [True, False]
         assert one(database_url, f"SELECT has_table_privilege('millpy_worker', '{schema}.minutes', 'INSERT')")
     assert not one(database_url, asked.format("factory_2", "high"))
-    policies = "SELECT policyname, roles, cmd, qual FROM pg_policies WHERE schemaname = '{}' ORDER BY 1"
+    assert not one(database_url, "SELECT has_table_privilege('millpy_reader', 'factory_2.minutes_history', 'SELECT')")
+    policies = "SELECT tablename, policyname, roles, cmd, qual FROM pg_policies WHERE schemaname = '{}' ORDER BY 1, 2"
     found = rows(database_url, policies.format("factory"))
-    assert len(found) == 2
+    assert len(found) == 3
     assert rows(database_url, policies.format("factory_2")) == found
     secured = "SELECT relrowsecurity FROM pg_class WHERE oid = 'factory_2.minutes'::regclass"
     assert one(database_url, secured)

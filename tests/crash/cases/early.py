@@ -19,6 +19,7 @@ import psycopg
 
 from millpy import Accumulation
 from millpy.embedded import EmbeddedPostgres
+from millpy.graph.loader import load_graph
 from millpy.hosting.failpoints import Failpoint
 from tests.crash.cases.killing import spring
 from tests.crash.cases.sources import trap
@@ -64,17 +65,25 @@ def _play(world: World, point: Failpoint) -> None:
 
 def kill_one_of_two(world: World, point: Failpoint, graph: Path, **settings: float) -> None:
     """Kill one of two workers of a small graph, start it again, and wait until the graph has finished."""
-    one = world.worker(graph=graph, failpoint=trap(point), gated=True, **settings)
-    other = world.worker(graph=graph, gated=True, **{**settings, "epoch_s": 60})
+    # Only an injector decodes: the victim has all of them, so that it has its moment.
+    mine, theirs = _apart(graph) if point is Failpoint.AFTER_DECODE else ("", "")
+    one = world.worker(graph=graph, only=mine, failpoint=trap(point), gated=True, **settings)
+    other = world.worker(graph=graph, only=theirs, gated=True, **{**settings, "epoch_s": 60})
     one.await_ready()
     other.await_ready()
     one.begin()
     other.begin()
     spring(one, point)
     recovery = world.await_killed(one)
-    again = world.worker(graph=graph, **settings)
+    again = world.worker(graph=graph, only=mine, **settings)
     recovery.wait(watched=again)
     world.await_finished(other, again)
+
+
+def _apart(graph: Path) -> tuple[str, str]:
+    """Return the names of a graph's sources, and of its steps."""
+    kinds = [(node.kind == "injector", node.name) for node in load_graph(str(graph)).spec().computations]
+    return tuple(",".join(name for is_source, name in kinds if is_source is which) for which in (True, False))  # type: ignore[return-value]
 
 
 def kill_server_twice(world: World, server: EmbeddedPostgres, **how: Any) -> None:
