@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from millpy.errors import CommitUnknownError
 from millpy.hosting import step
 from millpy.hosting.interval_state import IntervalState
 from millpy.ingest.dedupe import DedupeIndex
@@ -141,12 +140,16 @@ def _never_held(_: Any) -> Any:
     return lambda self: INSTANT_MAX
 
 
-def _no_retraction(_: Any) -> Any:
+def _nothing(_: Any) -> Any:
     return lambda *arguments: None
 
 
 def _only_the_first(take_versions: Any) -> Any:
     return lambda self: [] if self.versions else take_versions(self)
+
+
+def _quiet_for_sites(follow: Any) -> Any:
+    return lambda self, sites, idle, clock, quiet: follow(self, sites, idle, clock, True)
 
 
 def _kept(_: Any) -> Any:
@@ -196,18 +199,15 @@ class KeepsFirstTables(MemoryStore):
 
 
 class KeepsPanesTwice(MemoryStore):
-    """Adds the newest pane of each window of a bundle to its history once more, when the answer of a commit is lost."""
+    """Adds the newest pane of each window of a commit to its history twice."""
 
     async def commit(self, checkpoints: Sequence[Checkpoint], **options: Any) -> None:
-        """Commit; add to the histories after an error, too."""
-        try:
-            await super().commit(checkpoints, **options)
-        except CommitUnknownError:
-            written = {(checkpoint.grant.interval_id, checkpoint.bundle) for checkpoint in checkpoints}
-            for entries in (e for table in self.database.tables.values() for e in table.history.values()):
-                if (entries[-1]["interval_id"], entries[-1]["bundle"]) in written:
-                    entries.append(entries[-1])
-            raise
+        """Commit; then add to the histories."""
+        await super().commit(checkpoints, **options)
+        written = {(checkpoint.grant.interval_id, checkpoint.bundle) for checkpoint in checkpoints}
+        for entries in (e for table in self.database.tables.values() for e in table.history.values()):
+            if (entries[-1]["interval_id"], entries[-1]["bundle"]) in written:
+                entries.append(entries[-1])
 
 
 def _edge(name: str, checker: str, needs: str, old: str, new: str, *places: tuple[Any, str]) -> Canary:
@@ -275,6 +275,12 @@ EDGES = (
     Canary("switches in two steps", "names", SwitchesInTwoSteps, needs=BOTH),
     _edge("shares one session", "acknowledgement", BOTH, "generation=self._plan.generation", "generation=1", SETUP),
     Canary("forgets how far sites were", "I9", patches=((SiteRegistry, "_absorb", _forgotten),), needs="sites"),
+    Canary(
+        "lets the clock overtake the backlog of a site",
+        "I5",
+        patches=((Intake, "_follow_clock", _quiet_for_sites),),
+        needs="idle_sites",
+    ),
     Canary("lets all sites wait for one", "I9", patches=((SiteRegistry, "_watermark", _of_all_sites),), needs="sites"),
     Canary(
         "judges a site by one partition", "I9", patches=((SiteRegistry, "bounds", _by_no_other),), needs="far_sites"
@@ -327,9 +333,7 @@ EDGES = (
     ),
     Canary("forgets the newest records in order", "I9", ForgetsDedupeIds, needs="absences"),
     Canary("keeps a rank that is taken back", "oracle", patches=((Ranking, "subtract", _kept),), needs="topped"),
-    Canary(
-        "keeps what has merged", "I9", patches=((memory_commit, "_retract", _no_retraction),), needs="merged_histories"
-    ),
+    Canary("keeps what has merged", "I9", patches=((memory_commit, "_retract", _nothing),), needs="merged_histories"),
     Canary("keeps a pane twice", "I9", KeepsPanesTwice, needs="histories"),
     Canary(
         "names the first version of a table",
