@@ -123,7 +123,7 @@ def catch_canary(name: str, seeds: int = CANARY_SEEDS) -> Counter[str]:
     canary = next(canary for canary in CANARIES if canary.name == name)
     caught: Counter[str] = Counter()
     with silence(), tempfile.TemporaryDirectory() as directory:
-        fitting = (seed for seed in count() if canary.needs in draw(seed).features)
+        fitting = (seed for seed in count(canary.first) if canary.needs in draw(seed).features)
         for seed in islice(fitting, seeds):
             caught.update({violation.checker for violation in run_seed(seed, Path(directory), canary).violations})
             if canary.checker in caught:

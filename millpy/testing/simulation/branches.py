@@ -27,6 +27,7 @@ from millpy.testing.simulation.recount import Follower, PaneName, RecountedPane,
 from millpy.testing.simulation.sites import SiteFollower
 from millpy.testing.simulation.tools import ORDERS, OrderJudge, ToolJudge, late_for_tool, whole_ranking, whole_tool
 from millpy.testing.simulation.windowed import BY_TABLE, CLOSING_RECORDS, CLOSING_TOTAL, TOTALS, WINDOWED
+from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.timestamp_combiner import TimestampCombiner
 
 KINDS = {branch.table: branch.kind for branch in WINDOWED.values()} | {"per_op": "fixed"}
@@ -34,8 +35,11 @@ KINDS = {branch.table: branch.kind for branch in WINDOWED.values()} | {"per_op":
 CLOSES: dict[str, Callable[[RecountedPane], bool]] = {
     "per_count": lambda pane: pane.n >= CLOSING_RECORDS,
     "per_enough": lambda pane: pane.total >= CLOSING_TOTAL,
+    "per_punctual": lambda pane: False,
 }
 """Tells whether the records of a window finish its trigger, which closes it."""
+AT_THE_END = "per_punctual"
+"""The table of windows that are closed at their end."""
 ECHOES = ("parks", "rejects")
 
 
@@ -87,7 +91,8 @@ class WindowJudge:
 
     def _due(self) -> Iterator[str]:
         """Yield the windows that the watermark has passed without a row."""
-        reached, waits_us = self.follower.watermark_of, self.windows.allowed_us if self.table in CLOSES else 0
+        reached, waits = self.follower.watermark_of, self.table in CLOSES and self.table != AT_THE_END
+        waits_us = self.windows.allowed_us if waits else 0
         for name in [name for name in self.windows.unproven if name[2] + waits_us <= reached(name[0])]:
             if name[2] + self.windows.allowed_us <= reached(name[0]):
                 self.windows.unproven.discard(name)
@@ -137,17 +142,23 @@ class ClosingJudge(WindowJudge):
     def follow(self, commit: CommittedBundle) -> Iterator[str]:
         """Take a bundle in. The trigger is asked at its end."""
         yield from WindowJudge.follow(self, commit)
-        closes, windows = CLOSES[self.table], self.windows
+        windows = self.windows
         for row in commit.rows.get(self.table, ()):
             name = (row[self.key], row["window_start"], row["window_end"])
             over = name[2] + windows.allowed_us <= self.follower.watermark_of(name[0])
-            if windows.is_sure(*name[:2]) and not over and not closes(windows.panes[name]):
+            if windows.is_sure(*name[:2]) and not over and not self._closes(name):
                 yield f"window {name} has {_shown(row)}, too little for its trigger"
-        for name in [name for name in windows.unproven if closes(windows.panes[name])]:
+        for name in [name for name in windows.panes if name not in windows.closed and self._closes(name)]:
             windows.closed.add(name)
             windows.unproven.discard(name)
             if name[0] in self.homes and windows.is_sure(*name[:2]) and name not in self.emitted:
                 yield f"window {name} has {windows.panes[name]}, enough for its trigger, and no row"
+
+    def _closes(self, name: PaneName) -> bool:
+        """Tell whether the trigger of a window is finished."""
+        if self.table == AT_THE_END:
+            return name[2] <= self.follower.watermark_of(name[0])
+        return CLOSES[self.table](self.windows.panes[name])
 
 
 @dataclass(slots=True)
@@ -327,8 +338,9 @@ class Branches:
         return LookupJudge(Follower(self._sources), self._contents)
 
     def _levels(self, observed: ObservedInterval) -> Judge:
-        total_us = TOTALS[observed.computation].total_us
-        return LevelJudge(observed.computation, observed, self.history, self._inner, total_us)
+        inner, table = TOTALS[observed.computation], observed.computation
+        adds_up = inner.mode is Accumulation.DISCARDING
+        return LevelJudge(table, observed, self.history, self._inner, inner.total_us, adds_up)
 
     def on_committed(self, commit: CommittedBundle) -> Iterator[str]:
         """Yield violations of I9: results are a function of the input up to the consumed position."""

@@ -28,10 +28,10 @@ from millpy.testing.simulation.graphs import (
 from millpy.testing.simulation.history import CommittedBundle, Name, ObservedInterval, RunHistory, hashable, pending
 from millpy.testing.simulation.names import name_is_current, rows_in_own_tables
 from millpy.testing.simulation.oracle import BEGINNING, END, Arrival, SourceOracle, WatchOracle
-from millpy.testing.simulation.sites import OTHERS, SiteFollower
+from millpy.testing.simulation.sites import SiteFollower, sites_in
 from millpy.testing.simulation.windowed import BY_TABLE, EARLY_RECORDS, EVERY_US, SLIDING_US, TOTALS
 
-WITH_EARLY_PANES = ("per_early", "per_early_visit")
+WITH_EARLY_PANES = ("per_early", "per_early_visit", "per_discard")
 CLOCK_SLACK_US = 400_000
 """How far a worker's reading of the server's clock may be ahead: it drifts for a minute at most."""
 COMMITTED_WITHIN_US = 30_000_000
@@ -155,12 +155,15 @@ class Evidence:
             self.clocks[interval_id] = (stored["arrived_at"], stored["arrived_at"] + stored["dedupe_shift_us"])
         outcomes = () if commit.checkpoint is None else commit.checkpoint.outcomes
         again = [s.request.payload for s in outcomes if s.dead_letter is None]
-        sites = _sites_in(commit)
+        sites = sites_in(commit)
         idle = self.shape.idle
         allowed = self.latest_us + CLOCK_SLACK_US - IDLE_US - DISORDER_US if idle else BEGINNING
         if payloads or finished or again:
             refused = self.refused(interval_id, commit.bundle)
-            arrival = Arrival(stored["arrived_at"], stored["unsure_us"], stored["dedupe_shift_us"])
+            shift_us = stored["dedupe_shift_us"]
+            if again and not payloads and (run := commit.checkpoint and commit.checkpoint.dedupe_run):
+                shift_us = run.clock - stored["arrived_at"]  # a replay has an arrival of its own, which is not stored
+            arrival = Arrival(stored["arrived_at"], stored["unsure_us"], shift_us)
             source.take(commit.bundle, payloads, arrival, finished=finished, refused=refused, again=again)
             source.follow_clock(commit.bundle, sites, allowed)
         else:
@@ -215,16 +218,6 @@ class Evidence:
             for _, where, when, letter in self.history.dead_letters()
             if letter.reason == "refused" and where == interval_id and bundle in (None, when)
         )
-
-
-def _sites_in(commit: CommittedBundle) -> dict[Any, int]:
-    """Return the watermarks of sites that a source has stored in a bundle."""
-    stored = {
-        subkey: change[0]["watermark"]
-        for (kind, _, _, subkey), change in commit.changes.items()
-        if kind == "site" and change is not None and isinstance(change[0], dict)
-    }
-    return {name if name == OTHERS else json.loads(name): watermark for name, watermark in stored.items()}
 
 
 def one_owner(history: RunHistory) -> Iterator[str]:

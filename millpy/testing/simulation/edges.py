@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from millpy.errors import CommitUnknownError
 from millpy.hosting import step
 from millpy.hosting.interval_state import IntervalState
 from millpy.ingest.dedupe import DedupeIndex
@@ -141,12 +140,16 @@ def _never_held(_: Any) -> Any:
     return lambda self: INSTANT_MAX
 
 
-def _no_retraction(_: Any) -> Any:
+def _nothing(_: Any) -> Any:
     return lambda *arguments: None
 
 
 def _only_the_first(take_versions: Any) -> Any:
     return lambda self: [] if self.versions else take_versions(self)
+
+
+def _quiet_for_sites(follow: Any) -> Any:
+    return lambda self, sites, idle, clock, quiet: follow(self, sites, idle, clock, True)
 
 
 def _kept(_: Any) -> Any:
@@ -196,24 +199,21 @@ class KeepsFirstTables(MemoryStore):
 
 
 class KeepsPanesTwice(MemoryStore):
-    """Adds the newest pane of each window of a bundle to its history once more, when the answer of a commit is lost."""
+    """Adds the newest pane of each window of a commit to its history twice."""
 
     async def commit(self, checkpoints: Sequence[Checkpoint], **options: Any) -> None:
-        """Commit; add to the histories after an error, too."""
-        try:
-            await super().commit(checkpoints, **options)
-        except CommitUnknownError:
-            written = {(checkpoint.grant.interval_id, checkpoint.bundle) for checkpoint in checkpoints}
-            for entries in (e for table in self.database.tables.values() for e in table.history.values()):
-                if (entries[-1]["interval_id"], entries[-1]["bundle"]) in written:
-                    entries.append(entries[-1])
-            raise
+        """Commit; then add to the histories."""
+        await super().commit(checkpoints, **options)
+        written = {(checkpoint.grant.interval_id, checkpoint.bundle) for checkpoint in checkpoints}
+        for entries in (e for table in self.database.tables.values() for e in table.history.values()):
+            if (entries[-1]["interval_id"], entries[-1]["bundle"]) in written:
+                entries.append(entries[-1])
 
 
-def _edge(name: str, checker: str, needs: str, old: str, new: str, *places: tuple[Any, str]) -> Canary:
+def _edge(name: str, checker: str, needs: str, old: str, new: str, *places: tuple[Any, str], first: int = 0) -> Canary:
     """Return a canary with one replacement, made in each of the functions."""
     patches = tuple((where, function, rewritten(old, new)) for where, function in places)
-    return Canary(name, checker, patches=patches, needs=needs)
+    return Canary(name, checker, patches=patches, needs=needs, first=first)
 
 
 BOTH = "generations"
@@ -236,7 +236,15 @@ EDGES = (
         *("joins sessions that only touch", "I9", "session", MEETS, TOUCHES),
         *((session_assign, "replay"), (session, "replay")),
     ),
-    _edge("omits the first slice of a window", "I9", "sliding", RANGE, LATER_RANGE, (SlicedInterval, "_slices_of")),
+    _edge(
+        "omits the first slice of a window",
+        "I9",
+        "sliding",
+        RANGE,
+        LATER_RANGE,
+        (SlicedInterval, "_slices_of"),
+        first=129,
+    ),
     _edge(
         "fires a sliding window too late",
         "I9",
@@ -245,11 +253,19 @@ EDGES = (
         "_size_us, every",
         (OpenSlices, "firing"),
     ),
-    _edge("forgets an id at the edge of the horizon", "I4", "short_horizon", WITHIN, NEARER, (DedupeIndex, "check")),
+    _edge(
+        "forgets an id at the edge of the horizon",
+        "I4",
+        "short_horizon",
+        WITHIN,
+        NEARER,
+        (DedupeIndex, "check"),
+        first=70,
+    ),
     _edge("lets a reading through at the edge", "I9", "unique", WITHIN, NEARER, (FirstSeen, "_near")),
     _edge("judges by one partition alone", "I9", "partitions", CAP, "cap = INSTANT_MAX", (step.Steps, "_arrivals")),
     Canary("follows the fastest producer", "I5", patches=((step, "input_watermark", _most),), needs="partitions"),
-    Canary("ignores holds", "I5", patches=((step, "low_watermark", _without_holds),)),
+    Canary("ignores holds", "I5", patches=((step, "low_watermark", _without_holds),), first=12),
     Canary("acknowledges one batch too many", "acknowledgement", worker_type=AcknowledgesOneMore, needs="topic"),
     Canary("continues a log where any reader stopped", "I8", patches=((LogInjector, "open", _reads_on),), needs="log"),
     Canary("replays a record twice", "I9", KeepsFulfilledRequests, needs="rejects"),
@@ -258,6 +274,7 @@ EDGES = (
         "I5",
         patches=((ParkedRow, "hold_us", _holds_nothing_there),),
         needs="parks",
+        first=845,
     ),
     _edge(
         "believes every step of a clock", "clocks", "clocks", "> self._step_us:", "> 2**62:", (ClockGuard, "observe")
@@ -274,7 +291,15 @@ EDGES = (
     _edge("fences one generation", "versions", BOTH, "in (before, after)", "in (after,)", (memory, "switch")),
     Canary("switches in two steps", "names", SwitchesInTwoSteps, needs=BOTH),
     _edge("shares one session", "acknowledgement", BOTH, "generation=self._plan.generation", "generation=1", SETUP),
-    Canary("forgets how far sites were", "I9", patches=((SiteRegistry, "_absorb", _forgotten),), needs="sites"),
+    Canary(
+        "forgets how far sites were", "I9", patches=((SiteRegistry, "_absorb", _forgotten),), needs="sites", first=36
+    ),
+    Canary(
+        "lets the clock overtake the backlog of a site",
+        "I5",
+        patches=((Intake, "_follow_clock", _quiet_for_sites),),
+        needs="idle_sites",
+    ),
     Canary("lets all sites wait for one", "I9", patches=((SiteRegistry, "_watermark", _of_all_sites),), needs="sites"),
     Canary(
         "judges a site by one partition", "I9", patches=((SiteRegistry, "bounds", _by_no_other),), needs="far_sites"
@@ -326,10 +351,10 @@ EDGES = (
         *("min(passed - 1, over)", "min(passed, over)", (GapFilling, "_emit_tail")),
     ),
     Canary("forgets the newest records in order", "I9", ForgetsDedupeIds, needs="absences"),
-    Canary("keeps a rank that is taken back", "oracle", patches=((Ranking, "subtract", _kept),), needs="topped"),
     Canary(
-        "keeps what has merged", "I9", patches=((memory_commit, "_retract", _no_retraction),), needs="merged_histories"
+        "keeps a rank that is taken back", "oracle", patches=((Ranking, "subtract", _kept),), needs="topped", first=105
     ),
+    Canary("keeps what has merged", "I9", patches=((memory_commit, "_retract", _nothing),), needs="merged_histories"),
     Canary("keeps a pane twice", "I9", KeepsPanesTwice, needs="histories"),
     Canary(
         "names the first version of a table",

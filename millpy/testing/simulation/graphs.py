@@ -52,6 +52,8 @@ Branch = Literal[
     "latest",
     "counted",
     "enough",
+    "punctual",
+    "discarded",
     "topped",
     "changes",
     "rates",
@@ -71,6 +73,8 @@ MORE: tuple[Branch, ...] = (
     "latest",
     "counted",
     "enough",
+    "punctual",
+    "discarded",
     "topped",
     *TOOLS,
     "looked_up",
@@ -343,6 +347,7 @@ class Shape:
             "histories": self.histories,
             "merged_histories": self.histories and not MERGED.isdisjoint(self.branches),
             "sites": self.sites != "",
+            "idle_sites": self.sites != "" and self.idle,
             "far_sites": self.sites != "" and self.partitions > 1,
             "shared_sites": self.sites_max < SITES,
         }
@@ -352,7 +357,7 @@ class Shape:
 SHAPES = (
     *("readings", "topic", "log", "file", *BRANCHES, "watcher", *LEVELS, *MORE, "pairs"),
     *("partitions", "idle", "deep", "poison", "skew", "columns", "by_arrival", "pings", "short_horizon"),
-    *("sites", "far_sites", "shared_sites", "histories", "merged_histories"),
+    *("sites", "idle_sites", "far_sites", "shared_sites", "histories", "merged_histories"),
 )
 
 

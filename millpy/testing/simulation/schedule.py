@@ -115,13 +115,15 @@ LEVELS_SHARE = 1 / 4
 """The share of runs with windows over panes that are retracted."""
 PAIRS_SHARE = 1 / 4
 """The share of runs with a join."""
-MORE_SHARE = 1 / 3
-"""The share of branches that are replaced by one of `MORE`, of which a schedule has one."""
+MORE_SHARE = 9 / 10
+"""The share of runs with one of the branches `MORE`."""
+BRANCHES_MAX = 3
+"""With this many branches, it takes the place of one."""
 IN_ORDER: tuple[Branch, ...] = ("earliest", "latest")
 """Branches whose results depend on the order in which partitions are consumed."""
 HISTORIES_SHARE = 1 / 4
 """The share of runs in which the tables of windows keep a history."""
-SITES_SHARE = 1 / 5
+SITES_SHARE = 1 / 4
 """The share of runs with watermarks by site."""
 BY_SITE: tuple[Branch, ...] = (
     *("fixed", "sliding", "session", *LEVELS),
@@ -188,13 +190,16 @@ def _with_pairs(schedule: Schedule, rng: random.Random) -> Schedule:
 
 
 def _with_more(schedule: Schedule, rng: random.Random) -> Schedule:
-    """Put one of the other branches in the place of one of some schedules, or of two."""
+    """Give most schedules one of the other branches, in turn: beside few branches, or in the place of one."""
     shape = schedule.shape
-    branches = list(shape.branches)
     fitting = [branch for branch in MORE if shape.partitions == 1 or branch not in IN_ORDER]
-    for place, branch in enumerate(branches):
-        if branch != "watcher" and rng.random() < MORE_SHARE and not {*MORE} & {*branches}:
-            branches[place] = rng.choice(fitting)
+    if rng.random() >= MORE_SHARE:
+        return schedule
+    branches, more = list(shape.branches), fitting[schedule.seed % len(fitting)]
+    if len(branches) < BRANCHES_MAX:
+        branches.append(more)
+    else:
+        branches[rng.choice([place for place, branch in enumerate(branches) if branch in BRANCHES])] = more
     return replace(schedule, shape=replace(shape, branches=tuple(branches)))
 
 

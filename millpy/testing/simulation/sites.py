@@ -8,11 +8,13 @@ watermark: `SiteFollower` keeps between which two it is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from millpy.testing.simulation.graphs import DISORDER_US, Shape, group_of
+from millpy.testing.simulation.history import CommittedBundle
 from millpy.testing.simulation.input import Truth
 from millpy.testing.simulation.oracle import BEGINNING, END, Judged, SourceOracle
 from millpy.testing.simulation.recount import Consumed, Cursors, Follower
@@ -150,6 +152,16 @@ def _highest(
     old = [after[source][place] for source in sources if place in before[source]]
     new = [after[source][place] for source in sources if place in after[source]]
     return min(old) if old else max(new, default=BEGINNING)
+
+
+def sites_in(commit: CommittedBundle) -> dict[Any, int]:
+    """Return the watermarks of sites that a source has stored in a bundle."""
+    stored = {
+        subkey: change[0]["watermark"]
+        for (kind, _, _, subkey), change in commit.changes.items()
+        if kind == "site" and change is not None and isinstance(change[0], dict)
+    }
+    return {name if name == OTHERS else json.loads(name): watermark for name, watermark in stored.items()}
 
 
 def source_oracle(truths: Mapping[bytes, Truth | None], shape: Shape) -> SourceOracle:

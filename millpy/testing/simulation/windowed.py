@@ -104,7 +104,8 @@ class Windowed:
     @property
     def empty(self) -> FiringBehavior:
         """When empty panes are emitted."""
-        return FiringBehavior.ALWAYS if self.is_early else FiringBehavior.IF_NOT_EMPTY
+        always = self.is_early and self.mode is not Accumulation.DISCARDING
+        return FiringBehavior.ALWAYS if always else FiringBehavior.IF_NOT_EMPTY
 
 
 _FIXED = FixedWindows(timedelta(microseconds=WINDOW_US))
@@ -154,6 +155,15 @@ WINDOWED: dict[str, Windowed] = {
         mode=_RETRACTING,
         combiner=TimestampCombiner.LATEST,
     ),
+    "discarded": Windowed(
+        kind="fixed",
+        windows=_FIXED,
+        table="per_discard",
+        totals="discarded_totals",
+        mode=Accumulation.DISCARDING,
+        trigger=EARLY,
+    ),
+    "punctual": Windowed(kind="fixed", windows=_FIXED, table="per_punctual", trigger=AfterWatermark(late=None)),
     "topped": Windowed(kind="fixed", windows=_FIXED, table="per_top", mode=_RETRACTING),
     "counted": Windowed(kind="fixed", windows=_FIXED, table="per_count", trigger=AfterCount(CLOSING_RECORDS)),
     "enough": Windowed(kind="fixed", windows=_FIXED, table="per_enough", trigger=When(is_enough)),
