@@ -767,35 +767,52 @@ BEGIN
         'SELECT to_jsonb(t) FROM millpy.as_of(NULL::%s, $1) AS t', p_table::regclass) USING p_at;
 END $$;
 
--- Deletes panes and retractions that `as_of` needs for no time in the last p_keep, at most p_rows_max in a call. Returns
--- their number: call it until that is 0. The newest pane of each window stays. After that, the next calls may leave out
--- what was committed before p_since, the beginning of the time that was kept.
-CREATE FUNCTION millpy.trim_history(p_table regclass, p_keep interval, p_rows_max integer DEFAULT 10000,
-                                    p_since timestamptz DEFAULT '-infinity') RETURNS bigint
+-- Deletes what the next p_rows_max panes and retractions after p_since have replaced, in order of their commits; those of
+-- one commit together. A retraction replaces itself, too: no row is what its window has then. `trimmed_to` is the p_since
+-- of the next call, and `finished` says that it has nothing to do yet.
+CREATE FUNCTION millpy.trim_piece(p_table regclass, p_keep interval, p_rows_max integer, p_since timestamptz,
+                                  OUT deleted bigint, OUT finished boolean, OUT trimmed_to timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found record;
     same text;
-    deleted bigint;
 BEGIN
     IF p_keep IS NULL OR p_keep < interval '0' THEN
         RAISE EXCEPTION 'a history cannot be kept for %', p_keep USING ERRCODE = 'invalid_parameter_value';
+    ELSIF p_rows_max IS NULL OR p_rows_max < 1 THEN
+        RAISE EXCEPTION 'cannot trim % rows at a time', p_rows_max USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT * INTO found FROM millpy.history_of(p_table);
     SELECT string_agg(format('o.%1$s = n.%1$s', name), ' AND ') INTO same FROM unnest(found.identity) AS name;
-    -- A row is replaced by a later one of its window. A last retraction goes once the panes before it are gone.
     EXECUTE format(
-        'DELETE FROM %1$s WHERE ctid = ANY (ARRAY(SELECT gone.ctid FROM ('
-        '  SELECT o.ctid FROM %1$s AS n JOIN %1$s AS o'
-        '      ON %2$s AND (o.pane_index, o.is_retraction) < (n.pane_index, n.is_retraction)'
-        '   WHERE n.emitted_at >= $3 AND n.emitted_at < $1 AND (n.pane_index > 0 OR n.is_retraction)'
-        '  UNION ALL'
-        '  SELECT n.ctid FROM %1$s AS n WHERE n.emitted_at >= $3 AND n.emitted_at < $1 AND n.is_retraction'
-        '     AND NOT EXISTS (SELECT FROM %1$s AS o'
-        '                      WHERE %2$s AND (o.pane_index, o.is_retraction) <> (n.pane_index, n.is_retraction))'
-        ') AS gone LIMIT $2))', found.history, same) USING now() - p_keep, p_rows_max, p_since;
-    GET DIAGNOSTICS deleted = ROW_COUNT;
-    RETURN deleted;
+        'WITH n AS MATERIALIZED ('
+        '  SELECT %3$s, pane_index, is_retraction, emitted_at FROM %1$s'
+        '   WHERE (pane_index > 0 OR is_retraction) AND emitted_at > $1 AND emitted_at < $2'
+        '   ORDER BY emitted_at FETCH FIRST ($3) ROWS WITH TIES'
+        '), gone AS ('
+        '  DELETE FROM %1$s AS o USING n'
+        '   WHERE %2$s AND (o.pane_index < n.pane_index OR (o.pane_index = n.pane_index AND n.is_retraction))'
+        '  RETURNING 1'
+        ') SELECT (SELECT count(*) FROM gone), count(*) < $3, coalesce(max(n.emitted_at), $1) FROM n',
+        found.history, same, array_to_string(found.identity, ', '))
+       INTO deleted, finished, trimmed_to USING p_since, now() - p_keep, p_rows_max;
+END $$;
+
+-- Deletes panes and retractions that `as_of` needs for no time in the last p_keep: what the first p_rows_max have replaced
+-- that have replaced any. Returns their number: call it until that is 0. The newest pane of each window stays. After that,
+-- the next calls may leave out what was committed before p_since, the beginning of the time that was kept.
+CREATE FUNCTION millpy.trim_history(p_table regclass, p_keep interval, p_rows_max integer DEFAULT 10000,
+                                    p_since timestamptz DEFAULT '-infinity') RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    piece record;
+BEGIN
+    LOOP
+        SELECT * INTO piece FROM millpy.trim_piece(p_table, p_keep, p_rows_max, p_since);
+        EXIT WHEN piece.deleted > 0 OR piece.finished;
+        p_since := piece.trimmed_to;
+    END LOOP;
+    RETURN piece.deleted;
 END $$;
 
 -- The sites of a source with watermark_by (millpy/ingest/site_watermarks.py). The row without a site is the watermark that

@@ -45,9 +45,9 @@ SELECT {stored}, sent.interval_id, sent.bundle, true
  WHERE NOT stored.is_retraction
 """
 TRIM = b"""
-SELECT millpy.trim_history(%(table)s::text::regclass, k.kept, %(rows_max)s, %(since)s::text::timestamptz),
-       (now() - k.kept)::text
-  FROM (SELECT %(kept_s)s::double precision * interval '1 second' AS kept) AS k
+SELECT deleted, finished, trimmed_to::text
+  FROM millpy.trim_piece(%(table)s::text::regclass, %(kept_s)s::double precision * interval '1 second', %(rows_max)s,
+                         %(since)s::text::timestamptz)
 """
 
 
@@ -62,7 +62,7 @@ class HistoryTable:
         record_later: adds later panes, with retractions of the panes before them if the windows retract.
         copy: adds first panes from the binary data of a COPY to the result table.
         retract: adds retractions of windows that are gone.
-        trimmed_to: the time up to which this process has deleted what is no longer needed.
+        trimmed_to: the commits up to which this process has deleted what they had replaced.
     """
 
     schema: str
