@@ -731,12 +731,15 @@ END $$;
 
 -- The rows that a result table had at a time: the newest pane of each window by then, without those that were taken
 -- back. The type of the argument names the table: SELECT * FROM millpy.as_of(NULL::factory.temperature_1h, '2026-11-20')
-CREATE FUNCTION millpy.as_of(p_table anyelement, p_at timestamptz) RETURNS SETOF anyelement
+-- p_key has values of columns that name a window, such as {"device": "pump"}: only rows with these are read, by the index.
+CREATE FUNCTION millpy.as_of(p_table anyelement, p_at timestamptz, p_key jsonb DEFAULT '{}') RETURNS SETOF anyelement
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     row_of regclass;
     found record;
     columns text;
+    wanted text;
+    unknown text;
 BEGIN
     SELECT t.typrelid::regclass INTO row_of FROM pg_type AS t WHERE t.oid = pg_typeof(p_table) AND t.typrelid <> 0;
     IF row_of IS NULL THEN
@@ -750,21 +753,36 @@ BEGIN
       FROM pg_attribute AS a
       LEFT JOIN pg_attribute AS h ON h.attrelid = found.history AND h.attname = a.attname AND NOT h.attisdropped
      WHERE a.attrelid = row_of AND a.attnum > 0 AND NOT a.attisdropped;
+    IF jsonb_typeof(p_key) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION '% is not a JSON object', p_key USING ERRCODE = 'invalid_parameter_value',
+              HINT = 'for example {"device": "pump"}';
+    END IF;
+    SELECT string_agg(format(' AND %1$s = (jsonb_populate_record(NULL::%2$s, $2)).%1$s', quote_ident(name), found.history),
+                      ''), min(name) FILTER (WHERE quote_ident(name) <> ALL (found.identity))
+      INTO wanted, unknown FROM jsonb_object_keys(p_key) AS name;
+    IF unknown IS NOT NULL THEN
+        RAISE EXCEPTION 'windows of % are not named by %', row_of, quote_ident(unknown) USING ERRCODE = 'undefined_column',
+              HINT = format('they are by %s', array_to_string(found.identity, ', '));
+    END IF;
     RETURN QUERY EXECUTE format(
-        'SELECT %1$s FROM (SELECT DISTINCT ON (%2$s) * FROM %3$s WHERE emitted_at <= $1'
+        'SELECT %1$s FROM (SELECT DISTINCT ON (%2$s) * FROM %3$s WHERE emitted_at <= $1 %5$s'
         ' ORDER BY %4$s, pane_index DESC, is_retraction DESC) AS newest WHERE NOT is_retraction',
         columns, array_to_string(found.identity, ', '), found.history,
-        array_to_string(found.identity, ' DESC, ') || ' DESC'  -- the primary key backwards: without a sort
-        ) USING p_at;
+        array_to_string(found.identity, ' DESC, ') || ' DESC',  -- the primary key backwards: without a sort
+        wanted) USING p_at, p_key;
 END $$;
 
 -- The same rows as JSON, for a table that is named by text: SELECT * FROM millpy.as_of('factory.temperature_1h', now())
-CREATE FUNCTION millpy.as_of(p_table text, p_at timestamptz) RETURNS SETOF jsonb
+CREATE FUNCTION millpy.as_of(p_table text, p_at timestamptz, p_key jsonb DEFAULT '{}') RETURNS SETOF jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    IF to_regclass(p_table) IS NULL THEN
+        RAISE EXCEPTION 'there is no table %', p_table USING ERRCODE = 'undefined_table',
+              HINT = 'name it with its schema: factory.temperature_1h';
+    END IF;
     PERFORM millpy.history_of(p_table::regclass);
     RETURN QUERY EXECUTE format(
-        'SELECT to_jsonb(t) FROM millpy.as_of(NULL::%s, $1) AS t', p_table::regclass) USING p_at;
+        'SELECT to_jsonb(t) FROM millpy.as_of(NULL::%s, $1, $2) AS t', p_table::regclass) USING p_at, p_key;
 END $$;
 
 -- Deletes what the next p_rows_max panes and retractions after p_since have replaced, in order of their commits; those of
@@ -837,4 +855,5 @@ SELECT p.graph, p.computation AS stream, p.source_partition, nullif(e.subkey, 'o
 -- beside result tables run with their caller's rights.
 REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA mill, millpy FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea),
-      millpy.as_of(anyelement, timestamptz), millpy.as_of(text, timestamptz), millpy.history_of(regclass) TO PUBLIC;
+      millpy.as_of(anyelement, timestamptz, jsonb), millpy.as_of(text, timestamptz, jsonb), millpy.history_of(regclass)
+   TO PUBLIC;
