@@ -155,14 +155,14 @@ async def test_a_table_can_be_named_by_text(database_url: str) -> None:
     typed = rows(database_url, "SELECT to_jsonb(t) FROM millpy.as_of(NULL::factory.sums, now()) AS t ORDER BY 1")
     assert rows(database_url, "SELECT * FROM millpy.as_of('factory.sums', now()) ORDER BY 1") == typed
     assert typed
-    query = "SELECT * FROM millpy.as_of('factory.sums', now(), '{}') ORDER BY 1"
+    of_key = "SELECT * FROM millpy.as_of('factory.sums', now(), '{}') ORDER BY 1"
     start = typed[0][0]["window_start"]
     for key, expected in (
         ({"device": "d0"}, typed),
         ({"device": "d0", "window_start": start}, typed[:1]),
         ({"device": "d1"}, []),
     ):
-        asked = query.format(msgspec.json.encode(key).decode())
+        asked = of_key.format(msgspec.json.encode(key).decode())
         assert rows(database_url, asked) == [row for row in expected if row[0]["device"] == "d0"]
     with psycopg.connect(database_url) as connection:  # a user's columns, which the history lacks
         connection.execute("ALTER TABLE factory.sums ADD note varchar(9) DEFAULT 'x', ADD twice int DEFAULT 2")
@@ -172,8 +172,8 @@ async def test_a_table_can_be_named_by_text(database_url: str) -> None:
         ("SELECT * FROM millpy.as_of(NULL::mill.graphs, now())", psycopg.errors.UndefinedTable),
         ("SELECT * FROM millpy.as_of(3, now())", psycopg.errors.DatatypeMismatch),
         ("SELECT * FROM millpy.as_of('sums', now())", psycopg.errors.UndefinedTable),
-        (query.format('{"n": 1}'), psycopg.errors.UndefinedColumn),
-        (query.format("[]"), psycopg.errors.InvalidParameterValue),
+        (of_key.format('{"n": 1}'), psycopg.errors.UndefinedColumn),
+        (of_key.format("[]"), psycopg.errors.InvalidParameterValue),
         ("SELECT millpy.trim_history('factory.sums', '-1 s')", psycopg.errors.InvalidParameterValue),
         ("SELECT millpy.trim_history('factory.sums', '1 s', 0)", psycopg.errors.InvalidParameterValue),
     ):
