@@ -102,7 +102,7 @@ def test_the_tables_of_a_lookup_are_made_by_a_file(empty_database_url: str, tmp_
     with Database(url) as database:
         assert database.rows("SELECT count(*) FROM plant_registry.devices") == [(4,)]
     wrong = tmp_path / "wrong.sql"
-    wrong.write_text("CREATE TABLE devices (device text);\nCREATE TABEL more ();")
+    wrong.write_text("CREATE TABLE devices (device text);\nCREATE more;")
     with pytest.raises(UsageError, match=r"wrong\.sql: syntax error"):
         GivenDatabase(empty_database_url, "machines", wrong)
     with pytest.raises(UsageError, match="no file"):
