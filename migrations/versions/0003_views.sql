@@ -731,12 +731,15 @@ END $$;
 
 -- The rows that a result table had at a time: the newest pane of each window by then, without those that were taken
 -- back. The type of the argument names the table: SELECT * FROM millpy.as_of(NULL::factory.temperature_1h, '2026-11-20')
-CREATE FUNCTION millpy.as_of(p_table anyelement, p_at timestamptz) RETURNS SETOF anyelement
+-- p_key has values of columns that name a window, such as {"device": "pump"}: only rows with these are read, by the index.
+CREATE FUNCTION millpy.as_of(p_table anyelement, p_at timestamptz, p_key jsonb DEFAULT '{}') RETURNS SETOF anyelement
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     row_of regclass;
     found record;
     columns text;
+    wanted text;
+    unknown text;
 BEGIN
     SELECT t.typrelid::regclass INTO row_of FROM pg_type AS t WHERE t.oid = pg_typeof(p_table) AND t.typrelid <> 0;
     IF row_of IS NULL THEN
@@ -750,53 +753,85 @@ BEGIN
       FROM pg_attribute AS a
       LEFT JOIN pg_attribute AS h ON h.attrelid = found.history AND h.attname = a.attname AND NOT h.attisdropped
      WHERE a.attrelid = row_of AND a.attnum > 0 AND NOT a.attisdropped;
+    IF jsonb_typeof(p_key) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION '% is not a JSON object', p_key USING ERRCODE = 'invalid_parameter_value',
+              HINT = 'for example {"device": "pump"}';
+    END IF;
+    SELECT string_agg(format(' AND %1$s = (jsonb_populate_record(NULL::%2$s, $2)).%1$s', quote_ident(name), found.history),
+                      ''), min(name) FILTER (WHERE quote_ident(name) <> ALL (found.identity))
+      INTO wanted, unknown FROM jsonb_object_keys(p_key) AS name;
+    IF unknown IS NOT NULL THEN
+        RAISE EXCEPTION 'windows of % are not named by %', row_of, quote_ident(unknown) USING ERRCODE = 'undefined_column',
+              HINT = format('they are by %s', array_to_string(found.identity, ', '));
+    END IF;
     RETURN QUERY EXECUTE format(
-        'SELECT %1$s FROM (SELECT DISTINCT ON (%2$s) * FROM %3$s WHERE emitted_at <= $1'
+        'SELECT %1$s FROM (SELECT DISTINCT ON (%2$s) * FROM %3$s WHERE emitted_at <= $1 %5$s'
         ' ORDER BY %4$s, pane_index DESC, is_retraction DESC) AS newest WHERE NOT is_retraction',
         columns, array_to_string(found.identity, ', '), found.history,
-        array_to_string(found.identity, ' DESC, ') || ' DESC'  -- the primary key backwards: without a sort
-        ) USING p_at;
+        array_to_string(found.identity, ' DESC, ') || ' DESC',  -- the primary key backwards: without a sort
+        wanted) USING p_at, p_key;
 END $$;
 
 -- The same rows as JSON, for a table that is named by text: SELECT * FROM millpy.as_of('factory.temperature_1h', now())
-CREATE FUNCTION millpy.as_of(p_table text, p_at timestamptz) RETURNS SETOF jsonb
+CREATE FUNCTION millpy.as_of(p_table text, p_at timestamptz, p_key jsonb DEFAULT '{}') RETURNS SETOF jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    IF to_regclass(p_table) IS NULL THEN
+        RAISE EXCEPTION 'there is no table %', p_table USING ERRCODE = 'undefined_table',
+              HINT = 'name it with its schema: factory.temperature_1h';
+    END IF;
     PERFORM millpy.history_of(p_table::regclass);
     RETURN QUERY EXECUTE format(
-        'SELECT to_jsonb(t) FROM millpy.as_of(NULL::%s, $1) AS t', p_table::regclass) USING p_at;
+        'SELECT to_jsonb(t) FROM millpy.as_of(NULL::%s, $1, $2) AS t', p_table::regclass) USING p_at, p_key;
 END $$;
 
--- Deletes panes and retractions that `as_of` needs for no time in the last p_keep, at most p_rows_max in a call. Returns
--- their number: call it until that is 0. The newest pane of each window stays. After that, the next calls may leave out
--- what was committed before p_since, the beginning of the time that was kept.
-CREATE FUNCTION millpy.trim_history(p_table regclass, p_keep interval, p_rows_max integer DEFAULT 10000,
-                                    p_since timestamptz DEFAULT '-infinity') RETURNS bigint
+-- Deletes what the next p_rows_max panes and retractions after p_since have replaced, in order of their commits; those of
+-- one commit together. A retraction replaces itself, too: no row is what its window has then. `trimmed_to` is the p_since
+-- of the next call, and `finished` says that it has nothing to do yet.
+CREATE FUNCTION millpy.trim_piece(p_table regclass, p_keep interval, p_rows_max integer, p_since timestamptz,
+                                  OUT deleted bigint, OUT finished boolean, OUT trimmed_to timestamptz)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found record;
     same text;
-    deleted bigint;
 BEGIN
     IF p_keep IS NULL OR p_keep < interval '0' THEN
         RAISE EXCEPTION 'a history cannot be kept for %', p_keep USING ERRCODE = 'invalid_parameter_value';
+    ELSIF p_rows_max IS NULL OR p_rows_max < 1 THEN
+        RAISE EXCEPTION 'cannot trim % rows at a time', p_rows_max USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT * INTO found FROM millpy.history_of(p_table);
     SELECT string_agg(format('o.%1$s = n.%1$s', name), ' AND ') INTO same FROM unnest(found.identity) AS name;
-    -- A row is replaced by a later one of its window. A retraction goes once the panes before it are gone. While this
-    -- waits for a lock, a switch may give the name to the table of another generation: that loses nothing.
+    -- While this waits for a lock, a switch may give the name to the table of another generation: that loses nothing.
     EXECUTE format(
-        'DELETE FROM %1$s WHERE tableoid = $4 AND ctid = ANY (ARRAY(SELECT gone.ctid FROM ('
-        '  SELECT o.ctid FROM %1$s AS n JOIN %1$s AS o'
-        '      ON %2$s AND (o.pane_index, o.is_retraction) < (n.pane_index, n.is_retraction)'
-        '   WHERE n.emitted_at >= $3 AND n.emitted_at < $1 AND (n.pane_index > 0 OR n.is_retraction)'
-        '  UNION ALL'
-        '  SELECT n.ctid FROM %1$s AS n WHERE n.emitted_at >= $3 AND n.emitted_at < $1 AND n.is_retraction'
-        '     AND NOT EXISTS (SELECT FROM %1$s AS o'
-        '                      WHERE %2$s AND (o.pane_index, o.is_retraction) < (n.pane_index, n.is_retraction))'
-        ') AS gone LIMIT $2))', found.history, same) USING now() - p_keep, p_rows_max, p_since, found.history::oid;
-    GET DIAGNOSTICS deleted = ROW_COUNT;
-    RETURN deleted;
+        'WITH n AS MATERIALIZED ('
+        '  SELECT %3$s, pane_index, is_retraction, emitted_at FROM %1$s'
+        '   WHERE tableoid = $4 AND (pane_index > 0 OR is_retraction) AND emitted_at > $1 AND emitted_at < $2'
+        '   ORDER BY emitted_at FETCH FIRST ($3) ROWS WITH TIES'
+        '), gone AS ('
+        '  DELETE FROM %1$s AS o USING n'
+        '   WHERE o.tableoid = $4 AND %2$s AND (o.pane_index < n.pane_index OR (o.pane_index = n.pane_index AND n.is_retraction))'
+        '  RETURNING 1'
+        ') SELECT (SELECT count(*) FROM gone), count(*) < $3, coalesce(max(n.emitted_at), $1) FROM n',
+        found.history, same, array_to_string(found.identity, ', '))
+       INTO deleted, finished, trimmed_to USING p_since, now() - p_keep, p_rows_max, found.history::oid;
+END $$;
+
+-- Deletes panes and retractions that `as_of` needs for no time in the last p_keep: what the first p_rows_max have replaced
+-- that have replaced any. Returns their number: call it until that is 0. The newest pane of each window stays. After that,
+-- the next calls may leave out what was committed before p_since, the beginning of the time that was kept.
+CREATE FUNCTION millpy.trim_history(p_table regclass, p_keep interval, p_rows_max integer DEFAULT 10000,
+                                    p_since timestamptz DEFAULT '-infinity') RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    piece record;
+BEGIN
+    LOOP
+        SELECT * INTO piece FROM millpy.trim_piece(p_table, p_keep, p_rows_max, p_since);
+        EXIT WHEN piece.deleted > 0 OR piece.finished;
+        p_since := piece.trimmed_to;
+    END LOOP;
+    RETURN piece.deleted;
 END $$;
 
 -- The sites of a source with watermark_by (millpy/ingest/site_watermarks.py). The row without a site is the watermark that
@@ -821,4 +856,5 @@ SELECT p.graph, p.computation AS stream, p.source_partition, nullif(e.subkey, 'o
 -- beside result tables run with their caller's rights.
 REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA mill, millpy FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea),
-      millpy.as_of(anyelement, timestamptz), millpy.as_of(text, timestamptz), millpy.history_of(regclass) TO PUBLIC;
+      millpy.as_of(anyelement, timestamptz, jsonb), millpy.as_of(text, timestamptz, jsonb), millpy.history_of(regclass)
+   TO PUBLIC;

@@ -45,6 +45,10 @@ def command(
             help="Empty database to run in; default: MILLPY_DATABASE_URL, else an embedded one.",
         ),
     ] = None,
+    sql: Annotated[
+        Path | None,
+        typer.Option("--sql", metavar="FILE.sql", help="SQL that makes the tables in which the graph looks up."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--report", metavar="FILE.html", help="File of the HTML report; the JSON goes beside it."),
@@ -69,6 +73,7 @@ def command(
         faults=fault_kinds(faults.split(",")),
         lease_s=LEASE_S,
         database_url=settings.database_url,
+        sql=sql,
         report=out or Path(f"crash-test-{Path(graph.partition(':')[0]).stem}.html"),
         keep=keep,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,10 +12,13 @@ import pytest
 from millpy import Count, EventTime, Files, FixedWindows, Graph, minutes
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import UsageError
+from millpy.graph.loader import load_graph
 from millpy.limits import Limits
 from millpy.store.postgres.store import PostgresStore
 from millpy.testing.crash_test.database import Database, url_through_proxy
 from millpy.testing.crash_test.databases import EmbeddedServer, GivenDatabase, proxied_address
+from millpy.testing.crash_test.options import Options
+from millpy.testing.crash_test.session import refuse_without_tables
 from millpy.testing.proxy import PostgresProxy
 
 
@@ -82,6 +86,27 @@ async def test_nothing_is_removed_when_another_graph_was_deployed_meanwhile(empt
 
     with Database(url) as database:
         assert database.graphs() == ["factory", "production"]
+
+
+def test_the_tables_of_a_lookup_are_made_by_a_file(empty_database_url: str, tmp_path: Path) -> None:
+    registry = Path(__file__).parents[2] / "examples/registry.py"
+    options = Options(graph=str(registry))
+    with pytest.raises(UsageError, match=r"looks up in plant_registry\.devices") as caught:
+        refuse_without_tables(load_graph(options.graph), options)
+    assert "--sql" in caught.value.hint
+    statements = registry.parent / "data/registry.sql"
+    refuse_without_tables(load_graph(options.graph), replace(options, sql=statements))
+
+    url = GivenDatabase(empty_database_url, "machines", statements).prepare("one")
+
+    with Database(url) as database:
+        assert database.rows("SELECT count(*) FROM plant_registry.devices") == [(4,)]
+    wrong = tmp_path / "wrong.sql"
+    wrong.write_text("CREATE TABLE devices (device text);\nCREATE more;")
+    with pytest.raises(UsageError, match=r"wrong\.sql: syntax error"):
+        GivenDatabase(empty_database_url, "machines", wrong)
+    with pytest.raises(UsageError, match="no file"):
+        replace(options, sql=tmp_path / "none.sql")
 
 
 def test_other_users_of_the_machine_cannot_log_in_to_a_crash_tests_database(tmp_path: Path) -> None:

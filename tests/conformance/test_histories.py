@@ -32,6 +32,7 @@ from millpy.errors import GraphError
 from millpy.limits import Limits
 from millpy.model.time import Instant
 from millpy.process.assembly import run_worker
+from millpy.store.postgres import retention
 from millpy.store.postgres.deployment.migrate import migrate
 from millpy.store.postgres.store import PostgresStore
 from tests.commands import millpy
@@ -192,6 +193,15 @@ async def test_a_table_can_be_named_by_text(database_url: str) -> None:
     typed = rows(database_url, "SELECT to_jsonb(t) FROM millpy.as_of(NULL::factory.sums, now()) AS t ORDER BY 1")
     assert rows(database_url, "SELECT * FROM millpy.as_of('factory.sums', now()) ORDER BY 1") == typed
     assert typed
+    of_key = "SELECT * FROM millpy.as_of('factory.sums', now(), '{}') ORDER BY 1"
+    start = typed[0][0]["window_start"]
+    for key, expected in (
+        ({"device": "d0"}, typed),
+        ({"device": "d0", "window_start": start}, typed[:1]),
+        ({"device": "d1"}, []),
+    ):
+        asked = of_key.format(msgspec.json.encode(key).decode())
+        assert rows(database_url, asked) == [row for row in expected if row[0]["device"] == "d0"]
     with psycopg.connect(database_url) as connection:  # a user's columns, which the history lacks
         connection.execute("ALTER TABLE factory.sums ADD note varchar(9) DEFAULT 'x', ADD twice int DEFAULT 2")
     wider = rows(database_url, "SELECT to_jsonb(t) FROM millpy.as_of(NULL::factory.sums, now()) AS t ORDER BY 1")
@@ -199,7 +209,11 @@ async def test_a_table_can_be_named_by_text(database_url: str) -> None:
     for query, error in (
         ("SELECT * FROM millpy.as_of(NULL::mill.graphs, now())", psycopg.errors.UndefinedTable),
         ("SELECT * FROM millpy.as_of(3, now())", psycopg.errors.DatatypeMismatch),
+        ("SELECT * FROM millpy.as_of('sums', now())", psycopg.errors.UndefinedTable),
+        (of_key.format('{"n": 1}'), psycopg.errors.UndefinedColumn),
+        (of_key.format("[]"), psycopg.errors.InvalidParameterValue),
         ("SELECT millpy.trim_history('factory.sums', '-1 s')", psycopg.errors.InvalidParameterValue),
+        ("SELECT millpy.trim_history('factory.sums', '1 s', 0)", psycopg.errors.InvalidParameterValue),
     ):
         with pytest.raises(error):
             rows(database_url, query)
@@ -216,16 +230,18 @@ async def test_a_trimmed_history_still_answers_for_the_time_that_is_kept(databas
 
     def trim() -> int:
         keep = f"now() - '{middle.isoformat()}'"
-        ((deleted,),) = rows(database_url, f"SELECT millpy.trim_history('factory.sums', {keep}, 7)")
+        ((deleted,),) = rows(database_url, f"SELECT millpy.trim_history('factory.sums', {keep}, 1)")
+        query = f"SELECT {VALUES} FROM millpy.as_of(NULL::factory.sums, '{middle.isoformat()}')"
+        assert {row[:3]: row for row in rows(database_url, query)} == believed(before, middle)
         return int(deleted)
 
     deleted = [trim()]
     while deleted[-1]:
-        assert deleted[-1] <= 7
         deleted.append(trim())
 
     after = history_of(database_url)
-    assert len(before) - len(after) == sum(deleted) > 7
+    assert len(before) - len(after) == sum(deleted)
+    assert len(deleted) > 2, "in pieces"
     for at in times[len(times) // 2 :]:
         query = f"SELECT {VALUES} FROM millpy.as_of(NULL::factory.sums, '{at.isoformat()}')"
         assert {row[:3]: row for row in rows(database_url, query)} == believed(before, at)
@@ -234,7 +250,9 @@ async def test_a_trimmed_history_still_answers_for_the_time_that_is_kept(databas
     assert not any(row[-1] for row in left)
 
 
-async def test_workers_trim_a_history_that_is_kept_for_some_time(database_url: str) -> None:
+async def test_workers_trim_a_history_that_is_kept_for_some_time(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     migrate(database_url, "millpy")
     feed = Feed(batch_max=29)
     graph = graph_of(feed, FixedWindows(seconds(10)), history=timedelta(microseconds=1))
@@ -244,12 +262,19 @@ async def test_workers_trim_a_history_that_is_kept_for_some_time(database_url: s
     async with PostgresStore(database_url.replace("//millpy@", "//millpy_worker@")) as store:
         await store.deploy(graph.spec())
         trimmed = [await store.forget_old(now_us=Instant(0), **ages) for _ in range(3)]
+    monkeypatch.setattr(retention, "TRIM_ROWS", 5)
+    async with PostgresStore(database_url) as store:  # looks at what is left again, in pieces
+        await store.deploy(graph.spec())
+        pieces = 0
+        while await store.forget_old(now_us=Instant(0), **ages):
+            pieces += 1
         with psycopg.connect(database_url) as connection:
             connection.execute("DROP TABLE factory.sums_history")
         assert not await store.forget_old(now_us=Instant(0), **ages)
 
     assert trimmed[0] > 20
     assert trimmed[1:] == [0, 0]
+    assert pieces > 2
 
 
 async def test_a_row_that_the_history_refuses_is_in_neither_table(database_url: str) -> None:

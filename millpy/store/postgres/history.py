@@ -62,12 +62,13 @@ SELECT {moved}, gone.interval_id, gone.bundle, gone.emitted_at, gone.is_retracti
 """
 # By its number a table is found under the name that a switch has given it, together with its generation.
 TRIM = b"""
-SELECT millpy.trim_history(c.oid::regclass, k.kept, %(rows_max)s, %(since)s::text::timestamptz), (now() - k.kept)::text
-  FROM (SELECT %(kept_s)s::double precision * interval '1 second' AS kept) AS k
- CROSS JOIN mill.result_tables AS t
+SELECT p.deleted, p.finished, p.trimmed_to::text
+  FROM mill.result_tables AS t
   JOIN mill.graphs AS g USING (graph_id)
   JOIN pg_namespace AS n ON n.nspname = g.name
   JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.name
+ CROSS JOIN LATERAL millpy.trim_piece(c.oid::regclass, %(kept_s)s::double precision * interval '1 second', %(rows_max)s,
+                                      %(since)s::text::timestamptz) AS p
  WHERE t.table_id = %(table_id)s
 """
 
@@ -84,7 +85,7 @@ class HistoryTable:
         copy: adds first panes from the binary data of a COPY to the result table.
         retract: adds retractions of windows that are gone.
         renumber: gives numbers below 0 to the panes of those of the given windows that had vanished.
-        trimmed_to: the time up to which this process has deleted what is no longer needed.
+        trimmed_to: the commits up to which this process has deleted what they had replaced.
     """
 
     schema: str

@@ -17,7 +17,8 @@ FREE_LOCK_MS = 20
 FORGET_ROWS = 1_000
 """Rows of each table per transaction. Operators do not wait for these rows; a commit waits for at most this many."""
 TRIM_ROWS = 10_000
-"""Rows of each history per transaction. No commit waits for them."""
+"""Panes and retractions of each history per transaction, whose earlier rows are deleted. No commit waits for them, but
+folding does."""
 
 
 async def turn_rings(connection: Connection, *, epoch_s: float, epoch_bytes: int) -> int:
@@ -49,7 +50,11 @@ async def forget_old(
 
 
 async def trim_histories(connection: Connection, histories: Mapping[int, HistoryTable]) -> int:
-    """Delete at most TRIM_ROWS rows of each history that is kept for a limited time. Return their number."""
+    """Delete what TRIM_ROWS rows of each history have replaced that is kept for a limited time.
+
+    Returns:
+        The number of deleted rows; one for a history whose next rows have replaced none, if there are further ones.
+    """
     gone = 0
     for table_id, history in histories.items():
         if history.spec.history_kept_s is None:
@@ -66,10 +71,8 @@ async def trim_histories(connection: Connection, histories: Mapping[int, History
             continue  # its history was dropped or moves with its generation; or another worker trims it
         if not found:
             continue  # the table was dropped
-        ((deleted, horizon),) = found
-        gone += deleted
-        if not deleted:
-            history.trimmed_to = horizon
+        ((deleted, finished, history.trimmed_to),) = found
+        gone += deleted or not finished
     return gone
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, LiteralString
 from urllib.parse import quote
 
@@ -87,6 +88,20 @@ class Snapshot:
     workers: tuple[int, ...]
     injected: int
     duplicates: int
+
+
+def run_file(url: str, path: Path) -> None:
+    """Run the SQL of a user's file, as psql would, with the settings that the database gives every client.
+
+    Raises:
+        UsageError: a statement fails, or the file is not text.
+    """
+    try:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(path.read_bytes().decode().encode())
+    except (psycopg.Error, UnicodeDecodeError) as error:
+        said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+        raise UsageError(f"{path}: {said or error}", hint="correct the statements of --sql") from error
 
 
 class Database:

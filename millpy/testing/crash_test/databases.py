@@ -12,7 +12,7 @@ from typing import Protocol
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import StoreUnavailableError, UsageError
 from millpy.store.postgres.deployment.migrate import migrate
-from millpy.testing.crash_test.database import Database, drop_database, make_database, tcp_address
+from millpy.testing.crash_test.database import Database, drop_database, make_database, run_file, tcp_address
 
 TEMPLATE = "crash_test_template"
 
@@ -42,11 +42,17 @@ class DatabaseServer(Protocol):
 class EmbeddedServer:
     """An embedded server, which may be killed."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, sql: Path | None = None) -> None:
         self._server = EmbeddedPostgres(directory, tcp=True)
         self._server.start()
         make_database(self._server.url(), TEMPLATE, "template1")
         migrate(self._server.url(TEMPLATE))
+        if sql is not None:
+            try:
+                run_file(self._server.url(TEMPLATE), sql)
+            except UsageError:
+                self._server.release()
+                raise
         self._made = ""
         self.description = f"embedded PostgreSQL {self._server.version}"
 
@@ -79,12 +85,14 @@ class GivenDatabase:
         UsageError: it cannot be reached, holds data of a graph, or a schema that the graph would take.
     """
 
-    def __init__(self, url: str, graph: str) -> None:
+    def __init__(self, url: str, graph: str, sql: Path | None = None) -> None:
         self._url, self._graph = url, graph
         try:
             with Database(url) as database:
                 refuse_if_used(database, graph)
             migrate(url)
+            if sql is not None:
+                run_file(url, sql)
         except StoreUnavailableError as error:
             raise UsageError(error.message, hint="check the URL, and that the server runs") from error
         self._used = False
@@ -128,13 +136,13 @@ def refuse_if_used(database: Database, graph: str) -> None:
         raise UsageError(f"the database has a schema {graph!r}, where the graph would write", hint=hint)
 
 
-def server_for(url: str | None, graph: str, directory: Path) -> EmbeddedServer | GivenDatabase:
-    """Return the given database, or else an embedded server in `directory`.
+def server_for(url: str | None, graph: str, directory: Path, sql: Path | None = None) -> EmbeddedServer | GivenDatabase:
+    """Return the given database, or else an embedded server in `directory`, after the statements of the file `sql`.
 
     Raises:
-        UsageError: the given database is in use.
+        UsageError: the given database is in use, or a statement fails.
     """
-    return EmbeddedServer(directory) if url is None else GivenDatabase(url, graph)
+    return EmbeddedServer(directory, sql) if url is None else GivenDatabase(url, graph, sql)
 
 
 def proxied_address(url: str) -> tuple[str, int]:

@@ -44,6 +44,7 @@ class Options:
         faults: the kinds from which they are drawn.
         lease_s: the lease of the workers; short, so that takeovers are quick.
         database_url: a database to run in; None embeds one.
+        sql: a file of SQL that makes the tables in which the graph looks up, run once before the graph is.
         report: the HTML file; the JSON file stands beside it.
         keep: whether to keep databases, logs and feeds.
     """
@@ -57,6 +58,7 @@ class Options:
     faults: tuple[FaultKind, ...] = (FaultKind.KILL,)
     lease_s: float = 1.0
     database_url: str | None = None
+    sql: Path | None = None
     report: Path = Path("crash-test.html")
     keep: bool = False
 
@@ -68,6 +70,8 @@ class Options:
         ):
             if not least <= value <= most:
                 raise UsageError(f"invalid {what}: {value}", hint=f"give a number from {least} to {most}")
+        if self.sql is not None and not self.sql.is_file():
+            raise UsageError(f"there is no file {self.sql}", hint="--sql names a file with SQL statements")
         if self.report.suffix != ".html":
             raise UsageError(
                 f"--report must name an .html file, not {self.report}", hint="the JSON file is written beside it"

@@ -20,6 +20,7 @@ from millpy.embedded import mosquitto_program
 from millpy.errors import UsageError
 from millpy.graph import Graph
 from millpy.graph.loader import load_graph
+from millpy.graph.nodes import StageNode
 from millpy.observability.status_line import working
 from millpy.testing.crash_test.broker import injectors_over_broker
 from millpy.testing.crash_test.databases import DatabaseServer, server_for
@@ -74,6 +75,7 @@ def crash_test(options: Options, directory: Path, clock: Clock, display: Display
     graph.spec()
     if FaultKind.BROKER in options.faults:
         refuse_without_broker(graph)
+    refuse_without_tables(graph, options)
     directory.mkdir(parents=True, exist_ok=True)
     files = Path(tempfile.mkdtemp(prefix="run-", dir=directory))
     keep = True  # keep the files of a failure
@@ -82,7 +84,7 @@ def crash_test(options: Options, directory: Path, clock: Clock, display: Display
             prepared = prepare(graph, options, files / "input")
         display.say(", ".join(f"{source.stream}: {source.total:,} records, {source.origin}" for source in prepared))
         with working("creating a database"):
-            server = server_for(options.database_url, graph.name, files / "postgres")
+            server = server_for(options.database_url, graph.name, files / "postgres", options.sql)
         try:
             findings = _trials(options, graph, prepared, server, files, clock, display)
             keep = options.keep or not findings.verdict.passed
@@ -162,6 +164,20 @@ def refuse_without_broker(graph: Graph) -> None:
         raise UsageError(
             "broker faults need mosquitto: the embedded broker forgets its messages when it is killed",
             hint="install mosquitto, or leave `broker` out of --faults",
+        )
+
+
+def refuse_without_tables(graph: Graph, options: Options) -> None:
+    """Raise if the graph looks up in tables that an embedded database does not have: its records would wait for ever.
+
+    Raises:
+        UsageError: neither a database nor the tables were given.
+    """
+    names = {table.name for node in graph.nodes if isinstance(node, StageNode) for table in node.tables}
+    if names and options.sql is None and options.database_url is None:
+        raise UsageError(
+            f"the graph looks up in {', '.join(sorted(names))}, and the embedded database has no tables of yours",
+            hint="name a file with SQL that makes them: --sql tables.sql",
         )
 
 

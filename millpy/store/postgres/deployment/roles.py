@@ -36,7 +36,7 @@ READ_ONLY = (
 """Tables of the engine that workers only read: the catalog of deployed graphs, and the slots of the rings."""
 _EVERYBODYS = sql.SQL(
     "mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea),"
-    " millpy.as_of(anyelement, timestamptz), millpy.as_of(text, timestamptz), millpy.history_of(regclass)"
+    " millpy.as_of(anyelement, timestamptz, jsonb), millpy.as_of(text, timestamptz, jsonb), millpy.history_of(regclass)"
 )
 """Functions that only compute, or read with their caller's rights."""
 APPEND_ONLY = ("segments", "deltas", "dedupe_runs")
