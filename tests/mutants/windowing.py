@@ -213,8 +213,7 @@ MUTANTS = [
         "        return self._triggered is not None and (key, start, end) in self._triggered.closed",
         "        return False",
         killers=(
-            "tests/property/test_pane_triggers.py::"
-            "test_sessions_with_closing_triggers_lose_only_what_they_count_as_late",
+            "tests/property/test_pane_triggers.py::test_sessions_that_close_or_fill_lose_only_what_they_count_as_late",
         ),
     ),
     Mutant(
