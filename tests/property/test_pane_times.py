@@ -24,13 +24,18 @@ from millpy import (
     SlidingWindows,
     Sum,
     TimestampCombiner,
+    WindowFunction,
     days,
     hours,
     seconds,
 )
 from millpy.limits import Limits
+from millpy.model.record import RecordType
+from millpy.model.time import Instant, instant, to_datetime
 from millpy.testing import GraphDriver, ManualSource
+from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.timestamp_combiner import PaneHolds
+from tests.stage_driver import StageDriver, timedelta_us
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 SPAN = 40
@@ -75,6 +80,14 @@ class Entry:
 
 def at(second: int) -> datetime:
     return EPOCH + timedelta(seconds=second)
+
+
+class Tens(WindowFunction):
+    """Fixed windows of 10 µs."""
+
+    def assign(self, record: Any, at: datetime, key: Any) -> list[tuple[datetime, datetime]]:
+        start = to_datetime(Instant(instant(at) // 10 * 10))
+        return [(start, start + timedelta_us(10))]
 
 
 def graph_of(
@@ -240,3 +253,28 @@ def test_holds_keep_one_entry_for_each_pane() -> None:
 
     assert holds.oldest() == times[1]
     assert len(holds._heap) <= 1_006
+
+
+@pytest.mark.parametrize("windows", [FixedWindows(timedelta_us(10)), Tens()], ids=["fixed", "function"])
+@pytest.mark.parametrize("restarts", [False, True], ids=["", "restarted"])
+def test_a_pane_that_is_taken_back_for_good_holds_nothing(windows: Any, restarts: bool) -> None:
+    logic = WindowedLogic(
+        windows,
+        timedelta(0),
+        {"n": Count()},
+        trigger=AfterWatermark(early=AfterCount(1)),
+        accumulation=Accumulation.RETRACTING,
+        takes_retractions=True,
+        timestamps=TimestampCombiner.EARLIEST,
+    )
+    outputs = {"panes": logic.output_type(RecordType(Reading), ("key",))}
+    driver = StageDriver(logic, Reading, outputs=outputs, tables={"panes": 1}, max_disorder=1_000)
+    record = Reading("a", EPOCH), 3
+    held = []
+    for retracts in (False, True, False):
+        driver.feed([record], retracts=[retracts])
+        if restarts:
+            driver.restart()
+        held.append(driver.interval.oldest_work())
+
+    assert held == [3, 9, 3]
