@@ -164,7 +164,7 @@ def test_panes_have_the_times_of_records_and_the_watermark_waits(
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
 @pytest.mark.parametrize("kind", ["session", "full"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps=steps, combiner=combiners, mode=modes, how=how)
 def test_so_it_is_with_sessions_that_merge(
     kind: str, trigger: str, steps: list[Any], combiner: TimestampCombiner, mode: Accumulation, how: Any

@@ -6,6 +6,7 @@ these, each in the window of its event time, whatever the inner windows, trigger
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -42,6 +43,7 @@ from millpy.windowing.pane_rules import DEFAULT_RULES, PaneRules
 from millpy.windowing.triggers import Trigger
 from tests.property.test_pane_triggers import rules_of_panes
 
+EXAMPLES = int(os.environ.get("MILLPY_WINDOW_EXAMPLES", "30"))
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 Window = tuple[datetime, datetime]
 
@@ -241,7 +243,7 @@ def check_history(driver: GraphDriver, table: str) -> None:
 
 
 @pytest.mark.usefixtures("small_blocks")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(case=cases, given_steps=steps, panes_max=st.sampled_from([1, 100_000]), loses=st.booleans())
 def test_outer_windows_have_the_panes_that_the_inner_ones_add_up_to(
     case: Case, given_steps: list[Any], panes_max: int, loses: bool
