@@ -36,8 +36,17 @@ _LEFT_OUT = {
     "accumulation": "accumulating",
     "takes_retractions": False,
     "timestamp_combiner": "end_of_window",
+    "on_time_pane": "if_not_empty",
+    "final_pane": "if_not_empty",
+    "pane_info": False,
 }
 """Parts that are left out of a description while they have these values."""
+_ENUMS = {
+    "accumulation": "Accumulation",
+    "timestamp_combiner": "TimestampCombiner",
+    "on_time_pane": "FiringBehavior",
+    "final_pane": "FiringBehavior",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +186,8 @@ def _parameters(kind: Kind, name: str, before: Description, after: Description) 
 
 
 def _part_text(part: str, value: Any) -> str:
-    if part == "accumulation":
-        return f"Accumulation.{value.upper()}"
-    if part == "timestamp_combiner":
-        return f"TimestampCombiner.{value.upper()}"
+    if part in _ENUMS:
+        return f"{_ENUMS[part]}.{value.upper()}"
     return str(value) if part in ("kind", "stored_form") else parameter_text(part, value)
 
 
@@ -343,7 +350,8 @@ def _may_retract(stream: str, stored: Description) -> bool:
     identity = stored["computations"].get(producer, {"identity": {}})["identity"]
     if identity.get("kind") in ("deduplicate", "interval_join"):
         return bool(identity.get("takes_retractions"))
-    return identity.get("accumulation") == "retracting" and bool(identity["allowed_lateness_us"])
+    repeats = bool(identity.get("allowed_lateness_us")) or identity.get("trigger") != {"kind": "after_watermark"}
+    return identity.get("accumulation") == "retracting" and repeats
 
 
 # Result tables.

@@ -209,7 +209,7 @@ class Emission:
             self._retract(panes)
         for _, _, _, pane in panes:
             withdraw(pane)
-            pane.at = NO_TIME
+            pane.at = pane.newest_at = NO_TIME
             if pane.firing is not None and pane.firing.before:
                 _take_back(pane.firing)
 

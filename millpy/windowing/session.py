@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from millpy.model.keys import Key
-from millpy.model.record import Instants
+from millpy.model.record import Instants, Mask
 from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.windowing.accumulation import Accumulation
@@ -48,6 +48,13 @@ class UnalignedInterval(WindowedInterval[OpenSessions]):
 
     def _is_closed(self, key: Key, start: int, end: int) -> bool:
         return self._triggered is not None and (key, start, end) in self._triggered.closed
+
+    def _are_closed(self, keys: Sequence[Key], codes: Integers, starts: Instants, ends: Instants) -> Mask:
+        """Tell of windows whether their triggers have closed them."""
+        if self._triggered is None or not self._triggered.closed:
+            return np.zeros(len(starts), np.bool_)
+        spans = zip(codes.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        return np.array([self._is_closed(keys[code], start, end) for code, start, end in spans], np.bool_)
 
     def _next_alarm(self) -> Instant:
         """Return the processing time at which a pane is due; INSTANT_MAX without one."""
@@ -147,6 +154,7 @@ class SessionInterval(UnalignedInterval):
         sessions = merge_sessions(times, before, rows.codes, gaps, self._allowed_us, known, row_gaps, self._bound)
         opens = sessions.ends + self._allowed_us > work.watermark
         opens[list(sessions.joined)] = False
+        opens &= ~self._are_closed(rows.keys, sessions.codes, sessions.starts, sessions.ends)
         extends = np.isin(sessions.codes, list(known))
         large = np.zeros(len(opens), np.bool_)
         for number, olds in sessions.joined.items() if self._open.weights.large else ():
@@ -200,13 +208,12 @@ class SessionInterval(UnalignedInterval):
 
     def _without_closed(self, sessions: Sessions, keys: Sequence[Key]) -> Sessions:
         """Return the sessions that are not closed. The open ones that would have become part of a closed one stay."""
-        columns = (sessions.codes.tolist(), sessions.starts.tolist(), sessions.ends.tolist())
-        spans = list(zip(*columns, strict=True))
-        closed = np.array([self._is_closed(keys[code], start, end) for code, start, end in spans], np.bool_)
+        closed = self._are_closed(keys, sessions.codes, sessions.starts, sessions.ends)
         if not closed.any():
             return sessions
         for row in np.flatnonzero((sessions.of_row >= 0) & closed[sessions.of_row]).tolist():
-            self._missed_sessions[row] = spans[int(sessions.of_row[row])][1:]
+            number = sessions.of_row[row]
+            self._missed_sessions[row] = int(sessions.starts[number]), int(sessions.ends[number])
         return sessions.drop(closed)
 
     def _take_many(self, emission: Emission, rows: JoinedRows, watermark: Instant) -> Integers:
@@ -225,8 +232,7 @@ class SessionInterval(UnalignedInterval):
             self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_row else None,
             self._bound,
         )
-        if self._triggered is not None and self._triggered.closed:
-            sessions = self._without_closed(sessions, rows.keys)
+        sessions = self._without_closed(sessions, rows.keys)
         too_late = np.flatnonzero(sessions.of_row < 0)
         if not len(sessions.codes):
             return too_late

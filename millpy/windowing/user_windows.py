@@ -62,10 +62,7 @@ class UserInterval(UnalignedInterval):
         over: Mask = rows.watermarks[at] >= ends + self._allowed_us
         first, group_of, _ = group_spans(rows.codes[at], starts, ends, len(rows.keys))
         known = self._known(rows, at[first], first)
-        if self._triggered is not None and self._triggered.closed:
-            spans = (rows.codes[at[first]].tolist(), starts[first].tolist(), ends[first].tolist())
-            closed = [self._is_closed(rows.keys[code], start, end) for code, start, end in zip(*spans, strict=True)]
-            over |= np.array(closed, np.bool_)[group_of]
+        over |= self._are_closed(rows.keys, rows.codes[at[first]], starts[first], ends[first])[group_of]
         late = self._missed(rows, starts, ends, at, over) if over.any() else None
         if late is not None:
             inside = np.flatnonzero(~over)
@@ -124,17 +121,20 @@ class UserInterval(UnalignedInterval):
         """Return the windows that the rows would have if none were late."""
         assert isinstance(rows, AssignedRows), rows
         weights = self._open.weights
+        codes: Integers
         if self._merges:
             plan = _MergePlan(self, rows, np.full(len(rows), INSTANT_MIN, np.int64))
             at = np.flatnonzero(plan.of_row >= 0)
-            windows, codes, ends, joined = plan.of_row[at], plan.codes.tolist(), plan.ends, plan.joined
+            windows, codes, starts, ends, joined = plan.of_row[at], plan.codes, plan.starts, plan.ends, plan.joined
         else:
             at = rows.entries()
             first, windows, _ = group_spans(rows.codes[at], rows.starts, rows.ends, len(rows.keys))
-            codes, ends, joined = rows.codes[at[first]].tolist(), rows.ends[first], self._known(rows, at[first], first)
+            codes, starts, ends = rows.codes[at[first]], rows.starts[first], rows.ends[first]
+            joined = self._known(rows, at[first], first)
         opens: Mask = ends + self._allowed_us > work.watermark
         opens[list(joined)] = False
-        extends = np.array([rows.keys[code] in self._open.by_key for code in codes], np.bool_)
+        opens &= ~self._are_closed(rows.keys, codes, starts, ends)
+        extends = np.array([rows.keys[code] in self._open.by_key for code in codes.tolist()], np.bool_)
         large = np.zeros(len(opens), np.bool_)
         for number, olds in joined.items() if weights.large else ():
             large[number] = any(id(old.pane) in weights.large for old in olds)

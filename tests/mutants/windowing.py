@@ -213,9 +213,28 @@ MUTANTS = [
         "        return self._triggered is not None and (key, start, end) in self._triggered.closed",
         "        return False",
         killers=(
-            "tests/property/test_pane_triggers.py::"
-            "test_sessions_with_closing_triggers_lose_only_what_they_count_as_late",
+            "tests/property/test_pane_triggers.py::test_sessions_that_close_or_fill_lose_only_what_they_count_as_late",
         ),
+    ),
+    Mutant(
+        "millpy/windowing/triggered_sessions.py",
+        "        pane.firing = firing\n",
+        "        pane.firing = known\n",
+        killers=(
+            "tests/property/test_user_windows.py::test_windows_that_merge_with_some_others_lose_no_record_in_any_mode",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/interval_by_site.py",
+        "                entries.namespace = place\n",
+        "                pass\n",
+        killers=("tests/property/test_sites.py::test_each_site_has_the_windows_of_a_graph_of_its_own",),
+    ),
+    Mutant(
+        "millpy/windowing/panes.py",
+        "            pane.at = pane.newest_at = NO_TIME",
+        "            pane.at = NO_TIME",
+        killers=("tests/property/test_pane_times.py::test_a_pane_that_is_taken_back_for_good_holds_nothing",),
     ),
     Mutant(
         "millpy/windowing/triggered_sessions.py",

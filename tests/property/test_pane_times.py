@@ -24,13 +24,18 @@ from millpy import (
     SlidingWindows,
     Sum,
     TimestampCombiner,
+    WindowFunction,
     days,
     hours,
     seconds,
 )
 from millpy.limits import Limits
+from millpy.model.record import RecordType
+from millpy.model.time import Instant, instant, to_datetime
 from millpy.testing import GraphDriver, ManualSource
+from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.timestamp_combiner import PaneHolds
+from tests.stage_driver import StageDriver, timedelta_us
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 SPAN = 40
@@ -38,6 +43,7 @@ KINDS = {
     "fixed": FixedWindows(seconds(10)),
     "sliding": SlidingWindows(seconds(10), every=seconds(5)),
     "session": SessionWindows(seconds(4)),
+    "full": SessionWindows(seconds(4), max_records=3),
     "calendar": CalendarWindows("hour", zone="Europe/Berlin"),
 }
 TRIGGERS = {"at the end": AfterWatermark(), "early": AfterWatermark(early=AfterCount(2))}
@@ -74,6 +80,14 @@ class Entry:
 
 def at(second: int) -> datetime:
     return EPOCH + timedelta(seconds=second)
+
+
+class Tens(WindowFunction):
+    """Fixed windows of 10 µs."""
+
+    def assign(self, record: Any, at: datetime, key: Any) -> list[tuple[datetime, datetime]]:
+        start = to_datetime(Instant(instant(at) // 10 * 10))
+        return [(start, start + timedelta_us(10))]
 
 
 def graph_of(
@@ -134,7 +148,7 @@ class Oracle:
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "session"])
+@pytest.mark.parametrize("kind", ["fixed", "sliding", "calendar"])
 @settings(max_examples=25, deadline=None)
 @given(steps=steps, combiner=combiners, mode=modes, how=how)
 def test_panes_have_the_times_of_records_and_the_watermark_waits(
@@ -149,12 +163,13 @@ def test_panes_have_the_times_of_records_and_the_watermark_waits(
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("kind", ["session", "full"])
+@settings(max_examples=25, deadline=None)
 @given(steps=steps, combiner=combiners, mode=modes, how=how)
 def test_so_it_is_with_sessions_that_merge(
-    trigger: str, steps: list[Any], combiner: TimestampCombiner, mode: Accumulation, how: Any
+    kind: str, trigger: str, steps: list[Any], combiner: TimestampCombiner, mode: Accumulation, how: Any
 ) -> None:
-    check("session", trigger, steps, combiner, mode, *how)
+    check(kind, trigger, steps, combiner, mode, *how)
 
 
 def check(
@@ -169,7 +184,8 @@ def check(
 ) -> None:
     graph = graph_of(KINDS[kind], combiner, mode, TRIGGERS[trigger], seconds(lateness), few)
     driver = GraphDriver(graph, limits=Limits(turn_panes_max=panes_max))
-    oracle = Oracle(combiner, mode, kind == "session")
+    merges = isinstance(KINDS[kind], SessionWindows)
+    oracle = Oracle(combiner, mode, merges)
     watermark, seen, behind = at(-100_000), 0, 0
     for step in [*steps, SPAN // 2, SPAN + 7200]:
         low = driver.watermarks("inner").low
@@ -192,7 +208,7 @@ def check(
         seen = len(panes)
         now = driver.watermarks("inner")
         assert now.low <= now.input
-        if kind != "session":
+        if not merges:
             assert now.low == held(oracle, watermark, KINDS[kind], now.input)
     if mode is not Accumulation.ACCUMULATING:
         assert sum(late.computation == "outer" for late in driver.late_records()) <= behind
@@ -237,3 +253,28 @@ def test_holds_keep_one_entry_for_each_pane() -> None:
 
     assert holds.oldest() == times[1]
     assert len(holds._heap) <= 1_006
+
+
+@pytest.mark.parametrize("windows", [FixedWindows(timedelta_us(10)), Tens()], ids=["fixed", "function"])
+@pytest.mark.parametrize("restarts", [False, True], ids=["", "restarted"])
+def test_a_pane_that_is_taken_back_for_good_holds_nothing(windows: Any, restarts: bool) -> None:
+    logic = WindowedLogic(
+        windows,
+        timedelta(0),
+        {"n": Count()},
+        trigger=AfterWatermark(early=AfterCount(1)),
+        accumulation=Accumulation.RETRACTING,
+        takes_retractions=True,
+        timestamps=TimestampCombiner.EARLIEST,
+    )
+    outputs = {"panes": logic.output_type(RecordType(Reading), ("key",))}
+    driver = StageDriver(logic, Reading, outputs=outputs, tables={"panes": 1}, max_disorder=1_000)
+    record = Reading("a", EPOCH), 3
+    held = []
+    for retracts in (False, True, False):
+        driver.feed([record], retracts=[retracts])
+        if restarts:
+            driver.restart()
+        held.append(driver.interval.oldest_work())
+
+    assert held == [3, 9, 3]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ from millpy import (
     SlidingWindows,
     TimestampCombiner,
     When,
+    WindowFunction,
 )
 from millpy.errors import GraphError
 from millpy.limits import Limits
@@ -653,8 +654,16 @@ def test_an_alarm_is_that_of_the_open_session_not_of_a_closed_one_with_its_start
     assert told(subject.feed([], now_us=30)) == ["early 3"]
 
 
-def test_closed_sessions_count_against_the_bound_on_open_windows() -> None:
-    logic = WindowedLogic(SESSIONS, timedelta_us(100), {"n": Count()}, trigger=AfterCount(1))
+class Fours(WindowFunction):
+    """Windows of 4 µs from each record on."""
+
+    def assign(self, record: Any, at: datetime, key: Any) -> list[tuple[datetime, datetime]]:
+        return [(at, at + timedelta_us(GAP))]
+
+
+@pytest.mark.parametrize("windows", [SESSIONS, Fours()], ids=["sessions", "function"])
+def test_closed_sessions_count_against_the_bound_on_open_windows(windows: Windows) -> None:
+    logic = WindowedLogic(windows, timedelta_us(100), {"n": Count()}, trigger=AfterCount(1))
     outputs = {"panes": logic.output_type(RecordType(Reading), ("key",))}
     limits = Limits(open_windows_bytes_max=50_000)
     subject = StageDriver(logic, Reading, outputs=outputs, tables={"panes": 1}, limits=limits, max_disorder=1_000)
@@ -667,6 +676,10 @@ def test_closed_sessions_count_against_the_bound_on_open_windows() -> None:
     assert {letter.reason for letter in refused} == {"windows"}
     assert len(refused) + len(subject.stored) == 60
     assert len(subject.stored) * 1_600 < 50_000
+
+    again = subject.feed([(Reading("key-0", 1), 1)])
+    assert not again.dead_letters, "it opens no session"
+    assert again.late_by_input == {0: 1}
 
     advance(subject, 200)
     assert not subject.stored

@@ -40,7 +40,7 @@ from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.pane_rules import DEFAULT_RULES, PaneRules
 from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import Windows
-from tests.property.test_pane_triggers import check_flags, rules_of_panes, triggers
+from tests.property.test_pane_triggers import check_flags, check_sessions, rules_of_panes, totals, triggers
 from tests.stage_driver import StageDriver, timedelta_us
 
 SIZE, EVERY, GAP, MAX_DISORDER = 10, 4, 5, 5
@@ -396,4 +396,52 @@ def test_panes_of_any_windows_add_up_to_the_batch_in_every_mode(
             table[window] = n, total
     assert {name: (sums[(*name, "n")], sums[(*name, "total")]) for name in table} == table
     assert {name: number for name, number in sums.items() if number} == {n: x for n, x in wanted.items() if x}
+    check_flags(driver, rules)
+
+
+class Choosy(WindowFunction):
+    """Windows that merge with some of those that they intersect, so that a merged window may equal one that is open."""
+
+    merges = True
+
+    def assign(self, record: Any, at: datetime, key: Any) -> Iterable[Window]:
+        return [(moment(us(at) - record.gap % 4), moment(us(at) + record.gap))]
+
+    def merge(self, window: Window, others: Sequence[Window]) -> Iterable[Window]:
+        own = us(window[0])
+        return [other for other in WindowFunction.merge(self, window, others) if (us(other[0]) + own) % 3]
+
+
+@pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
+@settings(max_examples=40, deadline=None)
+@given(
+    trigger=(triggers | st.just(AFTER_WATERMARK)).filter(lambda trigger: not trigger.may_finish),
+    schedule=st.lists(moves, max_size=20),
+    panes_max=st.sampled_from([1, 10_000]),
+    timestamps=st.sampled_from(TimestampCombiner),
+    rules=rules_of_panes,
+)
+def test_windows_that_merge_with_some_others_lose_no_record_in_any_mode(
+    mode: Accumulation,
+    trigger: Trigger,
+    schedule: list[Any],
+    panes_max: int,
+    timestamps: TimestampCombiner,
+    rules: PaneRules,
+) -> None:
+    driver = subject(Choosy(), trigger, mode, 1_000, 0, timestamps=timestamps, rules=rules)
+    driver.panes_max = panes_max
+    for what, how in [*schedule, ("end", None)]:
+        applied(driver, what, how)
+    fed = [record for what, how in schedule if what == "records" for record in how]
+
+    table, by_key = check_sessions(driver, mode)
+    assert not any(result.late for result in driver.results)
+    shown: Counter[Any] = Counter()
+    for (key, _, _), (n, total) in table.items():
+        shown[key, "n"] += n
+        shown[key, "total"] += total
+    assert {name: number for name, number in shown.items() if number} == totals(fed)
+    if mode is Accumulation.DISCARDING:
+        assert by_key == totals(fed)
     check_flags(driver, rules)

@@ -11,12 +11,15 @@ import pytest
 from millpy import (
     Accumulation,
     AdvanceWithClock,
+    AfterCount,
+    AfterWatermark,
     Computation,
     Context,
     Count,
     Dedupe,
     EventTime,
     File,
+    FiringBehavior,
     FixedWindows,
     Graph,
     Max,
@@ -31,6 +34,7 @@ from millpy import (
 from millpy.errors import GraphError, GraphVersionError
 from millpy.model.graph_changes import changes_between
 from millpy.model.versions import merged, refuse_changes
+from millpy.windowing.triggers import Trigger
 
 
 class Reading(msgspec.Struct):
@@ -317,11 +321,11 @@ def test_step_cannot_read_windows_that_lack_a_required_column(aggregate: Any, re
     assert merged(deployed, spec(varied(more)))["computations"]["per_minute"]["grown"] == ["more"]
 
 
-def of_mode(mode: Accumulation, lateness: int, reader: str = "") -> Graph:
+def of_mode(mode: Accumulation, lateness: int, reader: str = "", **options: Any) -> Graph:
     graph = Graph("factory")
     source = graph.inject("readings", File("r"), schema=Reading, event_time=EventTime("at", unit="s", sorted=True))
     windows = source.key_by("device").window(
-        FixedWindows(minutes(1)), allowed_lateness=minutes(lateness), accumulation=mode, name="inner"
+        FixedWindows(minutes(1)), allowed_lateness=minutes(lateness), accumulation=mode, name="inner", **options
     )
     panes = windows.aggregate(n=Count())
     if reader == "window":
@@ -340,15 +344,30 @@ def test_another_mode_is_refused() -> None:
     assert str(change) == ("inner: accumulation changed from Accumulation.ACCUMULATING to Accumulation.RETRACTING")
 
 
-@pytest.mark.parametrize("mode", [Accumulation.RETRACTING, Accumulation.DISCARDING])
-@pytest.mark.parametrize("lateness", [0, 5])
-def test_step_cannot_begin_to_read_records_that_may_be_retracted(mode: Accumulation, lateness: int) -> None:
-    """It would get retractions of panes that it has not got."""
-    retracts = mode is Accumulation.RETRACTING and lateness > 0
-    stored = of_mode(mode, lateness).spec().description()
+def test_other_empty_panes_are_refused() -> None:
+    stored = of_mode(Accumulation.RETRACTING, 5).spec().description()
+    wanted = of_mode(Accumulation.RETRACTING, 5, final_pane=FiringBehavior.ALWAYS).spec().description()
 
-    added = changes_between(stored, of_mode(mode, lateness, "window").spec().description())
-    archived = changes_between(stored, of_mode(mode, lateness, "archive").spec().description())
+    changes = changes_between(stored, wanted)
+
+    assert [(change.kind, str(change)) for change in changes] == [
+        ("meaning", "inner: final_pane changed from FiringBehavior.IF_NOT_EMPTY to FiringBehavior.ALWAYS")
+    ]
+
+
+@pytest.mark.parametrize("mode", [Accumulation.RETRACTING, Accumulation.DISCARDING])
+@pytest.mark.parametrize(
+    ("lateness", "trigger"), [(0, AfterWatermark()), (5, AfterWatermark()), (0, AfterWatermark(early=AfterCount(1)))]
+)
+def test_step_cannot_begin_to_read_records_that_may_be_retracted(
+    mode: Accumulation, lateness: int, trigger: Trigger
+) -> None:
+    """It would get retractions of panes that it has not got."""
+    retracts = mode is Accumulation.RETRACTING and (lateness > 0 or trigger.per_pane)
+    stored = of_mode(mode, lateness, trigger=trigger).spec().description()
+
+    added = changes_between(stored, of_mode(mode, lateness, "window", trigger=trigger).spec().description())
+    archived = changes_between(stored, of_mode(mode, lateness, "archive", trigger=trigger).spec().description())
 
     assert any("retractions of records from before" in str(change) for change in added) == retracts
     assert {change.kind for change in added} == ({"addition", "meaning"} if retracts else {"addition"})
