@@ -1,6 +1,6 @@
-"""Users' windows, bounded sessions, histories and tools per key under SIGKILL on PostgreSQL; canaries of the checkers.
+"""Early panes, users' windows, bounded sessions, histories and tools per key under SIGKILL; canaries of the checkers.
 
-All points: `make crash ONLY="own windows"`, `make crash ONLY="tools per key"`.
+All points: `make crash ONLY=early`, `make crash ONLY="own windows"`, `make crash ONLY="tools per key"`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 import psycopg
 
 from millpy.hosting.failpoints import Failpoint
+from tests.crash.cases.early import early_case
 from tests.crash.cases.panes import pane_case
 from tests.crash.cases.tools import tool_case
 from tests.crash.checks import Fault
@@ -39,6 +40,18 @@ def with_canary(case: Case, *damages: str) -> Case:
         return missed
 
     return replace(case, run=run)
+
+
+def test_no_kill_loses_or_doubles_an_early_pane(survives: Survives) -> None:
+    case = with_canary(
+        early_case(Failpoint.AFTER_COMMIT),
+        "DELETE FROM early.fixed_discarding WHERE device = 'd1' AND window_start = to_timestamp(0)",
+        "UPDATE early.totals_retracting SET n = n + 1 WHERE window_start = to_timestamp(0)",
+        "UPDATE early.sliding_accumulating SET total = 0 WHERE window_start = to_timestamp(0)",
+        "DELETE FROM early.fixed_retracting_history WHERE pane_index = 0 AND is_retraction",
+    )
+
+    assert survives(case).kills == 1
 
 
 def test_no_kill_changes_own_windows_or_a_history(survives: Survives) -> None:
