@@ -91,13 +91,13 @@ class Snapshot:
 
 
 def run_file(url: str, path: Path) -> None:
-    """Run the SQL of a user's file, as psql would, with the settings that the database gives every client.
+    """Run the SQL of a user's file.
 
     Raises:
         UsageError: a statement fails, or the file is not text.
     """
     try:
-        with psycopg.connect(url, autocommit=True) as connection:
+        with connect(url) as connection:
             connection.execute(path.read_bytes().decode().encode())
     except (psycopg.Error, UnicodeDecodeError) as error:
         said = error.diag.message_primary if isinstance(error, psycopg.Error) else None

@@ -27,7 +27,7 @@ from millpy.testing.simulation.broker import Log, Topic
 from millpy.testing.simulation.lookup_table import add_lookup
 from millpy.testing.simulation.loop import LANE
 from millpy.testing.simulation.per_key import TOOLS, add_tool
-from millpy.testing.simulation.windowed import WINDOWED, Windowed
+from millpy.testing.simulation.windowed import WINDOWED, WindowedBranch
 from millpy.windowing.aggregates.numeric import Count, Max, Min, Sum
 from millpy.windowing.window import FixedWindows
 
@@ -418,7 +418,7 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
     return graph
 
 
-def _aggregate(readings: Stream, key: tuple[str, ...], windowed: Windowed, shape: Shape) -> Stream:
+def _aggregate(readings: Stream, key: tuple[str, ...], windowed: WindowedBranch, shape: Shape) -> Stream:
     keyed = readings.key_by(*key).window(
         windowed.windows,
         allowed_lateness=timedelta(microseconds=shape.lateness_us),
@@ -434,7 +434,7 @@ def _aggregate(readings: Stream, key: tuple[str, ...], windowed: Windowed, shape
     return panes.to_table(windowed.table, history=shape.histories)
 
 
-def _total(panes: Stream, windowed: Windowed, lateness_us: int) -> None:
+def _total(panes: Stream, windowed: WindowedBranch, lateness_us: int) -> None:
     """Add up panes by group, in larger windows."""
     levels = panes.map(level_of, Level, immediate=True).key_by("group")
     windows = levels.window(

@@ -53,7 +53,7 @@ class HistoryJudge:
             yield from self._judge(name, entries, known)
             yield from _newest(table, window)
         rows = commit.rows.get(table.spec.name, [])
-        if sorted(map(str, rows)) != sorted(str(_without(entry, OF_ENTRY)) for entry in added):
+        if sorted(map(str, rows)) != sorted(str(_omit(entry, OF_ENTRY)) for entry in added):
             yield f"the history of {table.spec.name} has {len(added)} new panes, the bundle has {len(rows)} others"
 
     def _judge(self, name: tuple[Any, ...], entries: list[Row], known: int) -> Iterator[str]:
@@ -61,7 +61,7 @@ class HistoryJudge:
         for place in range(known, len(entries)):
             entry, before = entries[place], entries[place - 1] if place else None
             if entry["is_retraction"] and (
-                before is None or before["is_retraction"] or _without(entry, OF_COMMIT) != _without(before, OF_COMMIT)
+                before is None or before["is_retraction"] or _omit(entry, OF_COMMIT) != _omit(before, OF_COMMIT)
             ):
                 yield f"{name} takes back {entry}, which is not the pane before it: {before}"
             if before is not None and entry["bundle"] < before["bundle"]:
@@ -79,10 +79,10 @@ def _newest(table: StoredTable, window: tuple[Any, ...]) -> Iterator[str]:
     row, entry = table.rows.get(window), table.history.get(window, [{"is_retraction": True}])[-1]
     if row is None and table.spec.name == DELETED_BY_USERS:
         return
-    believed = None if entry["is_retraction"] else _without(entry, OF_ENTRY)
+    believed = None if entry["is_retraction"] else _omit(entry, OF_ENTRY)
     if believed != row:
         yield f"the history of {table.spec.name} has {believed} for {window}, the table {row}"
 
 
-def _without(row: Row, names: tuple[str, ...]) -> Row:
+def _omit(row: Row, names: tuple[str, ...]) -> Row:
     return {name: value for name, value in row.items() if name not in names}

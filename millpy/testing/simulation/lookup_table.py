@@ -19,7 +19,7 @@ NUMBERED = 10
 """A row has the number of the content, times this, plus the number of its device."""
 
 
-class Device(msgspec.Struct, frozen=True):
+class ListedDevice(msgspec.Struct, frozen=True):
     """A row of the table."""
 
     device: str
@@ -29,7 +29,7 @@ class Device(msgspec.Struct, frozen=True):
 def add_lookup(readings: Stream) -> None:
     """Look readings up by device, with the result in a table."""
     refresh = timedelta(milliseconds=200)
-    readings.lookup(TABLE, Device, key="device", refresh=refresh, name=LOOKED_UP, intervals=2).to_table(LOOKED_UP)
+    readings.lookup(TABLE, ListedDevice, key="device", refresh=refresh, name=LOOKED_UP, intervals=2).to_table(LOOKED_UP)
 
 
 def hall_of(content: int, device: str) -> int | None:

@@ -39,7 +39,7 @@ def _floor(at: datetime, size: timedelta, phase: timedelta) -> datetime:
     return at - (at - _EPOCH - phase) % size
 
 
-class Phased(WindowFunction):
+class Phases(WindowFunction):
     """Windows that begin at another phase for each device; small values are in one more, odd multiples of 7 in none."""
 
     def assign(self, record: Any, at: datetime, key: Any) -> Iterable[Window]:
@@ -72,7 +72,7 @@ def is_enough(pane: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Windowed:
+class WindowedBranch:
     """A windowed branch.
 
     Attributes:
@@ -117,16 +117,18 @@ _FULL = SessionWindows(
 )
 _RETRACTING = Accumulation.RETRACTING
 
-WINDOWED: dict[str, Windowed] = {
-    "fixed": Windowed(kind="fixed", windows=_FIXED, table="per_window"),
-    "sliding": Windowed(kind="sliding", windows=_SLIDING, table="per_slide"),
-    "session": Windowed(kind="session", windows=_SESSIONS, table="per_session"),
-    "levels": Windowed(kind="fixed", windows=_FIXED, table="per_level", totals="level_totals", mode=_RETRACTING),
-    "visits": Windowed(kind="session", windows=_SESSIONS, table="per_visit", totals="visit_totals", mode=_RETRACTING),
-    "early": Windowed(
+WINDOWED: dict[str, WindowedBranch] = {
+    "fixed": WindowedBranch(kind="fixed", windows=_FIXED, table="per_window"),
+    "sliding": WindowedBranch(kind="sliding", windows=_SLIDING, table="per_slide"),
+    "session": WindowedBranch(kind="session", windows=_SESSIONS, table="per_session"),
+    "levels": WindowedBranch(kind="fixed", windows=_FIXED, table="per_level", totals="level_totals", mode=_RETRACTING),
+    "visits": WindowedBranch(
+        kind="session", windows=_SESSIONS, table="per_visit", totals="visit_totals", mode=_RETRACTING
+    ),
+    "early": WindowedBranch(
         kind="fixed", windows=_FIXED, table="per_early", totals="early_totals", mode=_RETRACTING, trigger=EARLY
     ),
-    "early_visits": Windowed(
+    "early_visits": WindowedBranch(
         kind="session",
         windows=_SESSIONS,
         table="per_early_visit",
@@ -134,10 +136,10 @@ WINDOWED: dict[str, Windowed] = {
         mode=_RETRACTING,
         trigger=EARLY,
     ),
-    "phased": Windowed(kind="phased", windows=Phased(), table="per_phase"),
-    "user_visits": Windowed(kind="user_visits", windows=Visits(), table="per_user_visit"),
-    "full": Windowed(kind="full", windows=_FULL, table="per_full"),
-    "earliest": Windowed(
+    "phased": WindowedBranch(kind="phased", windows=Phases(), table="per_phase"),
+    "user_visits": WindowedBranch(kind="user_visits", windows=Visits(), table="per_user_visit"),
+    "full": WindowedBranch(kind="full", windows=_FULL, table="per_full"),
+    "earliest": WindowedBranch(
         kind="offset",
         windows=_OFFSET,
         table="per_earliest",
@@ -146,7 +148,7 @@ WINDOWED: dict[str, Windowed] = {
         mode=_RETRACTING,
         combiner=TimestampCombiner.EARLIEST,
     ),
-    "latest": Windowed(
+    "latest": WindowedBranch(
         kind="offset",
         windows=_OFFSET,
         table="per_latest",
@@ -155,7 +157,7 @@ WINDOWED: dict[str, Windowed] = {
         mode=_RETRACTING,
         combiner=TimestampCombiner.LATEST,
     ),
-    "discarded": Windowed(
+    "discarded": WindowedBranch(
         kind="fixed",
         windows=_FIXED,
         table="per_discard",
@@ -163,10 +165,10 @@ WINDOWED: dict[str, Windowed] = {
         mode=Accumulation.DISCARDING,
         trigger=EARLY,
     ),
-    "punctual": Windowed(kind="fixed", windows=_FIXED, table="per_punctual", trigger=AfterWatermark(late=None)),
-    "topped": Windowed(kind="fixed", windows=_FIXED, table="per_top", mode=_RETRACTING),
-    "counted": Windowed(kind="fixed", windows=_FIXED, table="per_count", trigger=AfterCount(CLOSING_RECORDS)),
-    "enough": Windowed(kind="fixed", windows=_FIXED, table="per_enough", trigger=When(is_enough)),
+    "punctual": WindowedBranch(kind="fixed", windows=_FIXED, table="per_punctual", trigger=AfterWatermark(late=None)),
+    "topped": WindowedBranch(kind="fixed", windows=_FIXED, table="per_top", mode=_RETRACTING),
+    "counted": WindowedBranch(kind="fixed", windows=_FIXED, table="per_count", trigger=AfterCount(CLOSING_RECORDS)),
+    "enough": WindowedBranch(kind="fixed", windows=_FIXED, table="per_enough", trigger=When(is_enough)),
 }
 BY_TABLE = {branch.table: branch for branch in WINDOWED.values()}
 TOTALS = {branch.totals: branch for branch in WINDOWED.values() if branch.totals}
