@@ -165,7 +165,11 @@ class OpenSessions:
             return None
         for session in sessions:
             session.pane.bundle = bundle
-        names = [*((session.key, session.start, session.end) for session in sessions), *gone]
+        names = [(session.key, session.start, session.end) for session in sessions]
+        if gone:  # a window of a function may come back in the turn in which it has become part of another
+            written = set(names)
+            gone = [name for name in gone if name not in written]
+            names += gone
         entries = Entries(Kind.WINDOW, "")
         entries.keys = key_texts([key for key, _, _ in names])
         entries.key_hashes = self._hasher.hashes([key for key, _, _ in names]).tolist()

@@ -15,11 +15,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millpy import (
     Accumulation,
+    AfterCount,
+    AfterWatermark,
     Collect,
     Count,
     SessionWindows,
@@ -412,8 +414,14 @@ class Choosy(WindowFunction):
         return [other for other in WindowFunction.merge(self, window, others) if (us(other[0]) + own) % 3]
 
 
+FOUR = Row("b", 1, 3, 0.0)
+BACK_AT_ONCE: list[Any] = [("records", [(FOUR, 0)]), ("records", [(FOUR, 1), (FOUR, 0)]), ("restart", None)]
+"""The window [-3, 3) becomes part of [-3, 4), and is opened again in the same turn."""
+
+
 @pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
 @settings(max_examples=40, deadline=None)
+@example(AfterWatermark(early=AfterCount(1)), BACK_AT_ONCE, 1, TimestampCombiner.LATEST, PaneRules(pane_info=True))
 @given(
     trigger=(triggers | st.just(AFTER_WATERMARK)).filter(lambda trigger: not trigger.may_finish),
     schedule=st.lists(moves, max_size=20),

@@ -154,6 +154,8 @@ def _stage_rows(table: StoredTable, checkpoint: Checkpoint, rows: ResultRows, st
     columns = [column_values(column) for column in rows.columns]
     assert len(columns) == len(names), (table.spec.name, len(columns), names)
     windowed = table.spec.kind == "windowed"
+    deleted = (part for part in checkpoint.deleted if part.table_id == table.table_id)
+    gone = {name for part in deleted for name in zip(*map(column_values, part.columns), strict=True)}
     for values in zip(*columns, strict=True):
         row: Row = dict(zip(names, values, strict=True))
         row["interval_id"], row["bundle"] = checkpoint.grant.interval_id, checkpoint.bundle
@@ -163,7 +165,8 @@ def _stage_rows(table: StoredTable, checkpoint: Checkpoint, rows: ResultRows, st
         else:
             key = (row["interval_id"], row["bundle"], row["ordinal"])
         place = (table.table_id, key)
-        _check_order(table, staged.get(place, table.rows.get(key)), row, first=rows.first)
+        stored = staged.get(place, None if key in gone else table.rows.get(key))
+        _check_order(table, stored, row, first=rows.first)
         staged[place] = row
 
 

@@ -337,7 +337,7 @@ def _results(
 def _deletes(checkpoints: Sequence[Checkpoint], tables: dict[int, ResultTable]) -> list[Command]:
     """Return the statements that delete rows of windows that are gone.
 
-    They come before all that write rows: a window may return, but not in the same commit.
+    They come before all that write rows: a window of a function may return in the same commit.
     """
     groups: dict[int, list[tuple[DeletedRows, int, int]]] = {}
     for c in checkpoints:
