@@ -145,8 +145,8 @@ class ClosingJudge(WindowJudge):
         windows = self.windows
         for row in commit.rows.get(self.table, ()):
             name = (row[self.key], row["window_start"], row["window_end"])
-            over = name[2] + windows.allowed_us <= self.follower.watermark_of(name[0])
-            if windows.is_sure(*name[:2]) and not over and not self._closes(name):
+            over = name[2] + (0 if self.table == AT_THE_END else windows.allowed_us)
+            if windows.is_sure(*name[:2]) and over > self.follower.highest_of(name[0]) and not self._closes(name):
                 yield f"window {name} has {_shown(row)}, too little for its trigger"
         for name in [name for name in windows.panes if name not in windows.closed and self._closes(name)]:
             windows.closed.add(name)
@@ -157,6 +157,8 @@ class ClosingJudge(WindowJudge):
     def _closes(self, name: PaneName) -> bool:
         """Tell whether the trigger of a window is finished."""
         if self.table == AT_THE_END:
+            if self.follower.watermark_of(name[0]) < name[2] <= self.follower.highest_of(name[0]):
+                self.windows.unsure.add(name[:2])
             return name[2] <= self.follower.watermark_of(name[0])
         return CLOSES[self.table](self.windows.panes[name])
 

@@ -66,7 +66,11 @@ class Follower:
         return consumed
 
     def watermark_of(self, key: Any) -> int:
-        """Return the watermark that the windows of a device or group have reached."""
+        """Return the watermark that the windows of a device or group have reached at least."""
+        return self.watermark
+
+    def highest_of(self, key: Any) -> int:
+        """Return the watermark that they have reached at most."""
         return self.watermark
 
 

@@ -106,6 +106,10 @@ class SiteFollower(Follower):
         """Return the watermark that the site of a device or group has reached at least."""
         return self.between(key)[0]
 
+    def highest_of(self, key: Any) -> int:
+        """Return the watermark that the site of a device or group has reached at most."""
+        return self.between(key)[1]
+
     def between(self, key: Any, *, before: bool = False) -> tuple[int, int]:
         """Return the watermarks between which the site of a device or group is, or was before the newest bundle."""
         place = next(iter(self.sited.values())).place_of(key)
