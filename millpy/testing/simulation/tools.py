@@ -41,17 +41,20 @@ class OrderJudge:
 
     Attributes:
         kept: device -> its readings that were in time, in the order of arrival.
+        judged: device -> the number of each of its readings, and whether it was in time.
         unsure: devices with a reading whose lateness depends on the order of partitions.
     """
 
     follower: Follower
     kept: dict[str, list[Truth]] = field(default_factory=dict)
+    judged: dict[str, list[tuple[int, bool]]] = field(default_factory=dict)
     late: Counter[str] = field(default_factory=Counter)
     unsure: set[str] = field(default_factory=set)
 
     def follow(self, commit: CommittedBundle) -> Iterator[str]:
         """Take a bundle in."""
         for truth, least, most in self.follower.advance(commit.observed.cursors):
+            self.judged.setdefault(truth.device, []).append((truth.seq, truth.at >= least))
             if truth.at < least:
                 self.late[truth.device] += 1
                 continue
@@ -90,7 +93,7 @@ class ToolJudge:
 
     def unsure(self) -> set[str]:
         """Return the devices that cannot be compared."""
-        return set().union(*(order.unsure for order in self.orders))
+        return unsure_of(self.orders)
 
     def expected(self, device: str) -> Counter[Found]:
         """Return what a device has when all that the watermark has passed has left."""
@@ -106,6 +109,16 @@ class ToolJudge:
                 yield f"{self.tool}: {device} lacks the rows {sorted(missing)[:3]} of {missing.total()}"
 
 
+def unsure_of(orders: Sequence[OrderJudge]) -> set[str]:
+    """Return the devices with a reading whose lateness is not known, or not the same in every interval."""
+    unsure: set[str] = set().union(*(order.unsure for order in orders))
+    for device in set().union(*(order.judged for order in orders)):
+        lists = sorted((order.judged.get(device, []) for order in orders), key=len)
+        if any(judged != lists[-1][: len(judged)] for judged in lists):
+            unsure.add(device)
+    return unsure
+
+
 def whole_tool(judges: Sequence[ToolJudge]) -> Iterator[str]:
     """Yield the devices that have no row in any interval, and should have some."""
     homes: set[str] = set().union(*(judge.found for judge in judges))
@@ -116,8 +129,7 @@ def whole_tool(judges: Sequence[ToolJudge]) -> Iterator[str]:
 
 def late_for_tool(orders: Sequence[OrderJudge], found: Counter[str]) -> Iterator[str]:
     """Yield the devices whose number of late records, over all intervals, differs."""
-    unsure: set[str] = set().union(*(order.unsure for order in orders))
-    for device in {*orders[0].late, *found} - unsure:
+    for device in {*orders[0].late, *found} - unsure_of(orders):
         if found[device] != orders[0].late[device]:
             yield f"{device} has {found[device]} records that are late for their order, not {orders[0].late[device]}"
 
