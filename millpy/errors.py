@@ -83,8 +83,8 @@ class LeaseExpiredError(OwnershipError):
 
 
 class StaleSequencerError(OwnershipError):
-    """Another worker has taken over the intervals in `stale`: the fence refused a commit (SQLSTATE MW001), or a poll
-    showed bundles that this worker has not made.
+    """Another worker has taken over the intervals in `stale`: the fence refused a commit (SQLSTATE MW001), a poll
+    showed bundles that this worker has not made, or the table of owners names the other one.
     """
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
-from millpy.errors import GraphVersionError, TransientError
+from millpy.errors import GraphVersionError, StaleSequencerError, TransientError
 from millpy.graph import InjectorNode
 from millpy.hosting.failpoints import Failpoint
 from millpy.hosting.interval_state import PauseState, intake_of
@@ -54,9 +54,13 @@ class OwnedIntervals:
     async def rebalance(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Read the ownership table and decide; return the ids of the intervals to claim and of those to release.
 
+        A commit would find out, too, what is raised here, but a worker that has nothing to commit must neither keep its
+        lease nor count as its share what others own by now.
+
         Raises:
-            GraphVersionError: another version of the graph is deployed. A commit would find that out, too, but a
-                worker that has nothing to commit must not keep its lease.
+            GraphVersionError: another version of the graph is deployed.
+            StaleSequencerError: another worker has claimed an interval that this one holds. Its lease had expired by
+                the clock of the server, or while this machine was suspended.
         """
         known = self._plan.deployment
         ownership = await self._store.ownership(known.graph_id)
@@ -64,6 +68,13 @@ class OwnedIntervals:
             raise GraphVersionError(
                 f"version {ownership.graph_version} of the graph is deployed; this worker runs {known.version}"
             )
+        stale = [
+            interval.interval_id
+            for interval in ownership.intervals
+            if interval.interval_id in self.intervals and interval.worker_id != self._context.worker_id
+        ]
+        if stale:
+            raise StaleSequencerError(f"other workers own intervals {stale}", stale=stale)
         computations = {
             c.name: [i.interval_id for i in c.intervals] for c in self._plan if not self._only or c.name in self._only
         }

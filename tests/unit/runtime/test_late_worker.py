@@ -107,3 +107,24 @@ async def test_a_refused_record_after_an_unstored_position_rejects_only_itself(t
     assert len(database.dead_letters) == len(records) - wanted
     await upstream.abandon()
     await downstream.abandon()
+
+
+async def test_an_idle_worker_learns_that_others_own_its_intervals_and_claims_what_is_free(tmp_path: Path) -> None:
+    graph, database = two_stages(tmp_path / "in", []), MemoryDatabase(ManualClock())
+    late, other = await a_worker(graph, database=database), await a_worker(graph, database=database)
+    held = sorted(late.owned.intervals)
+    free, *taken = held
+    await other.context.store.seize(other.context.worker_id, taken)
+    await late.context.store.release(late.context.worker_id, [late.owned.intervals[free].grant])
+    assert len(taken) > len(held) / 2, "with these it would have more than its share"
+
+    with pytest.raises(StaleSequencerError, match="other workers own intervals") as raised:
+        await late.balance()
+    late._claim_at = 0.0
+    while sorted(late.owned.intervals) != [free]:
+        await one_step(late)
+
+    assert sorted(raised.value.stale) == held
+    assert late.context.worker_id == database.headers[free].owner
+    await late.abandon()
+    await other.abandon()
