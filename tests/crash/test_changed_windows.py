@@ -91,7 +91,8 @@ def test_code_of_windows_is_refused_if_it_changed_and_taken_if_it_means_the_same
     (tmp_path / "other.py").write_text(changed(*REFUSED["the code of assign"]))
     with Worker(tmp_path, database_url, tmp_path, graph=tmp_path / "other.py") as refused:
         assert refused.process.wait(60) == 1
-        assert "visits: the window changed from Visits(gap_s=5) of code" in refused.log
+        assert "visits: the window changed from Visits(gap_s=5) with " in refused.log
+        assert " of code " in refused.log
     assert committed(database_url) == before
 
     # Comments, docstrings, the class's name, the way a constant is written, and what a method calls.

@@ -94,6 +94,7 @@ async def test_a_polled_record_that_the_database_refuses_is_dead_lettered_with_i
     await downstream.abandon()
 
 
+BEHIND = 300  # readings that wait
 SHORT_ANSWER = 2_000  # bytes: about four of the segments of `behind`, so that one poll does not read them all
 
 
@@ -114,9 +115,9 @@ class LosingStore(MemoryStore):
 
 async def behind(path: Path, clock: ManualClock, database: MemoryDatabase) -> tuple[Worker, LosingStore]:
     """Return a worker whose input waits in several segments, and its store."""
-    graph, limits = two_stages(path, readings(100)), Limits(lease_ttl_s=10_000, bundle_records_max=10)
+    graph, limits = two_stages(path, readings(BEHIND)), Limits(lease_ttl_s=10_000, bundle_records_max=10)
     upstream = await started(MemoryStore(database), graph, limits, clock, only=("readings", "totals"))
-    await stepped(upstream, clock, 30)
+    await stepped(upstream, clock, BEHIND // 4)
     await upstream.cycle.await_in_flight()
     await upstream.abandon()
     store = LosingStore(database)
@@ -132,9 +133,10 @@ async def test_a_gap_that_is_gone_when_read_again_loses_nothing(tmp_path: Path) 
         for _ in range(2):  # the second is not in a row
             store.losses = 1
             while store.losses:
+                assert len(database.rows("largest")) < BEHIND, "nothing is left to lose"
                 await stepped(worker, clock, 1)
             await stepped(worker, clock, 2)
-        while len(database.rows("largest")) < 100:
+        while len(database.rows("largest")) < BEHIND:
             await stepped(worker, clock, 1)
     await worker.abandon()
 
