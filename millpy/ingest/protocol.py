@@ -262,6 +262,15 @@ class Source(GraphPart, ABC):
         """Tell whether every partition ends; a crash test then reads the source to its end, and replays it."""
         return False
 
+    def unread(self, setup: SourceSetup) -> Sequence[str]:
+        """Say what a partition that has ended will not read, because it came after the end; by default nothing.
+
+        Raises:
+            SourceUnavailableError: the source cannot be looked at now.
+        """
+        del setup
+        return ()
+
     async def examine(self, graph: str, stream: str) -> AsyncIterator[Finding]:
         """Yield what `millpy doctor` is to report: whether the broker answers, and what is risky there.
 

@@ -247,6 +247,19 @@ class FixedFileQueue:
         """Return an empty dict: the notes of a fixed set of files stay."""
         return {}
 
+    def unread(self) -> list[str]:
+        """Say which files are new or have another size since all files were read. Raises SourceUnavailableError."""
+        found = []
+        for name in dict.fromkeys(name for path in self._paths for name in files_of(path, self._report_skipped)):
+            if not self._ours(name):
+                continue
+            done = self._notes.done.get(name)
+            if done is None:
+                found.append(f"{name} is new")
+            elif not done.broken and (size := _size_of(name)) not in (None, done.size):
+                found.append(f"{name} had {done.size} bytes and has {size}")
+        return found
+
     def is_over(self) -> bool:
         """Tell whether all files have been read."""
         return self.next() is None and self.next() is None  # the files found, then those that match by now
@@ -270,6 +283,16 @@ def files_of(path: str, report_skipped: ReportSkipped) -> Iterator[str]:
         return
     except OSError as error:
         raise SourceUnavailableError(f"{root}: {error}", hint="make the directory readable") from error
+
+
+def _size_of(path: str) -> int | None:
+    """Return the bytes of a file; None if it is gone."""
+    try:
+        return Path(path).stat().st_size
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SourceUnavailableError(f"{path}: {error}", hint="make the file readable") from error
 
 
 def is_pattern(path: str) -> bool:

@@ -108,10 +108,16 @@ class Files(Source):
 
     def connect(self, setup: SourceSetup) -> FileInjector:
         """Return the injector of one source partition, not yet open."""
-        place = self.partitions().index(setup.partition)
         notes = Notes.recovered(setup.notes)
-        queue = FixedFileQueue(self.paths, notes, lambda path: is_ours(path, place, self.count), SkipReporter(setup))
-        return FileInjector(setup, queue, notes, format=self.format, broken=self.broken)
+        return FileInjector(setup, self._queue(setup, notes), notes, format=self.format, broken=self.broken)
+
+    def unread(self, setup: SourceSetup) -> list[str]:
+        """Say which files are new or have another size since the partition ended. Raises SourceUnavailableError."""
+        return self._queue(setup, Notes.recovered(setup.notes)).unread()
+
+    def _queue(self, setup: SourceSetup, notes: Notes) -> FixedFileQueue:
+        place = self.partitions().index(setup.partition)
+        return FixedFileQueue(self.paths, notes, lambda path: is_ours(path, place, self.count), SkipReporter(setup))
 
 
 def File(path: str | Path, *, format: Format | None = None) -> Files:  # noqa: N802
