@@ -177,7 +177,7 @@ class PaneTriggers:
             self._trigger.fire(firing.trigger, moment)
             fires = True
         last = over or bool(firing.trigger[0])
-        emits = fires and (firing.since > 0 or (not firing.closed and self._gives_empty(timing, last)))
+        emits = fires and (firing.since > 0 or (not firing.closed and self._gives_empty(firing, timing, last)))
         firing.closed = firing.closed or last
         if emits:
             firing.since = firing.late = 0
@@ -205,9 +205,10 @@ class PaneTriggers:
         """Tell whether a pane has to be asked when its window is over."""
         return firing.since > 0 or (not firing.closed and (self._always_final or self._always_on_time))
 
-    def _gives_empty(self, timing: str, last: bool) -> bool:
-        """Tell whether an empty pane is emitted."""
-        return (last and self._always_final) or (timing == "on_time" and self._always_on_time)
+    def _gives_empty(self, firing: FiringState, timing: str, last: bool) -> bool:
+        """Tell whether an empty pane is emitted: the last one, or the first since the end of the window."""
+        first_since_end = timing != "early" and firing.timing not in ("on_time", "late")
+        return (last and self._always_final) or (first_since_end and self._always_on_time)
 
     def _judge(self, predicate: Predicate, due: DuePane, timing: str) -> bool:
         """Ask a predicate about a pane. One that raises is not true; the first failure in a window is kept."""

@@ -418,6 +418,20 @@ def check_flags(subject: StageDriver, rules: PaneRules) -> None:
     assert not any(pane.pane_last for panes in absorbed for pane in panes)
 
 
+@pytest.mark.parametrize("few", [0, 10_000], ids=["columns", "few"])
+def test_a_session_that_an_earlier_late_record_has_joined_gives_its_empty_pane_at_the_end(few: int) -> None:
+    rules = PaneRules(on_time_pane=FiringBehavior.ALWAYS, pane_info=True)
+    subject = driver(AfterWatermark(early=AfterCount(1)), windows=SESSIONS, allowed=1_000, few=few, rules=rules)
+    advance(subject, 39)
+    at_once = subject.feed([(Reading("b", 0), 35), (Reading("b", 0), 36)], columns=few == 0)
+    at_end = advance(subject, 40)
+
+    assert told(at_once) == ["early 2"]
+    assert told(at_end) == ["late 2"]
+    finish(subject)
+    check_flags(subject, rules)
+
+
 @settings(max_examples=50, deadline=None)
 @given(trigger=triggers)
 def test_triggers_read_as_their_constructors(trigger: Trigger) -> None:
