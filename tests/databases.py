@@ -75,7 +75,9 @@ def fresh_database(server: EmbeddedPostgres, template: str = TEMPLATE) -> Iterat
     """Name of a database that is dropped at the end."""
     name = sql.Identifier(text := f"test_{os.getpid()}_{next(_numbers)}")
     with psycopg.connect(server.url(), autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(name, sql.Identifier(template)))
+        connection.execute(
+            sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY").format(name, sql.Identifier(template))
+        )
     try:
         yield text
     finally:

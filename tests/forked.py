@@ -1,4 +1,6 @@
-"""Processes of `crash_worker` that begin as forks of one that has imported it: a start costs 10 ms instead of a second.
+"""Processes that begin as forks of one that has imported millpy: a start costs 10 ms instead of a second.
+
+    programs        `crash_worker` (`python -m millpy.testing.crash_worker`), and `millpy`
 
     ForkServer      a process with everything imported and no thread; it forks at each request
     ForkedProcess   a fork: a process of its own, to kill, freeze and await, as a `subprocess.Popen` is
@@ -15,12 +17,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 REQUEST_BYTES_MAX = 1 << 20
 
 
@@ -33,11 +36,12 @@ class ForkedProcess:
         returncode: the exit status, -n after signal n; None until the end was noticed by `poll` or `wait`.
     """
 
-    def __init__(self, pid: int, stdin: IO[bytes], status: int) -> None:
+    def __init__(self, pid: int, stdin: IO[bytes], status: int, outputs: Sequence[IO[bytes]] = ()) -> None:
         self.pid = pid
         self.stdin = stdin
         self.returncode: int | None = None
         self._status = status
+        self._outputs = outputs
 
     def poll(self) -> int | None:
         """Return the exit status, or None while the process runs."""
@@ -53,6 +57,22 @@ class ForkedProcess:
         if status is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         return status
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Close the input, await the end, and return both outputs of a process of `fork_millpy`.
+
+        Raises:
+            TimeoutExpired: the process still runs after `timeout` seconds.
+        """
+        self.stdin.close()
+        self.wait(timeout)
+        texts = []
+        for output in self._outputs:
+            output.seek(0)
+            texts.append(output.read().decode())
+            output.close()
+        out, err = texts
+        return out, err
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the end was noticed."""
@@ -77,33 +97,38 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """Begins processes of `crash_worker`. Its process ends when the tests do."""
+    """Begins processes. Its process ends when the tests do."""
 
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.crash.forked", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
 
     def begin(
-        self, arguments: Sequence[str], log: BinaryIO, environment: Mapping[str, str], directory: Path
+        self,
+        program: str,
+        arguments: Sequence[str],
+        outputs: tuple[IO[bytes], IO[bytes]],
+        environment: Mapping[str, str],
+        directory: Path,
     ) -> ForkedProcess:
-        """Begin `python -m millpy.testing.crash_worker ARGUMENTS`, with both outputs in a log."""
+        """Begin a program, with its standard output and standard error in two files."""
         stdin, ours = os.pipe()
         status, theirs = os.pipe()
-        request = json.dumps([list(arguments), dict(environment), str(directory)]).encode()
+        request = json.dumps([program, list(arguments), dict(environment), str(directory)]).encode()
         try:
-            socket.send_fds(self._requests, [request], [stdin, log.fileno(), theirs])
+            socket.send_fds(self._requests, [request], [stdin, *(output.fileno() for output in outputs), theirs])
         finally:
             os.close(stdin)
             os.close(theirs)
         answer = self._requests.recv(16)
         assert answer, "the fork server has ended"
-        return ForkedProcess(int(answer), os.fdopen(ours, "wb"), status)
+        return ForkedProcess(int(answer), os.fdopen(ours, "wb"), status, outputs)
 
 
 @cache
@@ -112,8 +137,14 @@ def fork_server() -> ForkServer:
     return ForkServer()
 
 
-def serve(requests: socket.socket) -> Sequence[str]:
-    """Fork at each request. Return, in a fork, the arguments of its program; in the server, never."""
+def fork_millpy(directory: Path, *arguments: str) -> ForkedProcess:
+    """Begin `millpy ARGUMENTS` in a directory; `communicate` returns its outputs."""
+    outputs = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+    return fork_server().begin("millpy", arguments, outputs, os.environ, directory)
+
+
+def serve(requests: socket.socket) -> tuple[str, list[str]]:
+    """Fork at each request. Return, in a fork, its program and the arguments; in the server, never."""
     running: dict[int, int] = {}
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
@@ -126,29 +157,29 @@ def serve(requests: socket.socket) -> Sequence[str]:
             tell_ends(running)
         if requests.fileno() not in ready:
             continue
-        request, files, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 3)
+        request, files, _, _ = socket.recv_fds(requests, REQUEST_BYTES_MAX, 4)
         if not request:  # the tests have ended
             for pid in running:
                 os.kill(pid, signal.SIGKILL)
             os._exit(0)
-        arguments, environment, directory = json.loads(request)
-        stdin, log, status = files
+        program, arguments, environment, directory = json.loads(request)
+        stdin, out, err, status = files
         pid = os.fork()
         if not pid:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.dup2(stdin, 0)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
+            os.dup2(out, 1)
+            os.dup2(err, 2)
             for descriptor in {requests.detach(), woken, wakes, *files, *running.values()}:
                 os.close(descriptor)
             os.chdir(directory)
             os.environ.clear()
             os.environ.update(environment)
             sys.path.insert(0, directory)
-            return list(arguments)
-        os.close(stdin)
-        os.close(log)
+            return program, arguments
+        for descriptor in (stdin, out, err):
+            os.close(descriptor)
         running[pid] = status
         requests.send(str(pid).encode())
 
@@ -164,9 +195,17 @@ def tell_ends(running: dict[int, int]) -> None:
         os.close(descriptor)
 
 
+def run(program: str, arguments: list[str], programs: Mapping[str, Callable[[], None]]) -> None:
+    sys.argv = [program, *arguments]
+    programs[program]()
+
+
 if __name__ == "__main__":
+    from millpy.cli import app
+    from millpy.process import launcher  # noqa: F401 - what most commands import later
     from millpy.testing import crash_worker
 
-    given = serve(socket.socket(fileno=int(sys.argv[1])))
-    sys.argv[1:] = given
-    sys.exit(crash_worker.main(given))
+    run(
+        *serve(socket.socket(fileno=int(sys.argv[1]))),
+        {"millpy": app.main, "crash_worker": lambda: sys.exit(crash_worker.main(sys.argv[1:]))},
+    )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +9,7 @@ from typing import Any
 import msgspec
 import psycopg
 
-from tests.crash.harness import ROOT
+from tests.forked import ForkedProcess, fork_millpy
 
 DEVICES = 5
 MIDDLE, END = 90, 240
@@ -95,15 +92,13 @@ def drop(place: Path, start: int, end: int) -> None:
     hidden.rename(place / "feed" / f"{start:06}.ndjson")
 
 
-def millpy(place: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "millpy", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=place, env=environment, stdout=pipe, stderr=pipe, text=True)
+def millpy(place: Path, *arguments: str) -> ForkedProcess:
+    return fork_millpy(place, *arguments)
 
 
-def done(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+def done(process: ForkedProcess) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=60)
+    assert process.returncode is not None
     return process.returncode, out, err
 
 

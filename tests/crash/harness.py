@@ -14,7 +14,7 @@ from typing import Self
 import psycopg
 
 from millpy.hosting.failpoints import Failpoint
-from tests.crash.forked import fork_server
+from tests.forked import fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAPH = Path(__file__).with_name("graph.py")
@@ -69,7 +69,7 @@ class Worker:
         command += ["--gated"] if gated else []
         variables = {**os.environ, "CRASH_INPUT": str(source), "PYTHONPATH": str(ROOT), **(environment or {})}
         with self.log_file.open("wb") as log:
-            self.process = fork_server().begin(command, log, variables, directory)
+            self.process = fork_server().begin("crash_worker", command, (log, log), variables, directory)
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -332,12 +334,13 @@ def test_follower_reports_that_a_table_was_switched(place: Path, database_url: s
             " interval_id, bundle) VALUES ('d', now(), now(), 1, 0, 'on_time', 0, 1, 1)"
         )
     assert json.loads(did(database_url, "windows", "--json"))["table"] == "factory.minutes"
-    following = millpy(place, "windows", "minutes", "--follow", "--json", "--database", database_url)
+    command = [sys.executable, "-m", "millpy", "windows", "minutes", "--follow", "--json", "--database", database_url]
+    following = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert following.stdout is not None
     assert json.loads(following.stdout.readline())["device"] == "d"
     did(database_url, "switch", "factory", "2")
-    status, out, err = done(following)
-    assert (status, out) == (1, ""), (out, err)
+    out, err = following.communicate(timeout=60)
+    assert (following.returncode, out) == (1, ""), (out, err)
     assert "factory.minutes now belongs to another generation" in err
 
 

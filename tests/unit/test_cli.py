@@ -18,6 +18,7 @@ from millpy.cli.text_table import continued, fitted, table, with_z
 from millpy.process import launcher as launch
 from millpy.process.launcher import exit_status
 from tests.commands import run_millpy
+from tests.forked import fork_millpy
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -32,11 +33,10 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def millpy(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).resolve().parents[2]
-    code = f"import sys; sys.path.insert(0, {str(root)!r}); from millpy.cli.app import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=cwd, capture_output=True, text=True, check=False, timeout=60
-    )
+    process = fork_millpy(cwd, *arguments)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
 EMPTY = "x = 1\n"
@@ -304,7 +304,8 @@ def test_characters_unknown_to_the_terminal_are_escaped(
 ) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
 
-    done = millpy("sql", "SELECT U&'\\20AC' AS euro", "--database", database_url, cwd=tmp_path)
+    command = [sys.executable, "-m", "millpy", "sql", "SELECT U&'\\20AC' AS euro", "--database", database_url]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
 
     assert (done.returncode, done.stdout.split()) == (0, ["euro", "----", "\\u20ac"])
 
