@@ -7,7 +7,6 @@ lines. Pipes and files get every column whole, without colors.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,13 +16,14 @@ from typing import Any
 
 import typer
 
+from millpy.admin.loaders import utc_text
+from millpy.config.durations import format_duration
 from millpy.config.escape import visible, visible_lines
 
 Row = Mapping[str, Any]
 SENTINELS = {"infinity": "the end", "-infinity": "the beginning"}
 COLUMN_CHARACTERS_MIN = 12
 GAP = "  "
-_UTC = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)\+00$")
 
 
 def echo(rows: Sequence[Row], *, none: str = "(none)") -> None:
@@ -83,17 +83,14 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, float):
         return format(value, ".10g")
-    if isinstance(value, timedelta) and value < timedelta():
-        return f"-{-value}"  # Python would print -1 day plus the rest
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    if isinstance(value, bytes):
+        return f"\\x{value.hex()}"  # as PostgreSQL prints bytes
     if isinstance(value, dict | list):
-        return visible(json.dumps(value, ensure_ascii=False))
+        return visible(json.dumps(value, ensure_ascii=False, default=_cell))
     text = SENTINELS.get(str(value), str(value))
-    return visible(" ".join(with_z(text).split("\n")))
-
-
-def with_z(text: str) -> str:
-    """End a time in UTC with Z instead of PostgreSQL's +00; leave other text as it is."""
-    return _UTC.sub(r"\1Z", text)
+    return visible(" ".join(utc_text(text).split("\n")))
 
 
 def _numeric(rows: Sequence[Row]) -> frozenset[str]:
