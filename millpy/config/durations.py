@@ -54,7 +54,7 @@ def format_duration(duration: timedelta | float, *, exact: bool = False) -> str:
     if duration < timedelta(0):
         return f"-{format_duration(-duration, exact=exact)}"
     rest_us = duration // timedelta(microseconds=1)
-    parts = []
+    parts: list[tuple[int | str, str]] = []
     for unit, unit_us in _PRINTED:
         count, rest_us = divmod(rest_us, unit_us)
         if count or (parts and not exact):
