@@ -14,7 +14,7 @@ from millpy.cli.options import (
     DatabaseOption,
     JsonOption,
     connected_to,
-    duration_s,
+    duration_option,
     handle_errors,
     print_json,
     settings_of,
@@ -32,12 +32,7 @@ def archive(
     ] = "",
     every: Annotated[
         float | None,
-        typer.Option(
-            "--every",
-            metavar="DURATION",
-            parser=duration_s,
-            help="Time between two files; default: MILLPY_ARCHIVE_EVERY_S, else 10s.",
-        ),
+        duration_option("--every", None, "Time between two files; default: MILLPY_ARCHIVE_EVERY_S, else 10s."),
     ] = None,
     erase: Annotated[
         str, typer.Option("--erase", metavar="KEY", help="Erase the records of this key, as text or as JSON, and exit.")

@@ -20,7 +20,7 @@ from millpy.cli.options import (
     DatabaseOption,
     JsonOption,
     connected_to,
-    duration_s,
+    duration_option,
     graph_in,
     handle_errors,
     print_json,
@@ -51,16 +51,7 @@ LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, h
 PayloadOption = Annotated[
     str, typer.Option("--payload", metavar="FILE", help="Replay one record from this corrected payload (- for stdin).")
 ]
-WaitOption = Annotated[
-    float,
-    typer.Option(
-        "--wait",
-        metavar="DURATION",
-        parser=duration_s,
-        show_default="0s",
-        help="How long to wait for the workers.",
-    ),
-]
+WaitOption = Annotated[float, duration_option("--wait", "0s", "How long to wait for the workers.")]
 
 dead_letters = typer.Typer(
     help="List, replay or discard dead letters: records that did not decode, or that code or the database rejected.",

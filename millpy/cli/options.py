@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, ParamSpec
+from typing import Annotated, Any, ParamSpec
 
 import typer
 
@@ -51,6 +51,11 @@ def duration_s(text: str | float) -> float:
         return parse_duration(text).total_seconds() if isinstance(text, str) else text
     except ValueError as error:
         raise typer.BadParameter(f"{error}; for example {EXAMPLES}") from None
+
+
+def duration_option(name: str, default: str | None, text: str) -> Any:
+    """Return an option that takes a duration, such as `30m`, as seconds; `default` is shown."""
+    return typer.Option(name, metavar="DURATION", parser=duration_s, show_default=default or False, help=text)
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document; errors are JSON, too.")]

@@ -14,7 +14,7 @@ from millpy.cli.options import (
     GraphArgument,
     JsonOption,
     connected_to,
-    duration_s,
+    duration_option,
     graph_in,
     handle_errors,
     print_json,
@@ -68,14 +68,7 @@ SHOWN = {
 def fleet(
     graph: GraphArgument = None,
     silent_s: Annotated[
-        float,
-        typer.Option(
-            "--silent",
-            metavar="DURATION",
-            parser=duration_s,
-            show_default="0s",
-            help="Only devices silent for this long: 90s, 30m, 2h, 7d.",
-        ),
+        float, duration_option("--silent", "0s", "Only devices silent for this long: 90s, 30m, 2h, 7d.")
     ] = 0.0,
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show only the N that are silent the longest.")

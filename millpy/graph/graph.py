@@ -205,17 +205,7 @@ class Graph:
         checked_name(name, "step")
         if on_failure not in ("dead_letter", "park"):
             raise GraphError(f"unknown on_failure={on_failure!r} of step {name!r}", hint='use "dead_letter" or "park"')
-        check_instance("the logic", computation, Computation, "class Spike(Computation): …; then process(Spike(), …)")
-        if not inputs:
-            raise GraphError(f"step {name!r} has no inputs")
-        example = 'for example inputs=[readings.key_by("device")]'
-        check_instance("inputs", inputs, Sequence, example)
-        for keyed in inputs:
-            check_instance(f"an input of {name!r}", keyed, KeyedStream, example)
-        if len({keyed.key_types for keyed in inputs}) > 1:
-            raise GraphError(f"the inputs of {name!r} have keys of different types")
-        if any(keyed.stream.graph is not self for keyed in inputs):
-            raise GraphError(f"an input of {name!r} belongs to another graph")
+        self._check_inputs(computation, name, inputs)
         taken = tuple(each for keyed in inputs for each in keyed.inputs())
         if not computation.handles_retractions and (names := [each.stream.name for each in taken if each.retracts]):
             raise GraphError(
@@ -238,6 +228,20 @@ class Graph:
         if isinstance(output, Mapping):
             return streams
         return streams.get(name)
+
+    def _check_inputs(self, computation: Computation, name: str, inputs: Sequence[KeyedStream]) -> None:
+        """Raise GraphError for what is no Computation, or inputs that do not fit the graph and each other."""
+        check_instance("the logic", computation, Computation, "class Spike(Computation): …; then process(Spike(), …)")
+        if not inputs:
+            raise GraphError(f"step {name!r} has no inputs")
+        example = 'for example inputs=[readings.key_by("device")]'
+        check_instance("inputs", inputs, Sequence, example)
+        for keyed in inputs:
+            check_instance(f"an input of {name!r}", keyed, KeyedStream, example)
+        if len({keyed.key_types for keyed in inputs}) > 1:
+            raise GraphError(f"the inputs of {name!r} have keys of different types")
+        if any(keyed.stream.graph is not self for keyed in inputs):
+            raise GraphError(f"an input of {name!r} belongs to another graph")
 
     def upgrade(self, name: str, function: StateFunction) -> None:
         """Register a function that migrates a computation's stored cells to this version.

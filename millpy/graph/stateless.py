@@ -88,7 +88,7 @@ class StatelessOperators(Generic[T]):
                 f"event_time={event_time!r} of a map is not a datetime field", hint="name a datetime field, or omit it"
             )
         _check_function(function, "map")
-        return self._behind(
+        return self._apply(
             Map(function, self._records(), made, columns=columns, event_time=event_time, immediate=immediate)
         )
 
@@ -110,7 +110,7 @@ class StatelessOperators(Generic[T]):
             immediate: whether the function only computes; see `Computation.immediate`.
         """
         _check_function(function, "filter")
-        return self._behind(Filter(function, self._records(), columns=columns, immediate=immediate))
+        return self._apply(Filter(function, self._records(), columns=columns, immediate=immediate))
 
     @overload
     def flat_map(
@@ -174,7 +174,7 @@ class StatelessOperators(Generic[T]):
                 hint="name a datetime field, or omit it",
             )
         _check_function(function, "flat_map")
-        return self._behind(
+        return self._apply(
             FlatMap(function, self._records(), made, columns=columns, event_time=event_time, immediate=immediate)
         )
 
@@ -214,12 +214,12 @@ class StatelessOperators(Generic[T]):
             raise GraphError(f"split needs at least one name, each once: into={list(into)}")
         _check_function(function, "split")
         split = Split(function, self._records(), into, columns=columns, immediate=immediate)
-        return {name: self._behind(split, split.branch(name)) for name in into}
+        return {name: self._apply(split, split.branch(name)) for name in into}
 
     def _records(self) -> RecordType:
         return cast("Stream", self).record_type
 
-    def _behind(self, *operators: Operator) -> Stream[Any]:
+    def _apply(self, *operators: Operator) -> Stream[Any]:
         return cast("Stream", self).through(*operators)
 
 
