@@ -359,3 +359,28 @@ def test_times_in_utc_end_in_z_and_other_text_stays() -> None:
     assert utc_text("2026-01-02 03:04:05.5+00") == "2026-01-02 03:04:05.5Z"
     assert utc_text("2026-01-02 03:04:05+02") == "2026-01-02 03:04:05+02"
     assert utc_text("1+00") == "1+00"
+
+
+def test_windows_fit_a_terminal_with_whole_times() -> None:
+    row = {
+        "device": "1.23456789",
+        "window_start": "2026-11-01 08:00:00+00",
+        "window_end": "2026-11-01 08:01:00+00",
+        "n": 12,
+        "mean": 60.77416667,
+        "high": 62.7,
+        "late_count": 0,
+        "is_final": True,
+    }
+
+    text = fitted([row, row | {"window_end": "2026-11-02 00:01:00+00"}], 90).splitlines()
+
+    assert max(map(len, text)) <= 90
+    assert text[2].split() == ["1.23456789", "2026-11-01", "08:00Z", "08:01Z", "12", "60.7742", "62.7", "0", "True"]
+    assert "2026-11-02 00:01Z" in text[3]
+    assert max(map(len, fitted([row, row], 83).splitlines())) <= 83
+    assert (
+        fitted([{"at": "2026-11-01 08:00:00.123456+00", "what": "x" * 60}], 60)
+        .splitlines()[2]
+        .startswith("2026-11-01 08:00:00Z  xx")
+    )
