@@ -39,7 +39,7 @@ def json_safe(value: object) -> Any:
     if isinstance(value, int):
         return int(value) if -_INTEGER_MAX <= value < _INTEGER_MAX else Decimal(value)
     if isinstance(value, float):
-        return value if math.isfinite(value) else _not_finite(value)
+        return float(value) if math.isfinite(value) else _not_finite(value)  # float: of numpy, too
     if isinstance(value, Decimal):
         return _decimal(value)
     if isinstance(value, Mapping):
