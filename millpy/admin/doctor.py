@@ -11,6 +11,7 @@ from millpy.admin.doctor_disorder import judge_disorder
 from millpy.admin.doctor_lookups import judge_lookups
 from millpy.admin.doctor_sites import judge_sites
 from millpy.admin.doctor_windows import judge_windows
+from millpy.config.durations import format_duration
 from millpy.limits import Limits
 from millpy.model.finding import Finding, Severity
 from millpy.store.revision import HEAD
@@ -157,7 +158,7 @@ def _write_ahead_log(facts: Facts, _: Limits) -> Found:
         yield Finding(
             Severity.NOTE,
             "checkpoint_timeout",
-            _duration(facts.server["checkpoint_s"]),
+            format_duration(facts.server["checkpoint_s"]),
             "after each checkpoint every page is written whole once more, so commits write several times as much",
             "set checkpoint_timeout to 5min or more",
         )
@@ -254,7 +255,7 @@ def _clock(facts: Facts, _: Limits) -> Found:
             Severity.WARNING,
             "worker's clock",
             f"worker {row['worker'][:8]} of {row['graph']} on {row['host']} {what}: "
-            f"{row['ahead_s']:+.0f} s, {_duration(row['since_s'])} ago",
+            f"{row['ahead_s']:+.0f} s, {format_duration(row['since_s'])} ago",
             "its time runs without the step until the clocks agree"
             if refused
             else "until they agree, idle sources advance by the earlier one",
@@ -266,7 +267,7 @@ def _snapshots(facts: Facts, _: Limits) -> Found:
     held = [row for row in facts.old_snapshots if row["age_s"] is None or row["age_s"] > SNAPSHOT_S_MAX]
     for row in held:
         who = ", ".join(filter(None, (row["role"], row["application"], row["state"])))
-        age = "" if row["age_s"] is None else f" for {_duration(row['age_s'])}"
+        age = "" if row["age_s"] is None else f" for {format_duration(row['age_s'])}"
         yield Finding(
             Severity.WARNING,
             "old snapshot",
@@ -392,7 +393,7 @@ def _workers(facts: Facts, _: Limits) -> Found:
                 Severity.WARNING if row["intervals"] else Severity.NOTE,
                 "expired lease",
                 f"worker {row['worker'][:8]} of {row['graph']} (pid {row['pid']} on {row['host']}), "
-                f"{_duration(-row['lease_left_s'])} ago, {row['intervals']} intervals",
+                f"{format_duration(-row['lease_left_s'])} ago, {row['intervals']} intervals",
                 "it was killed or is frozen; another worker, if any, takes its intervals over",
                 "start a worker of that graph" if row["intervals"] else "nothing",
             )
@@ -438,7 +439,7 @@ def _rings(facts: Facts, _: Limits) -> Found:
             )
         needed_by = facts.needed_by.get(ring["ring"], [])
         if ring["oldest_needed"] is not None:
-            age = _duration(ring["oldest_needed_s"])
+            age = format_duration(ring["oldest_needed_s"])
             why = NEEDED_BECAUSE[ring["ring"]]
             found += f"; the oldest needed is {age} old, {why} {', '.join(needed_by) or 'unknown computations'}"
         if ring["taken"] >= ring["slots"] - 2:
@@ -543,7 +544,7 @@ def _audits(facts: Facts, _: Limits) -> Found:
             yield Finding(
                 Severity.WARNING,
                 "audits behind",
-                f"{name}: by {_duration(row['behind_s'])}",
+                f"{name}: by {format_duration(row['behind_s'])}",
                 "hours that are final are not audited",
                 "start services.auditor, or read in its log why its audits fail",
             )
@@ -560,7 +561,7 @@ def _joins(facts: Facts, _: Limits) -> Found:
         yield Finding(
             Severity.WARNING,
             "join",
-            f"{found}; {row['slowest']} is {_duration(row['apart_s'])} behind the other side",
+            f"{found}; {row['slowest']} is {format_duration(row['apart_s'])} behind the other side",
             "the records of the faster side stay in memory until the slower one has passed them",
             f"run `millpy watermarks --explain {row['graph']}.{row['slowest']}`",
         )
@@ -568,9 +569,3 @@ def _joins(facts: Facts, _: Limits) -> Found:
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import psycopg
-from psycopg.types.string import TextLoader
 from sqlalchemy import Executable, event, text
 from sqlalchemy.exc import DBAPIError
 
+from millpy.admin.loaders import load_any_value
 from millpy.admin.sql import answer
 from millpy.config.database_url import unreadable_url_error
 from millpy.errors import ConfigError, MillError, StoreUnavailableError, UsageError
@@ -34,6 +34,18 @@ SELECT path, partitions, (extract(epoch FROM first_event_time) * 1000000)::bigin
        (extract(epoch FROM last_event_time) * 1000000)::bigint AS hi
   FROM millpy.archive_files WHERE graph = :graph AND archive = :archive ORDER BY path
 """
+# The view counts late records and dead letters by stream, and shows each count in every partition of the stream.
+FLEET = """
+SELECT device, max(last_event_time) AS last_event_time, min(lag) AS lag, max(silent_since) AS silent_since,
+       min(silent_for) AS silent_for, sum(rate) AS rate, sum(records)::bigint AS records,
+       sum(duplicates)::bigint AS duplicates, max(late) AS late, max(dead_letters) AS dead_letters, graph, stream,
+       array_agg(source_partition ORDER BY source_partition) AS source_partitions, key
+  FROM millpy.fleet
+ WHERE CAST(:graph AS text) IS NULL OR graph = :graph
+ GROUP BY graph, stream, device, key
+HAVING min(silent_for) >= make_interval(secs => :silent_s)
+ ORDER BY silent_since, key LIMIT :rows_max
+"""
 
 
 class Admin:
@@ -49,7 +61,7 @@ class Admin:
         self._limited = statement_s_max is not None
         own = {"statement_timeout": str(int((statement_s_max or 0) * 1000))}  # 0 is no limit
         self._engine = make_engine(database_url, own)
-        event.listen(self._engine, "connect", _read_infinity)
+        event.listen(self._engine, "connect", lambda connection, _: load_any_value(connection))
 
     def graphs(self) -> list[str]:
         """Return the names of the deployed graphs."""
@@ -86,14 +98,11 @@ class Admin:
         return self._of_graph("SELECT * FROM millpy.sources", graph)
 
     def fleet(self, graph: str | None, silent_s: float, rows_max: int) -> list[Row]:
-        """Return the devices that have been silent for `silent_s`, the longest silent first."""
-        return self.ask(
-            "SELECT * FROM millpy.fleet WHERE (CAST(:graph AS text) IS NULL OR graph = :graph)"
-            " AND silent_for >= make_interval(secs => :silent_s) ORDER BY silent_since, key LIMIT :rows_max",
-            graph=graph,
-            silent_s=silent_s,
-            rows_max=rows_max,
-        )
+        """Return the devices that have been silent for `silent_s`, the longest silent first.
+
+        A device has one row for each stream, whichever of its source partitions the records came through.
+        """
+        return self.ask(FLEET, graph=graph, silent_s=silent_s, rows_max=rows_max)
 
     def archives(self, graph: str | None = None) -> list[Row]:
         """Return the archives: their files and records, and what is not archived yet."""
@@ -184,10 +193,6 @@ class Admin:
         if getattr(error.orig, "sqlstate", None) == CANCELLED and not self._limited:  # an administrator did, or a limit
             return StoreUnavailableError(f"the server ended the query: {_first_line(error)}", hint="try again")
         return _translated(error)
-
-
-def _read_infinity(connection: psycopg.Connection[Any], _: object) -> None:
-    connection.adapters.register_loader("timestamptz", TextLoader)  # Python has no datetime for infinity
 
 
 def _translated(error: DBAPIError) -> MillError:

@@ -12,11 +12,11 @@ and NOTIFY are allowed under it; and functions of the server write files, end se
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, LiteralString, cast
 
 import psycopg
-from psycopg.rows import dict_row
+from psycopg.rows import tuple_row
 
 from millpy.errors import UsageError
 
@@ -78,6 +78,8 @@ ACTING: LiteralString = r"""
 def answer(connection: psycopg.Connection[Any], statement: str) -> list[dict[str, Any]]:
     """Run one query and return its rows; an empty list for a statement without rows.
 
+    Columns with equal names get numbers, so that no value is lost: `SELECT 1 AS n, 2 AS n` has columns `n` and `n_2`.
+
     Args:
         connection: a connection in a transaction, which is read-only from now on.
         statement: a statement without parameters.
@@ -128,11 +130,27 @@ def _refuse_acting(connection: psycopg.Connection[Any], statement: str) -> None:
 
 def _run(connection: psycopg.Connection[Any], statement: str) -> list[dict[str, Any]]:
     """Run a statement by the extended protocol, the only one that a pipeline speaks."""
-    with connection.cursor(row_factory=dict_row) as cursor:
+    with connection.cursor(row_factory=tuple_row) as cursor:
         with connection.pipeline() as pipeline:
             cursor.execute(cast("Any", statement))
             pipeline.sync()
-        return cursor.fetchall() if cursor.description is not None else []
+        if cursor.description is None:
+            return []
+        names = distinct_names([column.name for column in cursor.description])
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Return names of columns that differ: the second `n` becomes `n_2`, or the next that no column has."""
+    taken, found = set(names), list[str]()
+    for name in names:
+        number, own = 2, name
+        if name in found:
+            while (own := f"{name}_{number}") in taken:
+                number += 1
+            taken.add(own)
+        found.append(own)
+    return found
 
 
 def names_in(statement: str) -> Iterator[tuple[str, bool]]:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from millpy.cli.options import DatabaseOption, JsonOption, handle_errors, print_json, settings_of
+from millpy.cli.options import DatabaseOption, JsonOption, duration_option, handle_errors, print_json, settings_of
 from millpy.cli.report import ZoneOption
 from millpy.cli.spark import MasterOption, running_spark
 from millpy.clock import SystemClock
@@ -30,7 +30,7 @@ FAILED_S_MAX = 300.0
 def analytics(
     graph: Annotated[str, typer.Argument(metavar="GRAPH.py", help="Python file that defines the graph, or its name.")],
     to: Annotated[str, typer.Option("--to", metavar="DIR", help="Directory of checkpoints and Parquet.")],
-    every: Annotated[float, typer.Option("--every", metavar="S", help="Seconds between two looks for panes.")] = 60.0,
+    every: Annotated[float, duration_option("--every", "60s", "Time between two rounds.")] = 60.0,
     days: Annotated[int, typer.Option("--days", min=1, help="Days of windows that are kept for the baseline.")] = 56,
     value: Annotated[
         list[str] | None, typer.Option("--value", metavar="TABLE=COLUMN", help="Column to analyze; repeatable.")

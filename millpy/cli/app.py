@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from importlib.metadata import version
 from typing import Annotated
 
@@ -101,8 +100,7 @@ def watermarks(
 
     def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
         if disorder:
-            rows = admin.disorder(name)
-            return {"disorder": rows if as_json else [_in_seconds(row) for row in rows]}
+            return {"disorder": admin.disorder(name)}
         if sites:
             return {"site_watermarks": admin.site_watermarks(name)}
         if not explain:
@@ -111,10 +109,6 @@ def watermarks(
         return {"explanation": admin.explain_watermark(one)}
 
     show(graph, database, as_json, ask)
-
-
-def _in_seconds(row: Row) -> Row:
-    return {name: f"{of.total_seconds():g} s" if isinstance(of, timedelta) else of for name, of in row.items()}
 
 
 COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {

@@ -10,7 +10,15 @@ import typer
 
 from millpy.admin.queries import Admin
 from millpy.cli import text_table as tables
-from millpy.cli.options import DatabaseOption, JsonOption, connected_to, handle_errors, print_json, settings_of
+from millpy.cli.options import (
+    DatabaseOption,
+    JsonOption,
+    connected_to,
+    duration_option,
+    handle_errors,
+    print_json,
+    settings_of,
+)
 from millpy.config.settings import Settings
 from millpy.errors import UsageError
 from millpy.graph import Graph
@@ -24,9 +32,7 @@ def archive(
     ] = "",
     every: Annotated[
         float | None,
-        typer.Option(
-            "--every", metavar="S", help="Seconds between two files; default: MILLPY_ARCHIVE_EVERY_S, else 10."
-        ),
+        duration_option("--every", None, "Time between two files; default: MILLPY_ARCHIVE_EVERY_S, else 10s."),
     ] = None,
     erase: Annotated[
         str, typer.Option("--erase", metavar="KEY", help="Erase the records of this key, as text or as JSON, and exit.")

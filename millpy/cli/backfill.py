@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from millpy.cli import text_table as tables
-from millpy.cli.options import DatabaseOption, JsonOption, handle_errors, print_json, settings_of
+from millpy.cli.options import DatabaseOption, JsonOption, duration_option, handle_errors, print_json, settings_of
 from millpy.cli.spark import InputOption, MasterOption, MemoryOption, running_spark, show_accounting
 from millpy.cli.time_arguments import moment
 from millpy.clock import SystemClock
@@ -41,8 +41,7 @@ def backfill(
         bool, typer.Option("--may-overlap", help="Accept a history of a source without Dedupe.")
     ] = False,
     settle: Annotated[
-        float,
-        typer.Option("--settle", metavar="SECONDS", min=0, help="Time for the history's files to catch up at first."),
+        float, duration_option("--settle", "0s", "Time for the history's files to catch up at first.")
     ] = 0.0,
     database: DatabaseOption = None,
     master: MasterOption = "local[*]",

@@ -13,12 +13,14 @@ from typing import Annotated, Literal
 import typer
 
 from millpy.admin.dead_letters import DEAD_LETTERS, LATE_RECORDS, RecordFilter, RecordTable
+from millpy.admin.loaders import utc_text
 from millpy.admin.queries import Admin
 from millpy.cli import text_table as tables
 from millpy.cli.options import (
     DatabaseOption,
     JsonOption,
     connected_to,
+    duration_option,
     graph_in,
     handle_errors,
     print_json,
@@ -45,11 +47,11 @@ StreamOption = Annotated[str, typer.Option("--stream", metavar="NAME", help="Onl
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="WORD", help="Only with this reason.")]
 State = Literal["open", "requested", "replayed", "discarded", "any"]
 StateOption = Annotated[State, typer.Option("--state", help="Only in this state.")]
-LimitOption = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Show only the newest N.")]
+LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show only the newest N.")]
 PayloadOption = Annotated[
     str, typer.Option("--payload", metavar="FILE", help="Replay one record from this corrected payload (- for stdin).")
 ]
-WaitOption = Annotated[float, typer.Option("--wait", metavar="S", min=0, help="Wait up to S seconds for the workers.")]
+WaitOption = Annotated[float, duration_option("--wait", "0s", "How long to wait for the workers.")]
 
 dead_letters = typer.Typer(
     help="List, replay or discard dead letters: records that did not decode, or that code or the database rejected.",
@@ -100,7 +102,7 @@ def _show(table: RecordTable, number: int, graph: str | None, database: str | No
         return
     for name, value in found[0].items():
         if name != "payload" and value not in (None, ""):
-            tables.say(f"{name:>16}: {tables.with_z(str(value).rstrip()).replace(chr(10), chr(10) + ' ' * 18)}")
+            tables.say(f"{name:>16}: {utc_text(str(value).rstrip()).replace(chr(10), chr(10) + ' ' * 18)}")
 
 
 def _replay(table: RecordTable, ids: Sequence[int], admin: Admin, payload: str, wait_s: float, *, as_json: bool) -> int:

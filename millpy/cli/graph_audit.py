@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from millpy.admin.audits import described, may_record, record_hours, tables_of
 from millpy.admin.queries import Admin, Row
-from millpy.cli.options import plain
+from millpy.cli.json_output import json_text
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError, StoreUnavailableError, TableSwitchedError, UsageError
 from millpy.model.graph_changes import Description, GraphChange, changes_between, changes_text
@@ -240,7 +240,7 @@ def _hours(table: TableAudit, spec: TableSpec) -> list[dict[str, Any]]:
 
     examples: dict[int, list[Any]] = {}
     for one in table.examples:
-        document = json.loads(json.dumps(dataclasses.asdict(one), default=plain), parse_constant=str)
+        document = json.loads(json_text(dataclasses.asdict(one), indent=0))
         examples.setdefault(hour_of(spec, one.row), []).append(document)
     return [
         {

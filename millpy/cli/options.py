@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import functools
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
@@ -17,6 +15,8 @@ import typer
 
 from millpy.admin.queries import Admin, Row
 from millpy.cli import text_table as tables
+from millpy.cli.json_output import json_text
+from millpy.config.durations import EXAMPLES, parse_duration
 from millpy.config.settings import Settings, configure_logging
 from millpy.embedded import NO_SPACE_HINT
 from millpy.errors import MillError, StoreUnavailableError, UsageError
@@ -39,6 +39,25 @@ GraphArgument = Annotated[
     str | None,
     typer.Argument(metavar="[GRAPH.py]", help="Graph, by its file or its name.", show_default=False),
 ]
+
+
+def duration_s(text: str | float) -> float:
+    """Return the seconds of an option: parse text, and keep a default as it is.
+
+    Raises:
+        typer.BadParameter: the text is no duration.
+    """
+    try:
+        return parse_duration(text).total_seconds() if isinstance(text, str) else text
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}; for example {EXAMPLES}") from None
+
+
+def duration_option(name: str, default: str | None, text: str) -> Any:
+    """Return an option that takes a duration, such as `30m`, as seconds; `default` is shown."""
+    return typer.Option(name, metavar="DURATION", parser=duration_s, show_default=default or False, help=text)
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document; errors are JSON, too.")]
 
 
@@ -158,12 +177,5 @@ def show(
 
 
 def print_json(value: object) -> None:
-    """Print JSON, with instants in ISO 8601 and other values that JSON lacks as text."""
-    typer.echo(json.dumps(value, default=plain, indent=2))
-
-
-def plain(value: object) -> Any:
-    """Convert a value that JSON lacks: whole decimals to integers, instants to ISO 8601, all else to text."""
-    if isinstance(value, Decimal) and value == value.to_integral_value():
-        return int(value)
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    """Print JSON in the form of `json_output`."""
+    typer.echo(json_text(value))

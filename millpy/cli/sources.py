@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -13,6 +14,7 @@ from millpy.cli.options import (
     GraphArgument,
     JsonOption,
     connected_to,
+    duration_option,
     graph_in,
     handle_errors,
     print_json,
@@ -55,34 +57,41 @@ def resume(
     tables.say(f"resumed {resumed} source partitions of {stream}")
 
 
-COLUMNS = (
-    "graph", "stream", "source_partition", "device", "last_event_time", "lag", "silent_for", "rate", "records",
-    "duplicates", "late",
-)  # fmt: skip
+SHOWN = {
+    "device": "device", "lag": "lag", "silent_for": "silent", "rate": "rate", "records": "records",
+    "duplicates": "dups", "late": "late", "dead_letters": "dead", "graph": "graph", "stream": "stream",
+}  # fmt: skip
+"""Columns of the view, and their titles where a device has to fit in a line of 80 characters."""
 
 
 @handle_errors
 def fleet(
     graph: GraphArgument = None,
     silent_s: Annotated[
-        float, typer.Option("--silent", metavar="S", min=0, help="Only devices silent for S seconds.")
+        float, duration_option("--silent", "0s", "Only devices silent for this long: 90s, 30m, 2h, 7d.")
     ] = 0.0,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, help="Show only the N that are silent the longest.")
+        int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show only the N that are silent the longest.")
     ] = 50,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the devices behind the sources: last event time, rate, duplicates, late records and dead letters."""
+    """Show the devices behind the sources, one in a line: how late and how silent each is, its rate and its counts.
+
+    "lag" is how far the newest event time was behind its arrival, "dups" are duplicates, "dead" are dead letters.
+    """
 
     def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
         rows = admin.fleet(name, silent_s, limit)
-        return {"fleet": rows if as_json else [_short(row) for row in rows]}
+        return {"fleet": rows if as_json else _short(rows)}
 
     show(graph, database, as_json, ask)
 
 
-def _short(row: Row) -> Row:
-    short = {name: row[name] for name in (*COLUMNS, "dead_letters")}
-    seconds = {name: row[name].total_seconds() for name in ("lag", "silent_for") if row[name] is not None}
-    return short | {name: f"{value:.1f} s" for name, value in seconds.items()} | {"rate": f"{row['rate']:.2f}/s"}
+def _short(rows: Sequence[Row]) -> list[Row]:
+    """Return a line for each device, without its graph and stream where all devices have the same."""
+    agreed = {name for name in ("graph", "stream") if len({row[name] for row in rows}) == 1}
+    shown = {name: title for name, title in SHOWN.items() if name not in agreed}
+    return [
+        {title: f"{row[name]:.2f}/s" if name == "rate" else row[name] for name, title in shown.items()} for row in rows
+    ]

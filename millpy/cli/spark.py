@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millpy.cli import text_table as tables
-from millpy.cli.options import JsonOption, connected_to, handle_errors, print_json, settings_of
+from millpy.cli.options import JsonOption, connected_to, duration_option, handle_errors, print_json, settings_of
 from millpy.cli.report import quiet_at_ctrl_c
 from millpy.cli.time_arguments import moment
 from millpy.clock import SystemClock
@@ -73,7 +73,7 @@ def run(
     checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", metavar="DIR", help="With --stream: where to resume.")
     ] = None,
-    every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="With --stream: time of a batch.")] = 1.0,
+    every: Annotated[float, duration_option("--every", "1s", "With --stream: time of a batch.")] = 1.0,
     available_now: Annotated[
         bool, typer.Option("--available-now", help="With --stream: end behind what the sources have at the start.")
     ] = False,

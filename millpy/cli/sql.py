@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -17,6 +18,7 @@ from millpy.cli.options import (
     print_json,
     settings_of,
 )
+from millpy.config.durations import format_duration
 
 
 @handle_errors
@@ -32,4 +34,8 @@ def sql(
     if as_json:
         print_json(found)
     else:
-        tables.echo(found, none="(no rows)")
+        tables.echo([{name: _exact(value) for name, value in row.items()} for row in found], none="(no rows)")
+
+
+def _exact(value: object) -> object:
+    return format_duration(value, exact=True) if isinstance(value, timedelta) else value

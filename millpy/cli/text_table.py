@@ -10,20 +10,23 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
 import typer
 
+from millpy.admin.loaders import utc_text
+from millpy.config.durations import format_duration
 from millpy.config.escape import visible, visible_lines
 
 Row = Mapping[str, Any]
 SENTINELS = {"infinity": "the end", "-infinity": "the beginning"}
 COLUMN_CHARACTERS_MIN = 12
 GAP = "  "
-_UTC = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)\+00$")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d)(?::(\d\d)(?:\.\d+)?)?Z")
+_FRACTION = re.compile(r"-?\d+\.\d{3,}")
 
 
 def echo(rows: Sequence[Row], *, none: str = "(none)") -> None:
@@ -58,11 +61,15 @@ def fitted(rows: Sequence[Row], width: int) -> str:
     if _width(names, lines) > width:
         used = [place for place in range(len(names)) if any(line[place] for line in lines)]
         names, lines = [names[place] for place in used], [[line[place] for place in used] for line in lines]
-    limits = _limits(names, lines, width)
+    times = [place for place in range(len(names)) if _holds_times(line[place] for line in lines)]
+    numeric = _numeric(rows)
+    numbers = [place for place, name in enumerate(names) if name in numeric]
+    short = _shortened(lines, times, numbers) if _width(names, lines) > width else lines
+    limits = _limits(names, short, width, times)
     if limits is None:
         return _blocks(names, lines, width)
-    cut = [[_cut(cell, limit) for cell, limit in zip(line, limits, strict=True)] for line in lines]
-    return _aligned(names, cut, _numeric(rows))
+    cut = [[_cut(cell, limit) for cell, limit in zip(line, limits, strict=True)] for line in short]
+    return _aligned(names, cut, numeric)
 
 
 def continued(rows: Sequence[Row], widths: Sequence[int]) -> tuple[str, list[int]]:
@@ -83,17 +90,14 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, float):
         return format(value, ".10g")
-    if isinstance(value, timedelta) and value < timedelta():
-        return f"-{-value}"  # Python would print -1 day plus the rest
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    if isinstance(value, bytes):
+        return f"\\x{value.hex()}"  # as PostgreSQL prints bytes
     if isinstance(value, dict | list):
-        return visible(json.dumps(value, ensure_ascii=False))
+        return visible(json.dumps(value, ensure_ascii=False, default=_cell))
     text = SENTINELS.get(str(value), str(value))
-    return visible(" ".join(with_z(text).split("\n")))
-
-
-def with_z(text: str) -> str:
-    """End a time in UTC with Z instead of PostgreSQL's +00; leave other text as it is."""
-    return _UTC.sub(r"\1Z", text)
+    return visible(" ".join(utc_text(text).split("\n")))
 
 
 def _numeric(rows: Sequence[Row]) -> frozenset[str]:
@@ -117,10 +121,15 @@ def _width(names: Sequence[str], lines: Sequence[Sequence[str]]) -> int:
     return sum(_widths(names, lines)) + len(GAP) * (len(names) - 1)
 
 
-def _limits(names: Sequence[str], lines: Sequence[Sequence[str]], width: int) -> list[int] | None:
-    """Return the width of each column, cutting the widest first; None when that is not enough."""
+def _limits(
+    names: Sequence[str], lines: Sequence[Sequence[str]], width: int, whole: Collection[int]
+) -> list[int] | None:
+    """Return the width of each column, cutting the widest first, but none of `whole`; None if that is not enough."""
     limits = _widths(names, lines)
-    least = [min(limit, max(len(name), COLUMN_CHARACTERS_MIN)) for limit, name in zip(limits, names, strict=True)]
+    least = [
+        limit if place in whole else min(limit, max(len(name), COLUMN_CHARACTERS_MIN))
+        for place, (limit, name) in enumerate(zip(limits, names, strict=True))
+    ]
     excess = sum(limits) + len(GAP) * (len(names) - 1) - width
     if sum(limits) - sum(least) < excess:
         return None
@@ -129,6 +138,44 @@ def _limits(names: Sequence[str], lines: Sequence[Sequence[str]], width: int) ->
         limits[place] -= 1
         excess -= 1
     return limits
+
+
+def _shortened(lines: Sequence[Sequence[str]], times: Collection[int], numbers: Collection[int]) -> list[list[str]]:
+    """Return the cells with six digits of a number, without fractions of seconds, and without a date that is repeated.
+
+    Args:
+        lines: the cells.
+        times: the places of columns of times. A time that was cut would say nothing, so these are only shortened.
+        numbers: the places of columns of numbers.
+    """
+    whole = {place for place in times if all(line[place].endswith(":00Z") for line in lines if line[place])}
+    return [
+        [
+            _short_time(line, place, whole)
+            if place in times
+            else format(float(cell), ".6g")
+            if place in numbers and _FRACTION.fullmatch(cell)
+            else cell
+            for place, cell in enumerate(line)
+        ]
+        for line in lines
+    ]
+
+
+def _short_time(line: Sequence[str], place: int, whole: Collection[int]) -> str:
+    """Return a time without its fraction, without seconds in `whole`, and without the date of the time before it."""
+    found = _TIME.fullmatch(line[place])
+    if found is None:
+        return line[place]
+    time = f"{found[2]}Z" if place in whole else f"{found[2]}:{found[3] or '00'}Z"
+    repeated = place > 0 and line[place - 1].startswith(found[1]) and _TIME.fullmatch(line[place - 1])
+    return time if repeated else f"{found[1]} {time}"
+
+
+def _holds_times(cells: Iterable[str]) -> bool:
+    """Tell whether every cell that has a text has a time."""
+    found = [cell for cell in cells if cell]
+    return bool(found) and all(_TIME.fullmatch(cell) for cell in found)
 
 
 def _cut(text: str, limit: int) -> str:

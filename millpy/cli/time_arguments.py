@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from millpy.clock import Clock
+from millpy.config.durations import parse_duration
 from millpy.errors import UsageError
 
 HINT = "for example 2026-11-20T08:00:00Z, or how long ago: 90s, 10m, 2h, 7d"
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_AGO = re.compile(r"[\d. ]+[a-zµ].*", re.ASCII | re.IGNORECASE)
 
 
 def moment(option: str, text: str, clock: Clock) -> str:
@@ -23,10 +23,7 @@ def moment(option: str, text: str, clock: Clock) -> str:
         return ""
     now = datetime.fromtimestamp(clock.now_us() / 1e6, UTC)
     try:
-        if ago := _AGO.fullmatch(text):
-            found = now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
-        else:
-            found = datetime.fromisoformat(text)
+        found = now - parse_duration(text) if _AGO.fullmatch(text) else datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         raise UsageError(f"{option} {text!r} is not a time", hint=HINT) from None
     if found.tzinfo is None:

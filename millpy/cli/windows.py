@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
 
+from millpy.admin.empty_table import why_empty
 from millpy.admin.queries import Admin, Row
 from millpy.admin.results import DeployedTable, RowFilter, newest, progress, result_tables, written_since
 from millpy.cli import text_table as tables
+from millpy.cli.json_output import json_text
 from millpy.cli.options import (
     READING_S_MAX,
     DatabaseOption,
@@ -19,7 +20,6 @@ from millpy.cli.options import (
     connected_to,
     graph_in,
     handle_errors,
-    plain,
     print_json,
     settings_of,
 )
@@ -77,10 +77,19 @@ def windows(
             _follow(admin, result_table, wanted, shown, as_json=as_json)
             return
         rows = newest(admin, result_table, wanted)
+        none = "" if rows or as_json else _none(admin, result_table, wanted)
     if as_json:
         print_json({"table": f"{result_table.graph}.{result_table.name}", "rows": rows})
     else:
-        tables.echo(_short(rows, shown), none=f"(no rows in {result_table.graph}.{result_table.name})")
+        tables.echo(_short(rows, shown), none=none)
+
+
+def _none(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> str:
+    """Return what is printed instead of rows."""
+    name = f"{result_table.graph}.{result_table.name}"
+    if wanted.values or wanted.start or wanted.end or wanted.final is not None:
+        return f"(no rows in {name} match these options)"
+    return f"(no rows in {name} yet: {why_empty(admin, result_table)})"
 
 
 def _is_graph(word: str) -> bool:
@@ -180,7 +189,7 @@ def _print(rows: Sequence[Row], widths: list[int], *, as_json: bool) -> list[int
     """Print rows below the rows before them. Return the column widths for the next rows."""
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row, default=plain))
+            typer.echo(json_text(row, indent=0))
         return widths
     text, grown = tables.continued(rows, widths)
     tables.say(text)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, overload
 
 import msgspec
 
 from millpy.computation import Computation
 from millpy.errors import GraphError
+from millpy.graph.arguments import check_instance, field_names
 from millpy.graph.lookups import check_rows, check_tables
 from millpy.graph.names import RESERVED_SCHEMAS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, StageNode, WhenBehind
 from millpy.graph.sites import refuse_without_sites
 from millpy.graph.spec import graph_spec
+from millpy.graph.stateless import U
 from millpy.graph.streams import KeyedStream, Stream
 from millpy.ingest.protocol import Source
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, Wait
@@ -28,7 +30,7 @@ from millpy.model.deployment import GraphSpec, permanent_name
 from millpy.model.identity import canonical_json
 from millpy.model.record import RecordType
 from millpy.model.take import TAKE_TYPE
-from millpy.model.time import check_length
+from millpy.model.time import check_positive
 from millpy.operators.keyed import ComputationLogic
 from millpy.operators.state_migration import StateFunction, StateUpgrade
 
@@ -51,9 +53,8 @@ class Graph:
 
     def __init__(self, name: str, *, generation: int = 1, max_skew: timedelta | None = None) -> None:
         checked_name(name, "graph")
-        if max_skew is not None and max_skew <= timedelta(0):
-            raise GraphError("max_skew must be positive", hint="leave it out, or pass a duration")
-        check_length("max_skew", max_skew or timedelta(0))
+        if max_skew is not None:
+            check_positive("max_skew", max_skew, "leave it out, or pass a duration such as hours(1)")
         if type(generation) is not int or not 1 <= generation <= GENERATION_MAX:  # a bool is an int, too
             raise GraphError(
                 f"invalid generation {generation!r}", hint=f"use a whole number from 1 to {GENERATION_MAX:,}"
@@ -102,20 +103,20 @@ class Graph:
         name: str,
         source: Source,
         *,
-        schema: type[msgspec.Struct],
-        event_time: EventTime,
+        schema: type[U],
+        event_time: EventTime | None = None,
         dedupe: Dedupe | None = None,
         idle: AdvanceWithClock | Wait | None = None,
         pause_above: ErrorRate | None = None,
         device: str | tuple[str, ...] | None = None,
-    ) -> Stream:
+    ) -> Stream[U]:
         """Read an external feed as a stream.
 
         Args:
             name: the stream's name.
             source: the origin of the records: `Mqtt`, `Kafka`, `Files`, `File` or `Directory`.
             schema: the msgspec.Struct that decides which payloads are valid.
-            event_time: the field that holds the event time, and how far out of order records may arrive.
+            event_time: the field that holds the event time, and how far out of order records may arrive. Required.
             dedupe: the fields that identify a record, and the horizon.
             idle: how the watermark behaves while the source is silent; the default waits.
             pause_above: the rate of dead letters above which the source pauses until an operator resumes it with
@@ -125,22 +126,52 @@ class Graph:
                 key of the first computation that consumes the stream without operators. May change at any time.
 
         Raises:
-            GraphError: a name is taken or is not a plain identifier, or a field does not exist.
+            GraphError: a name is taken or is not a plain identifier, a field does not exist, or there is no event time.
             SchemaError: the record type is one that millpy cannot carry.
         """
         checked_name(name, "stream")
         record_type = RecordType(schema)
+        event_time = _checked_event_time(event_time, record_type)
         event_time.validate(record_type)
         if dedupe is not None:
+            check_instance("dedupe", dedupe, Dedupe, 'for example dedupe=Dedupe("id", within=hours(1))')
             dedupe.validate(record_type)
+        if idle is not None and not isinstance(idle, Wait):
+            check_instance("idle", idle, AdvanceWithClock, "for example idle=AdvanceWithClock(after=seconds(30))")
+        if pause_above is not None:
+            check_instance("pause_above", pause_above, ErrorRate, "for example pause_above=ErrorRate(share=0.1)")
         _check_source(source)
         source.validate(record_type)
-        devices = (device,) if isinstance(device, str) else device
+        devices = None if device is None else field_names("device", device)
         if devices:
             record_type.key_types(devices)
         node = InjectorNode(name, source, record_type, event_time, dedupe, idle or Wait(), pause_above, devices)
         self.add(node)
         return Stream(self, node, record_type)
+
+    @overload
+    def process(
+        self,
+        computation: Computation,
+        *,
+        name: str,
+        inputs: Sequence[KeyedStream],
+        output: type[U],
+        intervals: int = KEY_INTERVALS_DEFAULT,
+        on_failure: FailurePolicy = "dead_letter",
+    ) -> Stream[U]: ...
+
+    @overload
+    def process(
+        self,
+        computation: Computation,
+        *,
+        name: str,
+        inputs: Sequence[KeyedStream],
+        output: Mapping[str, type[msgspec.Struct]] | None = None,
+        intervals: int = KEY_INTERVALS_DEFAULT,
+        on_failure: FailurePolicy = "dead_letter",
+    ) -> Any: ...
 
     def process(
         self,
@@ -174,12 +205,7 @@ class Graph:
         checked_name(name, "step")
         if on_failure not in ("dead_letter", "park"):
             raise GraphError(f"unknown on_failure={on_failure!r} of step {name!r}", hint='use "dead_letter" or "park"')
-        if not inputs:
-            raise GraphError(f"step {name!r} has no inputs")
-        if len({keyed.key_types for keyed in inputs}) > 1:
-            raise GraphError(f"the inputs of {name!r} have keys of different types")
-        if any(keyed.stream.graph is not self for keyed in inputs):
-            raise GraphError(f"an input of {name!r} belongs to another graph")
+        self._check_inputs(computation, name, inputs)
         taken = tuple(each for keyed in inputs for each in keyed.inputs())
         if not computation.handles_retractions and (names := [each.stream.name for each in taken if each.retracts]):
             raise GraphError(
@@ -202,6 +228,20 @@ class Graph:
         if isinstance(output, Mapping):
             return streams
         return streams.get(name)
+
+    def _check_inputs(self, computation: Computation, name: str, inputs: Sequence[KeyedStream]) -> None:
+        """Raise GraphError for what is no Computation, or inputs that do not fit the graph and each other."""
+        check_instance("the logic", computation, Computation, "class Spike(Computation): …; then process(Spike(), …)")
+        if not inputs:
+            raise GraphError(f"step {name!r} has no inputs")
+        example = 'for example inputs=[readings.key_by("device")]'
+        check_instance("inputs", inputs, Sequence, example)
+        for keyed in inputs:
+            check_instance(f"an input of {name!r}", keyed, KeyedStream, example)
+        if len({keyed.key_types for keyed in inputs}) > 1:
+            raise GraphError(f"the inputs of {name!r} have keys of different types")
+        if any(keyed.stream.graph is not self for keyed in inputs):
+            raise GraphError(f"an input of {name!r} belongs to another graph")
 
     def upgrade(self, name: str, function: StateFunction) -> None:
         """Register a function that migrates a computation's stored cells to this version.
@@ -283,6 +323,16 @@ class Graph:
                 raise GraphError(
                     f"two {what}s are named {twice[0]!r}", hint="rename one: a name identifies stored state"
                 )
+
+
+def _checked_event_time(event_time: EventTime | None, record_type: RecordType) -> EventTime:
+    """Return the event time of a source; raise GraphError, with fields that may hold it, if there is none."""
+    fields = [name for name in record_type.fields if record_type.field_type(name) is datetime] or ["at"]
+    hint = f'for example event_time=EventTime("{fields[0]}", max_disorder=seconds(10))'
+    if event_time is None:
+        raise GraphError("a source needs an event_time: the field that says when a record happened", hint=hint)
+    check_instance("event_time", event_time, EventTime, hint)
+    return event_time
 
 
 def _check_source(source: Any) -> None:

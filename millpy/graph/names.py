@@ -22,7 +22,7 @@ def checked_name(name: str, what: str) -> str:
     Raises:
         GraphError: it is not.
     """
-    if not IDENTIFIER.fullmatch(name):
+    if not isinstance(name, str) or not IDENTIFIER.fullmatch(name):
         raise GraphError(
             f"{what} {name!r} is not a plain name", hint="use lower-case letters, digits and underscores, at most 63"
         )

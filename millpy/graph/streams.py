@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 import msgspec
 
 from millpy.computation import Computation
 from millpy.errors import GraphError
+from millpy.graph.arguments import check_instance, field_names
 from millpy.graph.joins import Within, as_of_join_node, interval_join_node
 from millpy.graph.lookups import lookup_node
 from millpy.graph.names import checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode, WhenBehind
 from millpy.graph.per_key import PerKeyTools
 from millpy.graph.refusals import refuse_repeated_panes, refuse_several_ways
+from millpy.graph.stateless import StatelessOperators, T, U
 from millpy.graph.top_n import TopOfPanes
 from millpy.graph.windowed import Windowing
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.lookup import LookupTable
 from millpy.model.record import RecordType
-from millpy.model.time import check_length
+from millpy.model.time import check_length, check_positive
 from millpy.operators.archive import ADDED_COLUMNS, ArchiveLogic
 from millpy.operators.deduplicate import DeduplicateLogic
 from millpy.operators.join_output import How
 from millpy.operators.lookup import Missing
-from millpy.operators.map import FlatMap, Map
-from millpy.operators.stateless import Chain, Filter, Operator, Split
+from millpy.operators.stateless import Chain, Operator
 
 if TYPE_CHECKING:
     from millpy.graph.graph import Graph
@@ -44,12 +44,15 @@ class Route:
 
 
 @dataclass(slots=True, eq=False)
-class Stream(TopOfPanes):
+class Stream(StatelessOperators[T], TopOfPanes):
     """A typed flow of records: the output of an injector or computation, or of operators behind it.
 
     `Graph.inject`, `process` and `aggregate` return streams, and so do `map`, `filter`, `flat_map`, `split` and
     `union`. The streams of those operators have no producer: the operators run in the producer of the original stream,
     once for each consumer.
+
+    `Stream[Reading]` is a stream of readings for a type checker, which then checks the functions of `map`, `filter`,
+    `flat_map` and `split`. Fields that are named by text are checked when the graph is built.
 
     Attributes:
         routes: the origins of its records: the stream itself, or other streams behind operators.
@@ -74,101 +77,10 @@ class Stream(TopOfPanes):
             return " + ".join(".".join([r.stream.name, *map(repr, r.operators)]) for r in self.routes)
         return self.own_name or self.producer.name
 
-    def map(
-        self,
-        function: Callable[[Any], Any],
-        output: type[msgspec.Struct] | None = None,
-        *,
-        columns: bool = False,
-        event_time: str | None = None,
-        immediate: bool = False,
-    ) -> Stream:
-        """Turn each record into one new record.
-
-        Args:
-            function: maps a record to a record; with `columns`, a `pyarrow.RecordBatch` to one with as many rows (or
-                to a dict of columns). Its result depends only on the record, and it may be called more than once.
-            output: the type of the new records. Default: the type of the old ones.
-            columns: whether the function takes whole columns.
-            event_time: a datetime field of the new record that is its event time. Default: the old event time. A
-                record with an earlier one is dead-lettered, because the watermark may have passed it.
-            immediate: whether the function only computes; see `Computation.immediate`.
-        """
-        made = RecordType(output) if output is not None else self.record_type
-        if event_time is not None and made.field_type(event_time) is not datetime:
-            raise GraphError(
-                f"event_time={event_time!r} of a map is not a datetime field", hint="name a datetime field, or omit it"
-            )
-        _check_function(function, "map")
-        return self._through(
-            Map(function, self.record_type, made, columns=columns, event_time=event_time, immediate=immediate)
-        )
-
-    def filter(self, function: Callable[[Any], Any], *, columns: bool = False, immediate: bool = False) -> Stream:
-        """Keep the records for which the function is true.
-
-        Args:
-            function: maps a record to a truth value; with `columns`, a `pyarrow.RecordBatch` to a boolean column
-                (null is false). Its result depends only on the record, and it may be called more than once.
-            columns: whether the function takes whole columns.
-            immediate: whether the function only computes; see `Computation.immediate`.
-        """
-        _check_function(function, "filter")
-        return self._through(Filter(function, self.record_type, columns=columns, immediate=immediate))
-
-    def flat_map(
-        self,
-        function: Callable[[Any], Any],
-        output: type[msgspec.Struct] | None = None,
-        *,
-        columns: bool = False,
-        event_time: str | None = None,
-        immediate: bool = False,
-    ) -> Stream:
-        """Turn each record into any number of new records, in order.
-
-        Args:
-            function: maps a record to an iterable of records; with `columns`, a `pyarrow.RecordBatch` to a pair: the
-                new columns, and for each new row the index of the row it comes from, ascending.
-            output: as for `map`.
-            columns: whether the function takes whole columns.
-            event_time: as for `map`.
-            immediate: as for `map`.
-        """
-        made = RecordType(output) if output is not None else self.record_type
-        if event_time is not None and made.field_type(event_time) is not datetime:
-            raise GraphError(
-                f"event_time={event_time!r} of a flat_map is not a datetime field",
-                hint="name a datetime field, or omit it",
-            )
-        _check_function(function, "flat_map")
-        return self._through(
-            FlatMap(function, self.record_type, made, columns=columns, event_time=event_time, immediate=immediate)
-        )
-
-    def split(
-        self, function: Callable[[Any], Any], into: Sequence[str], *, columns: bool = False, immediate: bool = False
-    ) -> dict[str, Stream]:
-        """Send each record to one of several streams.
-
-        Args:
-            function: maps a record to the name of its stream, or to None to drop it; with `columns`, a
-                `pyarrow.RecordBatch` to a column of names.
-            into: the names of the streams. A record sent to any other name is dead-lettered.
-            columns: whether the function takes whole columns.
-            immediate: whether the function only computes; see `Computation.immediate`.
-
-        Returns:
-            The streams by name.
-        """
-        if not into or len(set(into)) < len(into):
-            raise GraphError(f"split needs at least one name, each once: into={list(into)}")
-        _check_function(function, "split")
-        split = Split(function, self.record_type, into, columns=columns, immediate=immediate)
-        return {name: self._through(split, split.branch(name)) for name in into}
-
-    def union(self, *others: Stream) -> Stream:
+    def union(self, *others: Stream[T]) -> Stream[T]:
         """Merge streams of one type. The records of each stream keep their order."""
+        for stream in others:
+            check_instance("an input of union", stream, Stream, "for example readings.union(others, more)")
         streams = (self, *others)
         if any(stream.graph is not self.graph for stream in others):
             raise GraphError(f"cannot unite {self.name!r} with a stream of another graph")
@@ -185,7 +97,7 @@ class Stream(TopOfPanes):
         *,
         name: str,
         intervals: int = KEY_INTERVALS_DEFAULT,
-    ) -> Stream:
+    ) -> Stream[T]:
         """Keep the first record of each id. This is a separate step, keyed by the id.
 
         Use it for feeds that share ids across source partitions; for a single feed `inject(dedupe=…)` costs less. A
@@ -203,10 +115,8 @@ class Stream(TopOfPanes):
                 ways.
         """
         checked_name(name, "step")
-        if within <= timedelta(0):
-            raise GraphError(f"deduplicate {name!r} needs a positive within=")
-        check_length("within", within)
-        fields = (by,) if isinstance(by, str) else tuple(by)
+        check_positive("within", within, "for example within=hours(1)")
+        fields = field_names("by", by)
         inputs = self.key_by(*fields).inputs()
         refuse_several_ways(name, inputs)
         logic = DeduplicateLogic(fields, within, takes_retractions=any(taken.retracts for taken in inputs))
@@ -259,19 +169,21 @@ class Stream(TopOfPanes):
         node, joined = lookup_node(name, inputs, read, missing=missing, suffix=suffix, intervals=intervals)
         return _output_of(self.graph, node, joined.record_type)
 
-    def key_by(self, *fields: str) -> KeyedStream:
+    def key_by(self, *fields: str) -> KeyedStream[T]:
         """Key the records by one field (the key is its value) or by several (the key is a tuple).
 
         "a.b" names field b of the struct in field a; its column in a result table is a_b.
 
         Raises:
+            GraphError: there is no field, or a function instead of the name of one.
             SchemaError: a field does not exist, may be None, or has a type that cannot be a key.
         """
         if not fields:
-            raise GraphError("key_by needs at least one field")
+            raise GraphError("key_by needs at least one field", hint='for example key_by("device")')
+        field_names("key_by", fields)
         return KeyedStream(self, fields, self.record_type.key_types(fields))
 
-    def to_table(self, name: str, *, history: bool | timedelta = False) -> Stream:
+    def to_table(self, name: str, *, history: bool | timedelta = False) -> Stream[T]:
         """Write the stream to a result table in the graph's schema. An unnamed step takes the table's name.
 
         A windowed stream keeps the newest pane per key and window; the output of a computation has one row per record.
@@ -313,16 +225,17 @@ class Stream(TopOfPanes):
         """Add a step that consumes this stream to the graph; return the step's stream. The tools of millpy call it."""
         return _output_of(self.graph, node, record_type)
 
-    def _through(self, *operators: Operator) -> Stream:
+    def through(self, *operators: Operator) -> Stream[Any]:
+        """Return the stream behind more operators."""
         routes = tuple(Route(route.stream, (*route.operators, *operators)) for route in self.routes)
         return Stream(self.graph, None, operators[-1].output, routes=routes)
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedStream(PerKeyTools, Windowing):
+class KeyedStream(PerKeyTools, Windowing, Generic[T]):
     """A stream with a key, ready for a computation."""
 
-    stream: Stream
+    stream: Stream[T]
     fields: tuple[str, ...]
     key_types: tuple[type, ...]
 
@@ -332,6 +245,28 @@ class KeyedStream(PerKeyTools, Windowing):
             Input(route.stream, route.operators, self.stream.record_type, self.fields, self.key_types)
             for route in self.stream.routes
         )
+
+    @overload
+    def process(
+        self,
+        computation: Computation,
+        *,
+        name: str,
+        output: type[U],
+        intervals: int = KEY_INTERVALS_DEFAULT,
+        on_failure: FailurePolicy = "dead_letter",
+    ) -> Stream[U]: ...
+
+    @overload
+    def process(
+        self,
+        computation: Computation,
+        *,
+        name: str,
+        output: Mapping[str, type[msgspec.Struct]] | None = None,
+        intervals: int = KEY_INTERVALS_DEFAULT,
+        on_failure: FailurePolicy = "dead_letter",
+    ) -> Any: ...
 
     def process(
         self,
@@ -435,6 +370,7 @@ class KeyedStream(PerKeyTools, Windowing):
 
     def _check_join(self, right: KeyedStream, name: str) -> None:
         """Raise GraphError if the streams cannot be joined, or the name is invalid."""
+        check_instance("the right side of a join", right, KeyedStream, 'for example payments.key_by("order")')
         if name:
             checked_name(name, "step")
         if right.stream.graph is not self.stream.graph:
@@ -499,12 +435,3 @@ def _checked_history(history: bool | timedelta, stream: str, *, windowed: bool) 
     elif not isinstance(history, bool):
         raise GraphError(f"history={history!r} is neither true, false nor a duration", hint=hint)
     return history
-
-
-def _check_function(function: Callable[[Any], Any], what: str) -> None:
-    if not callable(function):
-        raise GraphError(f"{what} needs a function, not {function!r}")
-    if inspect.iscoroutinefunction(function):
-        raise GraphError(
-            f"{what} cannot await {function.__qualname__}", hint="use a plain function; a Computation may be async"
-        )

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, cast
 
 from millpy.errors import GraphError
+from millpy.graph.arguments import check_instance, check_not_negative
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import StageNode
 from millpy.graph.refusals import (
@@ -19,7 +20,7 @@ from millpy.graph.refusals import (
 )
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import column_name
-from millpy.model.time import Instant, check_length, microseconds
+from millpy.model.time import Instant, microseconds
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.composite_triggers import AFTER_WATERMARK
@@ -116,6 +117,8 @@ class WindowedStream:
         """
         if not aggregates:
             raise GraphError("aggregate needs at least one aggregate", hint="for example aggregate(n=Count())")
+        for column, aggregate in aggregates.items():
+            check_instance(f"aggregate {column}", aggregate, Aggregate, _example(column, aggregate))
         keyed = self.keyed
         inputs = keyed.inputs()
         logic = WindowedLogic(
@@ -144,11 +147,19 @@ class WindowedStream:
         return keyed.stream.add_step(node, output)
 
 
+def _example(column: str, given: object) -> str:
+    """Return the hint for what is no aggregate."""
+    if isinstance(given, type) and issubclass(given, Aggregate):
+        made = "Count()" if given.__name__ == "Count" else f'{given.__name__}("temperature")'
+        return f"make one: {column}={made}"
+    if isinstance(given, str):
+        return f'say which: {column}=Mean("{given}")'
+    return f'for example {column}=Mean("temperature"); an aggregate of your own is a Combiner'
+
+
 def _check_trigger(trigger: object, windows: Windows, allowed_lateness: timedelta) -> None:
     """Raise GraphError for what is no trigger of these windows, or a lateness that is negative or too short for it."""
-    if allowed_lateness < timedelta(0):
-        raise GraphError("allowed_lateness must not be negative", hint="use zero or a positive duration")
-    check_length("allowed_lateness", allowed_lateness)
+    check_not_negative("allowed_lateness", allowed_lateness, "for example allowed_lateness=minutes(2)")
     if not isinstance(trigger, Trigger):
         raise GraphError(
             f"{trigger!r} is not a trigger", hint="for example trigger=AfterWatermark(early=Every(seconds(10)))"

@@ -209,6 +209,8 @@ class RecordType:
         Raises:
             SchemaError: the field does not exist.
         """
+        if not isinstance(path, str):
+            raise SchemaError(f"{path!r} is not the name of a field", hint=f"name one of {', '.join(self.fields)}")
         name, *nested = path.split(".")
         if name not in self.annotations:
             raise SchemaError(f"{self.struct.__name__} has no field {path!r}", hint=f"it has {', '.join(self.fields)}")

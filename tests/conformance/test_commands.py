@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,34 @@ def test_sql_only_reads(made: Project) -> None:
     assert made.ask("sql", "SELECT nope FROM plant.temperature_1m", status=2).startswith('millpy: column "nope" does')
 
 
+def test_sql_shows_columns_of_equal_name(made: Project) -> None:
+    assert made.ask("sql", "SELECT 1, 2").splitlines()[-1].split() == ["1", "2"]
+    assert made.json("sql", "SELECT 1 AS n, 2 AS n_2, 3 AS n") == [{"n": 1, "n_2": 2, "n_3": 3}]
+
+
+def test_sql_shows_values_that_python_lacks(made: Project) -> None:
+    statement = (
+        "SELECT 'infinity'::timestamptz AS a, '20000-01-01'::date AS b, '24:00'::time AS c, 'NaN'::float8 AS d, "
+        "ARRAY[timestamptz '2026-11-01 08:00:00Z'] AS e, interval '1 day 2:00:00.5' AS f, '\\x00ff'::bytea AS g, "
+        "interval '99999999 years' AS h"
+    )
+
+    (row,) = made.json("sql", statement)
+
+    assert row == {
+        "a": "infinity", "b": "20000-01-01", "c": "24:00:00", "d": "NaN", "e": ["2026-11-01T08:00:00Z"],
+        "f": "P1DT7200.5S", "g": "AP8=", "h": "99999999 years",
+    }  # fmt: skip
+    shown = made.ask("sql", statement).splitlines()[-1]
+    assert "1 d 2 h 0.5 s" in shown and r"\x00ff" in shown and "99999999 years" in shown
+
+
+def test_windows_says_why_it_shows_none(made: Project) -> None:
+    assert made.ask("windows", "--to", "2000-01-01T00:00:00Z").strip() == (
+        "(no rows in plant.temperature_1m match these options)"
+    )
+
+
 def test_events_are_described(made: Project) -> None:
     reported = {event["kind"]: event["happened"] for event in made.json("events")}
 
@@ -180,8 +209,52 @@ def test_events_tell_when_more_was_dead_lettered_than_they_count(
     assert {event["happened"].split(" of ")[0].split(" came")[0] for event in found} == {"1 or more record"}
 
 
-def test_fleet_tells_partitions_of_one_device_apart(made: Project) -> None:
-    assert made.ask("fleet").split()[:4] == ["graph", "stream", "source_partition", "device"]
+def test_fleet_has_a_line_for_each_device(made: Project) -> None:
+    head, _, *lines = made.ask("fleet", "--silent", "0.1ms", "-n", "2").splitlines()
+
+    assert head.split() == ["device", "lag", "silent", "rate", "records", "dups", "late", "dead"]
+    assert len(lines) == 2 and all(len(line) <= 80 for line in lines)
+    assert made.ask("fleet", "--silent", "52w").strip() == "(none)"
+
+
+async def test_fleet_has_one_line_for_a_device_of_two_partitions(database_url: str) -> None:
+    async with PostgresStore(database_url) as store:
+        owner = Owner(store, await store.deploy(a_graph()))
+        await owner.register()
+        await owner.claim()
+        now_us = int(datetime.now(UTC).timestamp() * 1e6)
+        for interval, silent_us in zip(owner.deployment.intervals_of("readings"), (120 * MINUTE, MINUTE), strict=True):
+            at = now_us - silent_us
+            device = entries(Kind.FLEET, "device", ("dev-1", [10, 1, at - MINUTE, at, 0.5, now_us]))
+            await owner.commit(owner.checkpoint(interval, delta=(device,)))
+    project = Project(Path(), database_url, "")
+
+    (row,) = project.json("fleet")["fleet"]
+
+    assert (row["device"], row["records"], row["duplicates"], row["lag"]) == ("dev-1", 20, 2, "PT60S")
+    assert row["source_partitions"] == ["a", "b"]
+    assert project.json("fleet", "--silent", "30m")["fleet"] == []  # it is silent only in one of them
+
+
+async def test_windows_tells_which_window_is_open(database_url: str) -> None:
+    async with PostgresStore(database_url) as store:
+        owner = Owner(store, await store.deploy(a_graph()))
+        await owner.register()
+        await owner.claim()
+        project = Project(Path(), database_url, "")
+        before = project.ask("windows", "sums_1m")
+        (interval, _) = owner.deployment.intervals_of("sums")
+        window = entries(Kind.WINDOW, "", ("a", [1, 2.5], f"0/{MINUTE}", 2 * MINUTE))
+        await owner.commit(owner.checkpoint(interval, delta=(window,)))
+
+    assert before == "(no rows in factory.sums_1m yet: no window is open; the watermark is at the beginning)\n"
+    assert project.ask("windows", "sums_1m") == (
+        "(no rows in factory.sums_1m yet: the window from 1970-01-01 00:00:00Z to 1970-01-01 00:01:00Z is open until"
+        " the watermark reaches its end; `millpy watermarks --explain factory.sums` shows what it waits for)\n"
+    )
+    assert project.ask("windows", "alarms").startswith(
+        "(no rows in factory.alarms yet: its computation has written none"
+    )
 
 
 def test_piped_tables_are_not_cut(made: Project) -> None:

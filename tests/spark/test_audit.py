@@ -97,7 +97,7 @@ def a_changed_a_deleted_and_an_added_row_are_named(graph: Path, url: str) -> Non
         for table in document["tables"]
     }
     (kind, row, expected, stored), (kind_, row_, expected_, _) = of["fixed"]
-    assert (kind, row["device"], row["window_start"]) == ("changed", "dev-3", "1970-01-01T00:00:40+00:00")
+    assert (kind, row["device"], row["window_start"]) == ("changed", "dev-3", "1970-01-01T00:00:40Z")
     assert stored["mean"] - expected["mean"] == pytest.approx(0.001)
     assert list(expected) == ["mean"]
     assert (kind_, row_["device"], expected_) == ("added", "dev-9", {})

@@ -6,15 +6,18 @@ import json
 import signal
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import structlog
 
+from millpy.admin.loaders import TimeText, utc_text
 from millpy.cli.demo import examples
-from millpy.cli.text_table import continued, fitted, table, with_z
+from millpy.cli.json_output import json_text
+from millpy.cli.text_table import continued, fitted, table
 from millpy.process import launcher as launch
 from millpy.process.launcher import exit_status
 from tests.commands import run_millpy
@@ -267,8 +270,8 @@ def test_demonstration_can_be_run() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["fleet", "--limit", "-1"], "invalid value for '--limit': it should be greater than or equal to 1"),
-        (["late", "list", "--limit", "0"], "invalid value for '--limit': it should be greater than or equal to 1"),
+        (["fleet", "--limit", "-1"], "invalid value for '--limit' / '-n': it should be greater than"),
+        (["late", "list", "--limit", "0"], "invalid value for '--limit' / '-n': it should be greater than"),
         (["dead-letters", "list", "--state", "gone"], "invalid value for '--state': 'gone' is not one of"),
         (["status", "nope"], "no graph 'nope' is deployed"),
         (["status", "nope.py"], "there is no file nope.py"),
@@ -327,10 +330,58 @@ def test_version_is_printed(tmp_path: Path) -> None:
 
 
 def test_past_time_is_not_printed_as_minus_a_day() -> None:
-    assert table([{"behind": timedelta(seconds=-90)}]).splitlines()[-1].strip() == "-0:01:30"
+    assert table([{"behind": timedelta(seconds=-90)}]).splitlines()[-1].strip() == "-1 min 30 s"
+
+
+def test_bytes_are_printed_as_postgresql_prints_them() -> None:
+    assert table([{"b": b"x\xff"}]).splitlines()[-1] == r"\x78ff"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (TimeText("2026-11-01 08:00:00.5+00"), '"2026-11-01T08:00:00.5Z"'), (TimeText("infinity"), '"infinity"'),
+        (TimeText("2026-11-01 08:00:00"), '"2026-11-01T08:00:00"'),
+        (TimeText("10000-01-01 00:00:00+00"), '"10000-01-01 00:00:00+00"'),
+        ("2026-11-01 08:00:00+00", '"2026-11-01 08:00:00+00"'),  # a text that only looks like a time
+        (datetime(2026, 11, 1, 9, tzinfo=timezone(timedelta(hours=1))), '"2026-11-01T08:00:00Z"'),
+        (timedelta(days=20, hours=17, seconds=0.5), '"P20DT61200.5S"'), (b"\xff\x00", '"/wA="'),
+        (Decimal("1.50"), "1.50"), (Decimal("12.000"), "12"), (Decimal("NaN"), '"NaN"'), (float("-inf"), '"-Infinity"'),
+        (2**70, "1180591620717411303424"),
+        ("\u00fc\u202e", r'"\u00fc\u202e"'), (("a", True, None), '["a", true, null]'),
+    ],
+)  # fmt: skip
+def test_json_has_no_form_of_python(value: object, text: str) -> None:
+    assert json_text(value, indent=0) == text
+    assert json_text({"a": [value]}, indent=0) == f'{{"a": [{text}]}}'
 
 
 def test_times_in_utc_end_in_z_and_other_text_stays() -> None:
-    assert with_z("2026-01-02 03:04:05.5+00") == "2026-01-02 03:04:05.5Z"
-    assert with_z("2026-01-02 03:04:05+02") == "2026-01-02 03:04:05+02"
-    assert with_z("1+00") == "1+00"
+    assert utc_text("2026-01-02 03:04:05.5+00") == "2026-01-02 03:04:05.5Z"
+    assert utc_text("2026-01-02 03:04:05+02") == "2026-01-02 03:04:05+02"
+    assert utc_text("1+00") == "1+00"
+
+
+def test_windows_fit_a_terminal_with_whole_times() -> None:
+    row = {
+        "device": "1.23456789",
+        "window_start": "2026-11-01 08:00:00+00",
+        "window_end": "2026-11-01 08:01:00+00",
+        "n": 12,
+        "mean": 60.77416667,
+        "high": 62.7,
+        "late_count": 0,
+        "is_final": True,
+    }
+
+    text = fitted([row, row | {"window_end": "2026-11-02 00:01:00+00"}], 90).splitlines()
+
+    assert max(map(len, text)) <= 90
+    assert text[2].split() == ["1.23456789", "2026-11-01", "08:00Z", "08:01Z", "12", "60.7742", "62.7", "0", "True"]
+    assert "2026-11-02 00:01Z" in text[3]
+    assert max(map(len, fitted([row, row], 83).splitlines())) <= 83
+    assert (
+        fitted([{"at": "2026-11-01 08:00:00.123456+00", "what": "x" * 60}], 60)
+        .splitlines()[2]
+        .startswith("2026-11-01 08:00:00Z  xx")
+    )

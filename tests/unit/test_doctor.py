@@ -184,7 +184,7 @@ def test_holder_of_an_old_snapshot_is_named_with_a_remedy() -> None:
     finding = judged(old_snapshots=[row | {"age_s": 7300.0}])["old snapshot"]
 
     assert finding.severity is Severity.WARNING
-    assert finding.found == "session 4711 (bi, psql, idle in transaction) for 2 h"
+    assert finding.found == "session 4711 (bi, psql, idle in transaction) for 2 h 1 min"
     assert "pg_terminate_backend(4711)" in finding.action
 
 
@@ -292,7 +292,7 @@ def test_rows_that_differ_from_their_history_are_an_error_and_an_auditor_that_la
     [
         (5.0, Severity.OK, "shop.paid keeps 3.0 MB"),
         (None, Severity.OK, "shop.paid keeps 3.0 MB"),
-        (9_000.0, Severity.WARNING, "payments is 2 h behind the other side"),
+        (9_000.0, Severity.WARNING, "payments is 2 h 30 min behind the other side"),
     ],
 )
 def test_a_join_whose_sides_are_far_apart_is_told(apart_s: float | None, severity: Severity, words: str) -> None:

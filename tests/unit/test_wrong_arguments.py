@@ -1,0 +1,109 @@
+"""Arguments of the wrong kind are refused when the graph is built, by an error that says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from millpy import (
+    Computation,
+    Context,
+    Count,
+    Dedupe,
+    EventTime,
+    File,
+    FixedWindows,
+    Graph,
+    Mean,
+    Stream,
+    minutes,
+    seconds,
+)
+from millpy.errors import UsageError
+from millpy.graph.streams import KeyedStream
+from millpy.graph.windowed import WindowedStream
+
+
+class Reading(msgspec.Struct):
+    device: str
+    at: datetime
+    celsius: float
+
+
+class Spike(Computation):
+    def process(self, context: Context, record: Any) -> None: ...
+
+
+def inject(**given: Any) -> Stream[Reading]:
+    arguments = {"event_time": EventTime("at", max_disorder=seconds(1)), **given}
+    return Graph("plant").inject("readings", File("r.ndjson"), schema=Reading, **arguments)
+
+
+def keyed() -> KeyedStream[Reading]:
+    return inject().key_by("device")
+
+
+def windowed() -> WindowedStream:
+    return keyed().window(FixedWindows(minutes(1)))
+
+
+def process(**given: Any) -> Any:
+    key = keyed()
+    arguments = {"computation": Spike(), "inputs": [key], **given}
+    return key.stream.graph.process(name="spikes", **arguments)
+
+
+EVENT_TIME = r'for example event_time=EventTime\("at", max_disorder=seconds\(10\)\)'
+COMPUTED = "a computed value needs a map"
+
+
+@pytest.mark.parametrize(
+    ("build", "message", "hint"),
+    [
+        (lambda: inject().key_by(lambda r: r.device), "key_by takes names of fields, not <function", COMPUTED),
+        (lambda: inject().key_by(["device"]), r"key_by takes names of fields, not \['device'\]", "name a field"),
+        (lambda: inject().key_by(), "key_by needs at least one field", 'key_by."device"'),
+        (lambda: inject(device=lambda r: r.device), "device takes names of fields, not <function", COMPUTED),
+        (lambda: inject().deduplicate(lambda r: 1, minutes(1), name="d"), "by takes names of fields", COMPUTED),
+        (lambda: inject().deduplicate("device", 5, name="d"), "within must be a duration, not 5", r"hours\(1\)"),
+        (lambda: windowed().aggregate(mean=Mean), "aggregate mean is the class Mean, not an", r'mean=Mean\("temp'),
+        (lambda: windowed().aggregate(n=Count), "aggregate n is the class Count, not an", r"n=Count\(\)"),
+        (lambda: windowed().aggregate(mean="celsius"), "mean is not an Aggregate: 'cel", r'mean=Mean\("celsius"\)'),
+        (lambda: windowed().aggregate(m=lambda r: 1), "aggregate m is not an Aggregate: <function", "Combiner"),
+        (lambda: windowed().aggregate(m=Mean(lambda r: r.celsius)), "is not the name of a field", "device, at, cels"),
+        (lambda: keyed().changes(lambda r: r.celsius, name="c"), "is not the name of a field", "device, at, celsius"),
+        (lambda: keyed().window(FixedWindows(minutes(1)), allowed_lateness=60), "_lateness is not a timedelta", "minu"),
+        (lambda: windowed().aggregate(n=Count()).to_table(None), "table None is not a plain name", "lower-case"),
+        (lambda: inject(event_time=None), "needs an event_time", EVENT_TIME),
+        (lambda: inject(event_time="at"), "event_time is not an EventTime: 'at'", EVENT_TIME),
+        (lambda: inject(event_time=EventTime), "event_time is the class EventTime", EVENT_TIME),
+        (lambda: inject(dedupe="device"), "dedupe is not a Dedupe: 'device'", r'Dedupe\("id", within'),
+        (lambda: inject(dedupe=Dedupe), "dedupe is the class Dedupe", "Dedupe"),
+        (lambda: inject(idle=seconds(3)), "idle is not an AdvanceWithClock", "after=seconds"),
+        (lambda: inject(pause_above=0.5), "pause_above is not an ErrorRate: 0.5", "share=0.1"),
+        (lambda: inject().split(lambda r: "hot", into="hot"), "into='hot' is not a list of names", '"hot", "others"'),
+        (lambda: inject().union([inject()]), "an input of union is not a Stream", "readings.union"),
+        (lambda: keyed().join(inject(), within=minutes(1)), "right side of a join is not a KeyedStream", "key_by"),
+        (lambda: process(computation=lambda r: r), "the logic is not a Computation: <function", "class Spike"),
+        (lambda: process(computation=Spike), "the logic is the class Spike, not an instance", "class Spike"),
+        (lambda: process(inputs=keyed()), "inputs is not a Sequence", "inputs=.readings"),
+        (lambda: process(inputs=[inject()]), "an input of 'spikes' is not a KeyedStream", "inputs=.readings"),
+        (lambda: Graph(3), "graph 3 is not a plain name", "lower-case"),
+        (lambda: Graph("plant", max_skew=3), "max_skew must be a duration, not 3", "leave it out"),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_what_to_write(build: Callable[[], Any], message: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
+        build()
+
+    with pytest.raises(UsageError, match=hint):
+        raise UsageError(refused.value.hint)
+
+
+def test_a_source_needs_an_event_time() -> None:
+    with pytest.raises(UsageError, match="needs an event_time"):
+        Graph("plant").inject("readings", File("r.ndjson"), schema=Reading)
