@@ -544,16 +544,24 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Source partitions with their states and counts. A partition pauses when too many of its records become dead letters.
+-- `connected` is what the worker that owns it said last: false without a live worker, null before its first word.
+-- `connection_since` is since when the connection exists, or does not.
 CREATE VIEW millpy.sources AS
 SELECT p.graph, p.computation AS stream, p.source_partition,
        CASE WHEN s.interval_id IS NOT NULL THEN 'paused'
             WHEN p.low_watermark >= 4611686018427387904 THEN 'ended'
-            WHEN w.lease_deadline > clock_timestamp() THEN 'running' ELSE 'without a worker' END AS state,
+            WHEN w.lease_deadline > clock_timestamp()
+            THEN CASE WHEN c.worker_id = p.worker_id AND NOT c.connected THEN 'disconnected' ELSE 'running' END
+            ELSE 'without a worker' END AS state,
+       w.lease_deadline > clock_timestamp() AND c.worker_id = p.worker_id AND c.connected AS connected,
+       c.since AS connection_since, CASE WHEN NOT c.connected THEN c.why END AS disconnected_because,
+       CASE WHEN NOT c.connected THEN c.attempts END AS attempts,
        s.paused_at, s.reason AS paused_because, a.injected, a.accepted, a.duplicate, a.dead_lettered
   FROM mill.places AS p
   JOIN mill.account() AS a ON a.graph = p.graph AND a.stream = p.computation AND a.source_partition = p.source_partition
   LEFT JOIN mill.pauses AS s USING (interval_id)
-  LEFT JOIN mill.workers AS w USING (worker_id)
+  LEFT JOIN mill.source_connections AS c ON c.interval_id = p.interval_id
+  LEFT JOIN mill.workers AS w ON w.worker_id = p.worker_id
  WHERE p.kind = 'injector';
 
 -- Resumes the paused partitions of a source. Returns their number.

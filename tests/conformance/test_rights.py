@@ -39,6 +39,7 @@ RELATIONS = {
         "",
         "",
     ),
+    r"mill\.source_connections": ("SIUD", "", ""),
     r"mill\.(audits|archive_\w+)": (
         "SIUD",
         "",
