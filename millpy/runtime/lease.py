@@ -104,7 +104,7 @@ class Lease:
 class Heartbeat:
     """A sender of heartbeats that updates a `Lease` by the answers, and says whether the database answers."""
 
-    def __init__(  # noqa: PLR0913 - the parts of a worker that heartbeats concern
+    def __init__(
         self,
         sender: HeartbeatSender,
         worker_id: UUID,
@@ -145,7 +145,7 @@ class Heartbeat:
 class HeartbeatThread(threading.Thread):
     """A thread that renews a lease until stopped, except while the worker is stuck."""
 
-    def __init__(  # noqa: PLR0913 - those of `Heartbeat`
+    def __init__(
         self,
         sender: HeartbeatSender,
         worker_id: UUID,

@@ -1,8 +1,8 @@
 """What a worker tells about the connections of its sources, and about the database: rows, events, the log.
 
 A source without messages makes no turn, so a background task looks at the connections once a second, and writes the
-rows of those that have changed: `mill.source_connections`, for intervals that this worker owns. Attempts alone are written
-at most every ATTEMPTS_EVERY_S. So a source in good health costs no statement.
+rows of those that have changed: `mill.source_connections`, for intervals that this worker owns. Attempts alone are
+written at most every ATTEMPTS_EVERY_S. So a source in good health costs no statement.
 
     lost        `source_disconnected`, once; then `source_still_disconnected` after 30 s, 1, 2, 4 … minutes, up to 1 h
     back        `source_connected`, with the time from and until, and the number of attempts

@@ -46,6 +46,7 @@ from millpy.store.protocol import (
     PendingRequests,
     PollResult,
     SegmentQuery,
+    SourceReport,
     SourceState,
     TableText,
     WorkerInfo,
