@@ -35,7 +35,7 @@ def silent_after(
         producer = route.stream.producer
         if not isinstance(producer, InjectorNode):
             raise GraphError(
-                f"silent_after {name!r} needs a stream that comes straight from a source; {route.stream.name!r} does not",
+                f"silent_after {name!r} needs a stream straight from a source; {route.stream.name!r} is none",
                 hint="only a source tells whether the feed as a whole was away; map and filter may be between",
             )
         if producer.event_time.watermark_by is not None:
@@ -45,9 +45,7 @@ def silent_after(
                 hint="inject the sites as streams of their own, or leave out watermark_by",
             )
         bounds.append(producer.event_time.max_disorder or timedelta(0))
-    gaps = StageNode(
-        f"{name}_gaps", keyed.inputs(), FeedGaps(after, max(bounds), ticks=devices is not None), intervals
-    )
+    gaps = StageNode(f"{name}_gaps", keyed.inputs(), FeedGaps(after, max(bounds), ticks=devices is not None), intervals)
     found = keyed.stream.add_step(gaps, ITEM_TYPE)
     watched: Any = keyed.in_order(name=f"{name}_in_order", intervals=intervals).process(
         SilenceWatch(after), name=f"{name}_watch", output=SilenceItem, intervals=intervals

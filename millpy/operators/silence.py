@@ -202,7 +202,7 @@ class SilenceWatch(Computation):
 
 
 class PendingSilence(msgspec.Struct, array_like=True):
-    """A silence that is not told yet: it is when the feed was alive for `left` µs after `since`; `last` record, if any."""
+    """A silence that is told once the feed was alive for `left` µs after `since`; `last` is the last record, if any."""
 
     key: str
     since: int
@@ -378,9 +378,7 @@ def _name(key: str) -> str:
     return xxhash.xxh3_128_hexdigest(key.encode())
 
 
-def silence_of(
-    after: timedelta, key: Mapping[str, type], devices: Sequence[Any] | LookupTable | None
-) -> DeviceSilence:
+def silence_of(after: timedelta, key: Mapping[str, type], devices: Sequence[Any] | LookupTable | None) -> DeviceSilence:
     """Return the last step, for devices that are expected from a list, from a table, or not at all.
 
     Raises:

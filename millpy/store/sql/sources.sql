@@ -10,3 +10,9 @@ ON CONFLICT (interval_id) DO UPDATE
    SET since = CASE WHEN s.connected OR excluded.connected THEN excluded.since ELSE least(s.since, excluded.since) END,
        worker_id = excluded.worker_id, connected = excluded.connected, why = excluded.why,
        attempts = excluded.attempts, reported_at = clock_timestamp();
+
+-- name: look_at_connections
+-- Reads the sources with partitions whose live owners have no connection. Zero rows: all are connected.
+SELECT s.graph, s.stream, count(*) AS partitions, min(s.connection_since) AT TIME ZONE 'UTC' AS since, sum(s.attempts)::bigint AS attempts,
+       min(s.disconnected_because) AS why
+  FROM millpy.sources AS s WHERE s.state = 'disconnected' GROUP BY s.graph, s.stream ORDER BY 1, 2;
