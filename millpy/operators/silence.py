@@ -13,7 +13,7 @@ Four steps compute it, each a function of the order of input (I9):
     NAME_items_in_order   puts what the two have found in event-time order, in BUCKETS buckets of devices
     NAME                  per bucket: counts common gaps out, knows the devices that are expected, and tells
 
-A common gap is defined by the watermark. While a source is not connected its watermark stands, so no silence is told.
+A common gap is defined by the watermark. While a source is not connected its watermark stands, so no device falls silent.
 The record that ends the gap finds the watermark from before it, and moves it by more than half of `after` beyond the
 disorder bound. A gap carries the event time at which it began, so it is sorted before every silence that it may excuse.
 """
@@ -42,7 +42,7 @@ from millpy.operators.keyed_output import key_values, output_type
 from millpy.operators.outputs import outlets_of
 
 BUCKETS = 16
-"""Parts of the devices; a common gap is told to each of them."""
+"""Parts of the devices; each of them gets every common gap."""
 GAPS_MAX = 100
 """Common gaps that a bucket remembers; with more of them, the silences that are pending are counted up to now."""
 DEVICES_MAX = 100_000
@@ -202,7 +202,7 @@ class SilenceWatch(Computation):
 
 
 class PendingSilence(msgspec.Struct, array_like=True):
-    """A silence that is told once the feed was alive for `left` µs after `since`; `last` is the last record, if any."""
+    """A silence that becomes one once the feed was alive for `left` µs after `since`; `last` is the last record, if any."""
 
     key: str
     since: int
@@ -293,7 +293,7 @@ class DeviceSilence(Computation):
             context[DeviceSilence.gaps] = [gap for gap in gaps if gap[1] > item.since - self._after_us]
 
     def _due(self, gaps: Sequence[tuple[int, int]], pending: PendingSilence) -> tuple[int, int, int]:
-        """Return when a silence is to be told, and from where with how much left that follows."""
+        """Return when a silence is due, and from where with how much left that follows."""
         since, left = pending.since, pending.left
         for begin, end in gaps:
             if end <= since:

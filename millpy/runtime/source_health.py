@@ -32,7 +32,7 @@ REPORT_EVERY_S = 1.0
 ATTEMPTS_EVERY_S = 10.0
 """Seconds between two reports of a partition of which only the number of attempts has changed."""
 REPEAT_S_MIN, REPEAT_S_MAX = 30.0, 3_600.0
-"""Seconds until an outage is told again; after that twice as long each time, up to the maximum."""
+"""Seconds until an event tells an outage again; after that twice as long each time, up to the maximum."""
 PARTITIONS_TOLD_MAX = 10
 """How many partitions an event names; it counts the others."""
 

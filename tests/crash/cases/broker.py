@@ -178,7 +178,7 @@ class Scene:
         return row[0] if row else 0
 
     def await_connection(self, state: str, why: str | None) -> None:
-        """The source's state is told, and why, within TOLD_S_MAX."""
+        """The views show the source's state, and why, within TOLD_S_MAX."""
         asked = "SELECT 1 FROM millpy.sources WHERE state = %s AND (%s::text IS NULL OR disconnected_because LIKE %s)"
         with psycopg.connect(self.world.url, autocommit=True) as connection:
             await_true(lambda: bool(connection.execute(asked, [state, why, why]).fetchone()), state, TOLD_S_MAX)
