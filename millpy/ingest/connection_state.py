@@ -1,7 +1,7 @@
 """Whether a source partition is connected, since when, and why not: kept by the source, read by its worker.
 
 A source that connects in the background calls `connected` and `disconnected`; of any other source the worker knows
-whether it is open. The worker stores what has changed (`runtime/source_health.py`), so that operators see it without a turn.
+whether it is open. The worker stores what has changed (`runtime/source_health.py`), also without a turn.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Four steps compute it, each a function of the order of input (I9):
     NAME_items_in_order   puts what the two have found in event-time order, in BUCKETS buckets of devices
     NAME                  per bucket: counts common gaps out, knows the devices that are expected, and tells
 
-A common gap is defined by the watermark. While a source is not connected its watermark stands, so no device falls silent.
+A common gap is defined by the watermark. While a source is not connected its watermark stands: no device falls silent.
 The record that ends the gap finds the watermark from before it, and moves it by more than half of `after` beyond the
 disorder bound. A gap carries the event time at which it began, so it is sorted before every silence that it may excuse.
 """
@@ -202,7 +202,7 @@ class SilenceWatch(Computation):
 
 
 class PendingSilence(msgspec.Struct, array_like=True):
-    """A silence that becomes one once the feed was alive for `left` µs after `since`; `last` is the last record, if any."""
+    """A silence that is due once the feed was alive for `left` µs after `since`; `last` is the last record, if any."""
 
     key: str
     since: int
@@ -343,13 +343,13 @@ class DeviceSilence(Computation):
         version, keys = self.expected(context)
         if version == roster.version:
             return
-        known, waiting, told = (
-            context[cell] for cell in (DeviceSilence.known, DeviceSilence.pending, DeviceSilence.told)
-        )
+        known, waiting = context[DeviceSilence.known], context[DeviceSilence.pending]
+        told = context[DeviceSilence.told]
         wanted = self._of_bucket(version, keys, context.key)
-        for cell in (waiting, told):
+        never_heard_of: list[Any] = [waiting, told]
+        for cell in never_heard_of:
             for name, entry in list(cell.items()):
-                if entry.last is None and name not in wanted:  # never heard of, and not expected any more
+                if entry.last is None and name not in wanted:  # it is not expected any more
                     del cell[name]
                     context.delete_timer(name)
         for name, key in wanted.items():
