@@ -325,17 +325,21 @@ $$;
 CREATE FUNCTION mill.explain_source(p_interval bigint, p_watermark bigint) RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT format('; its newest record is of %s and arrived at %s', mill.moment(t.newest), mill.moment(t.arrived))
-           || CASE WHEN p_watermark > t.newest THEN '; no record arrives, so the clock moves the watermark'
+           || CASE WHEN t.moved THEN format('; no record has arrived for %s, and the clock has moved the watermark', mill.duration(t.idle))
                    ELSE format(', and the watermark is %s behind it, the disorder bound', mill.duration(t.newest - p_watermark))
               END
-           || CASE WHEN p_watermark > t.newest THEN ''
+           || CASE WHEN t.moved THEN ''
                    WHEN greatest(t.idle, 0) + greatest(t.delay, 0) <= greatest(2000000, (t.newest - p_watermark) / 2)
                    THEN '; nothing is wrong: this lag is max_disorder'
                    WHEN t.idle >= t.delay THEN format('; no record has arrived for %s', mill.duration(t.idle))
                    ELSE format('; it arrived %s after its event time', mill.duration(t.delay)) END
       FROM (SELECT (e.value ->> 'max_event_time')::bigint AS newest, (e.value ->> 'arrived_at')::bigint AS arrived,
                    (e.value ->> 'arrived_at')::bigint - (e.value ->> 'max_event_time')::bigint AS delay,
-                   mill.instant(clock_timestamp()) - (e.value ->> 'arrived_at')::bigint AS idle
+                   mill.instant(clock_timestamp()) - (e.value ->> 'arrived_at')::bigint AS idle,
+                   -- Behind its newest record by less than the bound, and more than what a learned bound has changed.
+                   p_watermark > (e.value ->> 'max_event_time')::bigint - coalesce(
+                       (SELECT (d.value ->> 'bound')::bigint FROM mill.entries AS d WHERE d.interval_id = p_interval
+                           AND d.kind = 'disorder' AND d.subkey = 'counted'), 0) AS moved
               FROM mill.entries AS e
              WHERE e.interval_id = p_interval AND e.kind = 'position' AND e.namespace = 'source') AS t
      WHERE abs(t.newest) < 4611686018427387904 AND abs(p_watermark) < 4611686018427387904

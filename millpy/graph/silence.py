@@ -12,7 +12,7 @@ from millpy.graph.nodes import InjectorNode, StageNode
 from millpy.model.lookup import LookupTable
 from millpy.model.record import RecordType
 from millpy.operators.keyed_output import key_columns
-from millpy.operators.silence import ITEM_TYPE, FeedGaps, SilenceItem, SilenceWatch, silence_of
+from millpy.operators.silence import ITEM_TYPE, DeviceWatch, FeedGaps, SilenceItem, silence_of
 
 if TYPE_CHECKING:
     from millpy.graph.streams import KeyedStream, Stream
@@ -48,7 +48,7 @@ def silent_after(
     gaps = StageNode(f"{name}_gaps", keyed.inputs(), FeedGaps(after, max(bounds), ticks=devices is not None), intervals)
     found = keyed.stream.add_step(gaps, ITEM_TYPE)
     watched: Any = keyed.in_order(name=f"{name}_in_order", intervals=intervals).process(
-        SilenceWatch(after), name=f"{name}_watch", output=SilenceItem, intervals=intervals
+        DeviceWatch(after), name=f"{name}_watch", output=SilenceItem, intervals=intervals
     )
     items = found.union(watched).key_by("bucket").in_order(name=f"{name}_items_in_order", intervals=1)
     made: Stream = items.process(tool, name=name, output=tool.output, intervals=1)

@@ -96,7 +96,9 @@ class HealthMonitor:
             known["disconnected"] = [_described(part) for part in away[:PARTITIONS_MAX]]
             known["disconnected_partitions"] = len(away)
         if not worker.context.lease.is_trusted():
-            return HealthCheck(False, {"reason": f"its lease has ended: {self._why_not}", **known})
+            database = worker.context.sources.database
+            why = self._why_not if database.answers else database.why
+            return HealthCheck(False, {"reason": f"its lease has ended: {why}", **known})
         return HealthCheck(True, known)
 
 

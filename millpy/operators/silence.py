@@ -159,7 +159,7 @@ class FeedGapsInterval(ResidentInterval):
         return result
 
 
-class SilenceWatch(Computation):
+class DeviceWatch(Computation):
     """Of each device: its first record, a time `after` without a record, and its next record after that.
 
     Records come in event-time order. A device that sends a record just `after` its last one is not silent.
@@ -179,21 +179,21 @@ class SilenceWatch(Computation):
 
     def process_record(self, context: Context, record: Any) -> None:
         """Pass the first record, and one after a silence; wait for the next one."""
-        at, last = int(context.event_time_us), context[SilenceWatch.last]
-        if last is not None and not context[SilenceWatch.is_silent] and at - last > self._after_us:
+        at, last = int(context.event_time_us), context[DeviceWatch.last]
+        if last is not None and not context[DeviceWatch.is_silent] and at - last > self._after_us:
             self._tell(context, SILENT, last, last + self._after_us)
-            context[SilenceWatch.is_silent] = True
-        if last is None or context[SilenceWatch.is_silent]:
+            context[DeviceWatch.is_silent] = True
+        if last is None or context[DeviceWatch.is_silent]:
             self._tell(context, HEARD, at if last is None else last, at)
-            context[SilenceWatch.is_silent] = False
-        context[SilenceWatch.last] = at
+            context[DeviceWatch.is_silent] = False
+        context[DeviceWatch.last] = at
         # The timer holds the low watermark at the time of what it tells, so that this is not late.
         context.set_timer(_TIMER, at=at + self._after_us + 1, event_time=at + self._after_us)
 
     def process_timer(self, context: Context, timer: Timer) -> None:
         """Tell that no record has come."""
-        context[SilenceWatch.is_silent] = True
-        self._tell(context, SILENT, context[SilenceWatch.last], int(timer.event_time_us))
+        context[DeviceWatch.is_silent] = True
+        self._tell(context, SILENT, context[DeviceWatch.last], int(timer.event_time_us))
 
     @staticmethod
     def _tell(context: Context, kind: int, since: int, at: int) -> None:
@@ -265,7 +265,7 @@ class DeviceSilence(Computation):
         if item.kind == GAP:
             self._add_gap(context, item)
         elif item.kind in (BEGIN, TICK):
-            self._enroll(context, item.at, begins=item.kind == BEGIN)
+            self._enroll(context, item.at)
         elif item.kind == SILENT:
             self._wait(context, PendingSilence(item.key, item.since, self._after_us, item.since), item.at)
         else:
@@ -323,8 +323,7 @@ class DeviceSilence(Computation):
     def _heard(self, context: Context, item: SilenceItem) -> None:
         """Take the first record of a device, or the first one after a silence."""
         name = _name(item.key)
-        if self._expects:
-            context[DeviceSilence.known][name] = True
+        context[DeviceSilence.known][name] = True  # also without a list: one may be added later
         pending = context[DeviceSilence.pending].pop(name, None)
         if pending is not None:
             due, _, _ = self._due(context[DeviceSilence.gaps], pending)
@@ -335,10 +334,10 @@ class DeviceSilence(Computation):
         if told is not None:
             self._produce(context, item.key, False, told.last, item.at)
 
-    def _enroll(self, context: Context, at: int, *, begins: bool) -> None:
+    def _enroll(self, context: Context, at: int) -> None:
         """Expect the devices of the list that no record has come from, if the list is new here."""
         roster = context[DeviceSilence.roster]
-        if not self._expects or (roster.version is None and not begins):
+        if not self._expects:
             return
         version, keys = self.expected(context)
         if version == roster.version:

@@ -292,6 +292,10 @@ async def test_lag_of_a_source_is_explained(
     assert held_by == "source"
     assert ", and the watermark is 00:00:30 behind it, the disorder bound; " in detail
     assert verdict.split("00:59")[0] in detail
+    await advance(owner, a, round(now_us - newest_s * 1e6) + 1)
+    ((_, _, detail),) = await explain(owner, database_url, "readings")
+    assert ", and the clock has moved the watermark" in detail
+    assert "nothing is wrong" not in detail
 
 
 async def test_disconnected_source_is_shown_explained_and_told_by_the_doctor(owner: Owner, database_url: str) -> None:

@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 
 from millpy import AdvanceWithClock, EventTime, Graph, LookupTable, Wait, hours, minutes, seconds
 from millpy.errors import GraphError
+from millpy.model.time import instant
 from millpy.operators import silence
+from millpy.store.memory.database import MemoryDatabase
 from millpy.testing import GraphDriver, ManualSource
+from millpy.testing.clock import ManualClock
+from millpy.testing.kit.state import ReadableMemory
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DISORDER, AFTER = 2, 10
@@ -166,6 +170,16 @@ def test_devices_of_a_table_are_expected_as_long_as_they_are_in_it() -> None:
     driver.feed("events", [event("b", at) for at in range(8, 40, 2)])
 
     assert [told[0] for told in told_of(driver)] == ["a", "new"]
+
+
+def test_devices_that_are_expected_later_are_not_those_that_were_heard_of() -> None:
+    state = ReadableMemory(MemoryDatabase(ManualClock(instant(NOON))))
+    before = GraphDriver(graph_of(), state=state)
+    before.feed("events", [event("a", 0), event("b", 0), *(event("c", at) for at in range(1, 40, 2))])
+    driver = GraphDriver(graph_of(["a", "c", "x"]), state=state)
+    driver.feed("events", [event("c", at) for at in range(41, 80, 2)])
+
+    assert [told[:2] for told in told_of(driver)] == [("a", True), ("b", True), ("x", True)]
 
 
 @pytest.mark.parametrize(
