@@ -48,6 +48,7 @@ _HEAD_BYTES_MAX = 66_000  # topic and properties of a message
 _WATCH_GAP_S = 2.0
 _CANCEL_AGAIN_S = 1.0
 _MARKER_PATIENCE_S = 10.0
+_LISTENS_S_MAX = 1.0
 ANOTHER_CLIENT = "give two deployments on one broker different client ids with MqttSession(client_id=…)"
 
 
@@ -303,7 +304,6 @@ class MqttInjector:
 
     async def _keep_connected(self) -> None:
         limits, delay_s = self._setup.limits, self._setup.limits.retry_s_min
-        short_lived = 0  # connections in a row that ended within a lease, with no failed attempt between them
         while True:
             if self._session is not None:
                 taken_over = await self._session.connection.lost()
@@ -320,11 +320,9 @@ class MqttInjector:
                 delay_s = limits.retry_s_min
                 if taken_over or lasted_s < limits.lease_ttl_s:
                     # In either case a reconnect within a lease could disconnect the rightful owner.
-                    short_lived += 1
-                    self._warn_of_takeover(taken_over, short_lived)
+                    self._warn_of_takeover(taken_over, listens=taken_over or await self._listens())
+                    self._setup.ready.set()
                     delay_s = limits.lease_ttl_s
-                else:
-                    short_lived = 0
             await self._setup.clock.sleep(delay_s)
             delay_s = min(delay_s * 2, limits.retry_s_max)
             if not self._setup.trusted():
@@ -332,16 +330,14 @@ class MqttInjector:
             try:
                 self._session = await self._connect()
             except SourceUnavailableError as error:
-                short_lived = 0  # the broker is away, so no other client has ended the connection
                 self._setup.connection.disconnected(error.message, attempted=True)
                 log.debug("mqtt: %s", error.message)
             except ConfigError as error:  # `take` raises it
                 self._setup.connection.disconnected(error.message, attempted=True)
                 raise
 
-    def _warn_of_takeover(self, taken_over: bool, short_lived: int) -> None:
-        """Say that another client may have our id. A broker that has stopped ends a young connection, too, but once."""
-        likely = taken_over or short_lived > 1
+    def _warn_of_takeover(self, taken_over: bool, *, listens: bool) -> None:
+        """Say that another client may have our id; but not if the broker has stopped, which also ends connections."""
         why = (
             "another client took over our mqtt session"
             if taken_over
@@ -352,8 +348,18 @@ class MqttInjector:
             why,
             self._setup.stream,
             self._setup.partition,
-            extra={"hint": ANOTHER_CLIENT if likely else "look whether the broker has stopped"},
+            extra={"hint": ANOTHER_CLIENT if listens else "start the broker: nothing listens at its address"},
         )
+
+    async def _listens(self) -> bool:
+        """Tell whether something accepts connections at the broker's address; our session stays as it is."""
+        try:
+            async with asyncio.timeout(_LISTENS_S_MAX):
+                _, writer = await asyncio.open_connection(self._address.host, self._address.port)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
 
     async def take(self) -> SourceBatch | None:
         """Return the received records, at most a bundle. Raises ConfigError when the broker has rejected us."""

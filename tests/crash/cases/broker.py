@@ -30,7 +30,7 @@ PIECE = 50
 QUEUED = 300
 IDLE_S = 2.0
 BACKLOG_US = 600_000_000
-TOLD_S_MAX = 10.0
+TOLD_S_MAX = 30.0  # within 10 s on a machine that is not busy with tests
 
 
 def cases() -> Iterator[Case]:
@@ -315,5 +315,5 @@ def _backlog(world: World) -> None:
     scene.await_connection("running", None)
     scene.finish(np.arange(MESSAGES), ends=False)
     kinds = [("source_disconnected",), ("source_connected",)] * 2
-    told = "SELECT kind FROM mill.events WHERE kind LIKE 'source%connected' ORDER BY event_id"
+    told = "SELECT kind FROM mill.events WHERE kind IN ('source_disconnected', 'source_connected') ORDER BY event_id"
     assert world.connect().execute(told).fetchall() == kinds, "each outage and its end are one event"
