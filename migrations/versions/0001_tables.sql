@@ -429,6 +429,17 @@ CREATE TABLE mill.lookups (
     PRIMARY KEY (worker_id, table_name)
 );
 
+-- Whether source partitions are connected, as the worker that owns them said last: when something has changed.
+CREATE TABLE mill.source_connections (
+    interval_id bigint PRIMARY KEY REFERENCES mill.intervals ON DELETE CASCADE,
+    worker_id   uuid NOT NULL,  -- that reported it; another owner has not reported yet
+    connected   boolean NOT NULL,
+    since       timestamptz NOT NULL,
+    why         text NOT NULL,  -- why there is no connection; empty while there is one
+    attempts    bigint NOT NULL,  -- to connect, since then
+    reported_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
 -- The numbers of dead letters, late records and events that were deleted by age. For events, `reason` is their kind.
 CREATE TABLE mill.expired (
     graph_id    integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,

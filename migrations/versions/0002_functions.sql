@@ -9,6 +9,10 @@ RETURN CASE WHEN p_instant <= -4611686018427387904 THEN timestamptz '-infinity'
             THEN timestamptz 'epoch' + p_instant * interval '1 microsecond'
        END;
 
+-- A time in µs for operators: 00:00:30, 1 day 02:00:00.5.
+CREATE FUNCTION mill.duration(p_us bigint) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN justify_hours(make_interval(secs => round(p_us / 1e6, 1)::double precision))::text;
+
 CREATE FUNCTION mill.instant(p_moment timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN p_moment = timestamptz '-infinity' THEN -4611686018427387904
             WHEN p_moment = timestamptz 'infinity' THEN 4611686018427387904

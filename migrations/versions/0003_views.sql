@@ -320,6 +320,32 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
      ORDER BY at, e.key, e.subkey LIMIT 1
 $$;
 
+-- Why the watermark of a source partition is where it is: its newest record, what lies between, and whether that is as
+-- it should be. Empty before the first record, and of a source with a watermark for each site.
+CREATE FUNCTION mill.explain_source(p_interval bigint, p_watermark bigint) RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT format('; its newest record is of %s and arrived at %s', mill.moment(t.newest), mill.moment(t.arrived))
+           || CASE WHEN t.moved THEN format('; no record has arrived for %s, and the clock has moved the watermark', mill.duration(t.idle))
+                   ELSE format(', and the watermark is %s behind it, the disorder bound', mill.duration(t.newest - p_watermark))
+              END
+           || CASE WHEN t.moved THEN ''
+                   WHEN greatest(t.idle, 0) + greatest(t.delay, 0) <= greatest(2000000, (t.newest - p_watermark) / 2)
+                   THEN '; nothing is wrong: this lag is max_disorder'
+                   WHEN t.idle >= t.delay THEN format('; no record has arrived for %s', mill.duration(t.idle))
+                   ELSE format('; it arrived %s after its event time', mill.duration(t.delay)) END
+      FROM (SELECT (e.value ->> 'max_event_time')::bigint AS newest, (e.value ->> 'arrived_at')::bigint AS arrived,
+                   (e.value ->> 'arrived_at')::bigint - (e.value ->> 'max_event_time')::bigint AS delay,
+                   mill.instant(clock_timestamp()) - (e.value ->> 'arrived_at')::bigint AS idle,
+                   -- Behind its newest record by less than the bound, and more than what a learned bound has changed.
+                   p_watermark > (e.value ->> 'max_event_time')::bigint - coalesce(
+                       (SELECT (d.value ->> 'bound')::bigint FROM mill.entries AS d WHERE d.interval_id = p_interval
+                           AND d.kind = 'disorder' AND d.subkey = 'counted'), 0) AS moved
+              FROM mill.entries AS e
+             WHERE e.interval_id = p_interval AND e.kind = 'position' AND e.namespace = 'source') AS t
+     WHERE abs(t.newest) < 4611686018427387904 AND abs(p_watermark) < 4611686018427387904
+       AND NOT EXISTS (SELECT FROM mill.entries AS e WHERE e.interval_id = p_interval AND e.kind = 'site')
+$$;
+
 -- Walks upstream from a computation to what holds back its watermark. Returns one row per step, the cause in the last
 -- one. `held_for` is how far the step's low watermark is behind the clock.
 CREATE FUNCTION millpy.explain_watermark(p_graph text, p_computation text)
@@ -379,12 +405,19 @@ BEGIN
             held_by := 'pause';
             detail := (SELECT format('%s has been paused since %s: %s', here.described, s.paused_at, s.reason)
                          FROM mill.pauses AS s WHERE s.interval_id = next_interval);
+        ELSIF slowest.producer IS NULL AND EXISTS (SELECT FROM mill.source_connections AS s WHERE s.interval_id = next_interval
+                                                      AND s.worker_id = here.worker_id AND NOT s.connected) THEN
+            held_by := 'disconnected';
+            detail := (SELECT format('%s has no connection since %s, after %s failed attempts: %s', here.described, s.since, s.attempts, s.why)
+                         FROM mill.source_connections AS s WHERE s.interval_id = next_interval)
+                || coalesce(mill.explain_source(next_interval, here.low_watermark), '');
         ELSIF slowest.producer IS NULL THEN
             held_by := 'source';
             -- The newest record determines the watermark. millpy.fleet shows its device, and which devices are silent.
             detail := CASE WHEN here.low_watermark > -4611686018427387904
                            THEN format('%s has delivered nothing later than %s', here.described, mill.moment(here.low_watermark))
                            ELSE format('%s has not delivered any record yet', here.described) END
+                || coalesce(mill.explain_source(next_interval, here.low_watermark), '')
                 || coalesce((SELECT format('; the newest record is from %s, see millpy.fleet', e.key)
                                FROM mill.entries AS e WHERE e.interval_id = next_interval AND e.kind = 'fleet'
                               ORDER BY (e.value ->> 2)::bigint DESC LIMIT 1), '')
@@ -544,16 +577,24 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Source partitions with their states and counts. A partition pauses when too many of its records become dead letters.
+-- `connected` is what the worker that owns it said last: false without a live worker, null before its first word.
+-- `connection_since` is since when the connection exists, or does not.
 CREATE VIEW millpy.sources AS
 SELECT p.graph, p.computation AS stream, p.source_partition,
        CASE WHEN s.interval_id IS NOT NULL THEN 'paused'
             WHEN p.low_watermark >= 4611686018427387904 THEN 'ended'
-            WHEN w.lease_deadline > clock_timestamp() THEN 'running' ELSE 'without a worker' END AS state,
+            WHEN w.lease_deadline > clock_timestamp()
+            THEN CASE WHEN c.worker_id = p.worker_id AND NOT c.connected THEN 'disconnected' ELSE 'running' END
+            ELSE 'without a worker' END AS state,
+       w.lease_deadline > clock_timestamp() AND c.worker_id = p.worker_id AND c.connected AS connected,
+       c.since AS connection_since, CASE WHEN NOT c.connected THEN c.why END AS disconnected_because,
+       CASE WHEN NOT c.connected THEN c.attempts END AS attempts,
        s.paused_at, s.reason AS paused_because, a.injected, a.accepted, a.duplicate, a.dead_lettered
   FROM mill.places AS p
   JOIN mill.account() AS a ON a.graph = p.graph AND a.stream = p.computation AND a.source_partition = p.source_partition
   LEFT JOIN mill.pauses AS s USING (interval_id)
-  LEFT JOIN mill.workers AS w USING (worker_id)
+  LEFT JOIN mill.source_connections AS c ON c.interval_id = p.interval_id
+  LEFT JOIN mill.workers AS w ON w.worker_id = p.worker_id
  WHERE p.kind = 'injector';
 
 -- Resumes the paused partitions of a source. Returns their number.

@@ -80,6 +80,7 @@ class Facts:
     lookups: list[Row] = field(default_factory=list)
     window_triggers: list[Row] = field(default_factory=list)
     held_windows: list[Row] = field(default_factory=list)
+    disconnected: list[Row] = field(default_factory=list)
 
 
 def read_facts(url: str, clock: Clock) -> Facts:
@@ -178,6 +179,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.lookups = _rows(connection, statement("look_at_lookups"))
     facts.window_triggers = _rows(connection, statement("look_at_window_triggers"))
     facts.held_windows = _rows(connection, statement("look_at_held_windows"))
+    facts.disconnected = _rows(connection, statement("look_at_connections"))
     return facts
 
 

@@ -114,9 +114,26 @@ def _describe_other(kind: str, detail: Mapping[str, Any]) -> str:
     if kind == "repaired":
         done = ", ".join(f"{detail[what]} {what}" for what in ("replaced", "added", "deleted"))
         return f"{detail['by']} repaired {detail['table']}: {done}"
+    if kind in ("source_disconnected", "source_still_disconnected", "source_connected"):
+        return _describe_connection(kind, detail)
+    if kind == "database_restored":
+        return f"the database did not answer worker {detail['worker'][:8]} from {_times(detail)}: {detail['why']}"
     if "what" in detail:
         return f"source {detail.get('stream', '')} ({detail.get('partition', '')}): {detail['what']}"
     return ", ".join(f"{name} {value}" for name, value in detail.items())
+
+
+def _describe_connection(kind: str, detail: Mapping[str, Any]) -> str:
+    source = f"source {detail['stream']} ({detail['partition']})"
+    failed = f", {_counted(detail['attempts'], 'failed attempt')}" if detail["attempts"] else ""
+    if kind == "source_connected":
+        return f"{source} is connected again; it was not from {_times(detail)}{failed}: {detail['why']}"
+    still = "still " if kind == "source_still_disconnected" else ""
+    return f"{source} is {still}disconnected since {detail['since']}{failed}: {detail['why']}"
+
+
+def _times(detail: Mapping[str, Any]) -> str:
+    return f"{detail['since']} to {detail['until']} ({detail['seconds']:g} s)"
 
 
 def _records(detail: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from millpy.cli import (
     deploy,
     doctor,
     events,
+    explanation,
     generations,
     init,
     migrate,
@@ -37,7 +38,16 @@ from millpy.cli import (
     transcripts,
     windows,
 )
-from millpy.cli.options import DatabaseOption, GraphArgument, JsonOption, handle_errors, show
+from millpy.cli.options import (
+    DatabaseOption,
+    GraphArgument,
+    JsonOption,
+    connected_to,
+    graph_in,
+    handle_errors,
+    settings_of,
+    show,
+)
 from millpy.cli.text_table import say
 from millpy.errors import MillError, UsageError
 from millpy.process.exit import report_error
@@ -105,10 +115,19 @@ def watermarks(
             return {"site_watermarks": admin.site_watermarks(name)}
         if not explain:
             return {"watermarks": admin.watermarks(name)}
-        one = explain if name is None or "." in explain else f"{name}.{explain}"
-        return {"explanation": admin.explain_watermark(one)}
+        return {"explanation": _explained(admin, name, explain)}
 
+    if explain and not as_json:
+        with connected_to(settings_of(database), graph) as admin:
+            steps = _explained(admin, graph_in(admin, graph), explain)
+        explanation.echo(steps)
+        return
     show(graph, database, as_json, ask)
+
+
+def _explained(admin: Admin, graph: str | None, computation: str) -> list[Row]:
+    named = computation if graph is None or "." in computation else f"{graph}.{computation}"
+    return admin.explain_watermark(named)
 
 
 COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {

@@ -5,14 +5,16 @@ Each tool is a `Computation` behind a step that puts the records of a key in ord
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from millpy.graph.names import checked_name
 from millpy.graph.nodes import StageNode
 from millpy.graph.refusals import refuse_repeated_panes, refuse_several_ways
+from millpy.graph.silence import silent_after
 from millpy.limits import KEY_INTERVALS_DEFAULT
+from millpy.model.lookup import LookupTable
 from millpy.model.record import RecordType
 from millpy.operators.changes import Changes
 from millpy.operators.counter_rates import CounterRates
@@ -193,6 +195,36 @@ class PerKeyTools:
             self._record_type, fields, self._key(), every=every, limit=limit, method=method, offset=offset
         )
         return self._run(tool, tool.output, name, intervals)
+
+    def silent_after(
+        self,
+        after: timedelta,
+        *,
+        name: str,
+        devices: Sequence[Any] | LookupTable | None = None,
+        intervals: int = KEY_INTERVALS_DEFAULT,
+    ) -> Stream:
+        """Tell when a key, such as a device, falls silent, and when it is back.
+
+        A record has the fields of the key, `silent`, `since`, the event time of the last record before, or None if
+        there was none, and `at`, when the silence counted as one, or ended; that is its event time, too. Time in which
+        the feed as a whole was away counts for no device: the record that ends such a gap is more than half of `after`
+        later than any before it. With `AdvanceWithClock`, devices also fall silent when no record arrives at all; while
+        the source is not connected, none does.
+
+        Args:
+            after: the time without a record after which a device is silent. Choose at least three times the interval
+                of the slowest device.
+            name: the name of the last of its five steps, and the beginning of the others' names.
+            devices: keys that are expected from the first record of the feed on, also if they never send one: a list of
+                values (tuples, for a key of several fields), or a LookupTable with that key. May change at any time.
+            intervals: number of key intervals, the unit of ownership.
+
+        Raises:
+            GraphError: the stream does not come straight from a source, its source has `watermark_by`, a parameter is
+                invalid, or as for `in_order`.
+        """
+        return silent_after(cast("KeyedStream", self), after, name=name, devices=devices, intervals=intervals)
 
     @property
     def _record_type(self) -> RecordType:

@@ -36,6 +36,7 @@ class _StoredDevice(msgspec.Struct, array_like=True):
     last_arrival: int
     rate: float
     written_at: int
+    counted_since: int = INSTANT_MIN
 
 
 class DeviceStats:
@@ -55,7 +56,8 @@ class DeviceStats:
         self._counts = np.zeros((0, 2), np.int64)  # records, duplicates
         self._unwritten = np.zeros(0, np.int64)  # records since the device was last written
         self._times = np.zeros((0, 3), np.int64)  # last event, last arrival, written
-        self._rates = np.zeros(0)
+        self._rates = np.zeros(0)  # weighted over all time, also before the device was known
+        self._since = np.zeros(0, np.int64)  # since when its records are counted
         self._changed: set[int] = set()
         self._written_us: Instant | None = None
         for entries in recovered:
@@ -73,7 +75,8 @@ class DeviceStats:
             place = self._place(key_from_text(text, key_types), stored.written_at)
             self._counts[place] = stored.records, stored.duplicates
             self._times[place] = stored.last_event_time, stored.last_arrival, stored.written_at
-            self._rates[place] = stored.rate
+            self._since[place] = stored.counted_since
+            self._rates[place] = stored.rate * self._known_share(place, stored.written_at)
 
     def take(self, keys: KeyColumn, event_times: Instants, now_us: Instant) -> None:
         """Count the accepted records of a bundle; `keys` and `event_times` are parallel."""
@@ -124,13 +127,19 @@ class DeviceStats:
             self._unwritten[place], self._times[place, 2] = 0, now_us
             last_event, last_arrival, _ = self._times[place].tolist()
             records, duplicates = self._counts[place].tolist()
-            rate = round(float(self._rates[place]), 6)
-            stored = _StoredDevice(records, duplicates, last_event, last_arrival, rate, now_us)
+            rate = round(float(self._rates[place]) / self._known_share(place, now_us), 6)
+            since = int(self._since[place])
+            stored = _StoredDevice(records, duplicates, last_event, last_arrival, rate, now_us, since)
             key = self._keys[place]
             found.add(key_text(key), key_hash(key), "", msgspec.json.encode(stored))
         self._changed.clear()
         self._written_us = now_us
         return found
+
+    def _known_share(self, place: int, now_us: int) -> float:
+        """Return the weight of the time in which a device was known: after 10 s, its rate is over these 10 s."""
+        known_s = max(now_us - int(self._since[place]), WRITE_EVERY_US) / 1e6
+        return -math.expm1(-known_s / RATE_OVER_S)
 
     def _places_of(self, keys: KeyColumn, now_us: Instant) -> list[int]:
         """Return the index of each distinct device, -1 beyond `DEVICES_MAX`; mark the others as changed."""
@@ -152,6 +161,8 @@ class DeviceStats:
             self._times = np.concatenate([self._times, np.zeros((more, 3), np.int64)])
             self._unwritten = np.concatenate([self._unwritten, np.zeros(more, np.int64)])
             self._rates = np.concatenate([self._rates, np.zeros(more)])
+            self._since = np.concatenate([self._since, np.zeros(more, np.int64)])
         # Assume that a new device has been sending for a second, so that its first rate is finite.
         self._times[place] = INSTANT_MIN, now_us, now_us - WRITE_EVERY_US
+        self._since[place] = now_us - WRITE_EVERY_US
         return place

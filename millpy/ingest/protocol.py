@@ -22,6 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from millpy.clock import Clock
+from millpy.ingest.connection_state import ConnectionState
 from millpy.limits import Limits
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
@@ -140,6 +141,7 @@ class SourceSetup:
         tell: records an event of this source (kind, detail) in `millpy.events`.
         secret: the seed of names at brokers, so that others cannot guess them.
         bound: the bound of a take, read before each; None for a whole bundle of `limits` (see `take_bound`).
+        connection: whether the source is connected; a source that connects in the background reports it here.
         deduplicated: whether records have ids (`Dedupe`), so that records of identical bytes are the same record.
     """
 
@@ -159,6 +161,7 @@ class SourceSetup:
     secret: str = field(default="", repr=False)
     bound: TakeBound | None = None
     deduplicated: bool = False
+    connection: ConnectionState = field(default_factory=ConnectionState)
 
     @property
     def take_bound(self) -> TakeBound:

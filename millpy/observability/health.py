@@ -4,7 +4,8 @@
     ready   there is a worker that may trust its lease; if not, it does no work, but may recover
 
 A lease is trusted while the database answers heartbeats, and a worker exists only when the database is reachable and
-migrated and the graph is deployed, so readiness queries nothing. Threads of the HTTP server call these checks.
+migrated and the graph is deployed, so readiness queries nothing. A source without a connection is a detail: another
+process could not connect either. Threads of the HTTP server call these checks.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from millpy.errors import MillError
+from millpy.model.time import describe
 from millpy.runtime.observer import TurnTimes
 from millpy.runtime.owned_interval import OwnedInterval
+from millpy.runtime.source_health import SourcePart
 from millpy.runtime.turn import Turn
 from millpy.runtime.worker import Worker
 
 LOOP_ANSWERS_S_MAX = 5.0
+PARTITIONS_MAX = 10
+"""How many source partitions without a connection are described."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +92,25 @@ class HealthMonitor:
             "worker": str(worker.context.worker_id),
             "intervals": len(worker.owned.intervals),
         }
+        if away := worker.context.sources.disconnected():
+            known["disconnected"] = [_described(part) for part in away[:PARTITIONS_MAX]]
+            known["disconnected_partitions"] = len(away)
         if not worker.context.lease.is_trusted():
-            return HealthCheck(False, {"reason": f"its lease has ended: {self._why_not}", **known})
+            database = worker.context.sources.database
+            why = self._why_not if database.answers else database.why
+            return HealthCheck(False, {"reason": f"its lease has ended: {why}", **known})
         return HealthCheck(True, known)
+
+
+def _described(part: SourcePart) -> dict[str, object]:
+    connection = part.connection
+    return {
+        "stream": part.stream,
+        "partition": part.partition,
+        "since": describe(connection.since_us),
+        "why": connection.why,
+        "attempts": connection.attempts,
+    }
 
 
 def _answers(loop: asyncio.AbstractEventLoop, within_s: float) -> bool:

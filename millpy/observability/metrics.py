@@ -149,7 +149,7 @@ class Gauges(Collector):
         """Return the gauges without values, because registration must not read the worker."""
         return [
             *(self._lease(None), *self._of_computations([]), *self._of_backlog(None)),
-            *(*self._of_joins([]), *self._of_lookups(None)),
+            *(*self._of_joins([]), *self._of_lookups(None), *self._of_sources(None)),
         ]
 
     def collect(self) -> Iterable[Metric]:
@@ -158,7 +158,7 @@ class Gauges(Collector):
         intervals = [] if worker is None else list(worker.owned.intervals.values())
         return [
             *(self._lease(worker), *self._of_computations(intervals), *self._of_backlog(worker)),
-            *(*self._of_joins(intervals), *self._of_lookups(worker)),
+            *(*self._of_joins(intervals), *self._of_lookups(worker), *self._of_sources(worker)),
         ]
 
     def _gauge(self, name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
@@ -235,3 +235,23 @@ class Gauges(Collector):
                 rows.add_metric(labels, version.rows)
                 misfits.add_metric(labels, version.misfits)
         return [rows, misfits, age, failing]
+
+    def _of_sources(self, worker: Worker | None) -> list[Metric]:
+        labels = ("computation", "partition")
+        connected = self._gauge("millpy_source_connected", "1 while a source partition is connected, else 0.", *labels)
+        away = self._gauge(
+            "millpy_source_disconnected_seconds", "Seconds since its connection was lost; 0 while connected.", *labels
+        )
+        answers = self._gauge("millpy_database_answers", "1 while the database answers heartbeats, else 0.")
+        failing = self._gauge("millpy_database_failing_seconds", "Seconds since the first failed heartbeat, or 0.")
+        if worker is None:
+            return [connected, away, answers, failing]
+        health, now_us = worker.context.sources, worker.context.clock.now_us()
+        for part in list(health.parts.values()):
+            state, of = part.connection, [self._graph, part.stream, part.partition]
+            if state.is_connected is not None:
+                connected.add_metric(of, float(state.is_connected))
+                away.add_metric(of, 0.0 if state.is_connected else max(0.0, (now_us - state.since_us) / 1e6))
+        answers.add_metric([self._graph], float(health.database.answers))
+        failing.add_metric([self._graph], health.database.failing_s)
+        return [connected, away, answers, failing]

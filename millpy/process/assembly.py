@@ -95,7 +95,7 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
                     return
                 try:
                     connection = HeartbeatConnection(database_url)
-                    heartbeats = HeartbeatThread(connection, worker.context.worker_id, lease, limits, clock)
+                    heartbeats = worker.context.heartbeats(connection)
                     await _run(worker, heartbeats, stop, observer)
                     return
                 except GraphVersionError as error:

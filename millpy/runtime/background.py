@@ -10,6 +10,7 @@ from typing import Any
 from millpy.errors import OwnershipError, StepStuckError, TransientError
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.maintenance import Maintenance
+from millpy.runtime.source_health import REPORT_EVERY_S
 from millpy.runtime.turn import TurnCycle
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class BackgroundTasks:
             (self._maintenance.turn_rings, limits.epoch_s / TURNS_OF_RINGS_PER_EPOCH),
             (self._maintenance.apply_backpressure, BACKPRESSURE_EVERY_S),
             (self._poll_requests, REQUESTS_EVERY_S),
+            (self._context.sources.report, REPORT_EVERY_S),
         ]
         if self._context.archive_pace.exists:
             repeated.append((self._maintenance.try_archives, ARCHIVES_EVERY_S))

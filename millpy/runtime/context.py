@@ -16,9 +16,10 @@ from millpy.model.time import Instant
 from millpy.runtime.archive_pace import ArchivePace
 from millpy.runtime.events import EventQueue
 from millpy.runtime.guarded_clock import GuardedClock
-from millpy.runtime.lease import Lease
+from millpy.runtime.lease import HeartbeatSender, HeartbeatThread, Lease
 from millpy.runtime.lookups import Lookups
 from millpy.runtime.observer import Observer, Observers
+from millpy.runtime.source_health import SourceHealth
 from millpy.runtime.step_thread import StepThread
 from millpy.runtime.turn_budget import TurnBudget
 from millpy.store.protocol import Store
@@ -38,6 +39,7 @@ class WorkerContext:
         budget: bounds of the next turn.
         archive_pace: when the archives take input.
         lookups: the lookup tables, which background tasks read.
+        sources: the connections of the sources, and whether the database answers.
         thread: the thread for steps that are not quick.
         events: events that wait to be stored for operators.
     """
@@ -59,6 +61,7 @@ class WorkerContext:
     budget: TurnBudget = field(init=False)
     archive_pace: ArchivePace = field(init=False)
     lookups: Lookups = field(init=False)
+    sources: SourceHealth = field(init=False)
     thread: StepThread = field(init=False, default_factory=StepThread)
     events: EventQueue = field(init=False)
 
@@ -74,8 +77,14 @@ class WorkerContext:
             object.__setattr__(self, name, value)
         tables = (self.store, self.plan, self.worker_id, self.limits, self.clock, events, self.only, self.wake.set)
         object.__setattr__(self, "lookups", Lookups(*tables))
+        health = SourceHealth(self.store, self.worker_id, self.clock, self.host_clock, events)
+        object.__setattr__(self, "sources", health)
 
     @property
     def graph_id(self) -> int:
         """The id of the deployed graph."""
         return self.plan.deployment.graph_id
+
+    def heartbeats(self, sender: HeartbeatSender) -> HeartbeatThread:
+        """Return the thread of this worker's heartbeats, which also watch whether the database answers."""
+        return HeartbeatThread(sender, self.worker_id, self.lease, self.limits, self.host_clock, self.sources.database)

@@ -20,6 +20,7 @@ from millpy.clock import Clock
 from millpy.errors import LeaseExpiredError, MillError
 from millpy.limits import Limits
 from millpy.model.step_progress import StepProgress
+from millpy.runtime.database_health import DatabaseHealth
 
 log = logging.getLogger(__name__)
 
@@ -101,14 +102,23 @@ class Lease:
 
 
 class Heartbeat:
-    """A sender of heartbeats that updates a `Lease` by the answers."""
+    """A sender of heartbeats that updates a `Lease` by the answers, and says whether the database answers."""
 
-    def __init__(self, sender: HeartbeatSender, worker_id: UUID, lease: Lease, limits: Limits, clock: Clock) -> None:
+    def __init__(
+        self,
+        sender: HeartbeatSender,
+        worker_id: UUID,
+        lease: Lease,
+        limits: Limits,
+        clock: Clock,
+        database: DatabaseHealth | None = None,
+    ) -> None:
         self._sender = sender
         self._worker_id = worker_id
         self._lease = lease
         self._limits = limits
         self._clock = clock
+        self._database = database
 
     def attempt(self) -> None:
         """Try once to renew the lease, unless the worker is stuck. Log errors."""
@@ -121,7 +131,11 @@ class Heartbeat:
         except MillError as error:
             # Catch every error: the next attempt may succeed, and the end of this thread would go unnoticed.
             log.warning("heartbeat failed: %s", error)
+            if self._database is not None:
+                self._database.failed(error.message)
             return
+        if self._database is not None:
+            self._database.answered()
         if alive:
             self._lease.renewed(attempt_started)
         else:
@@ -131,10 +145,18 @@ class Heartbeat:
 class HeartbeatThread(threading.Thread):
     """A thread that renews a lease until stopped, except while the worker is stuck."""
 
-    def __init__(self, sender: HeartbeatSender, worker_id: UUID, lease: Lease, limits: Limits, clock: Clock) -> None:
+    def __init__(
+        self,
+        sender: HeartbeatSender,
+        worker_id: UUID,
+        lease: Lease,
+        limits: Limits,
+        clock: Clock,
+        database: DatabaseHealth | None = None,
+    ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._sender = sender
-        self._heartbeat = Heartbeat(sender, worker_id, lease, limits, clock)
+        self._heartbeat = Heartbeat(sender, worker_id, lease, limits, clock, database)
         self._limits = limits
         self._ended = threading.Event()
 

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
-from millpy.errors import GraphVersionError, SourceUnavailableError, StaleSequencerError, TransientError
+from millpy.errors import GraphVersionError, MillError, SourceUnavailableError, StaleSequencerError, TransientError
 from millpy.graph import InjectorNode
 from millpy.hosting.failpoints import Failpoint
 from millpy.hosting.interval_state import PauseState, intake_of
+from millpy.ingest.connection_state import ConnectionState
 from millpy.ingest.intake import Intake
 from millpy.ingest.protocol import Injector, SourceSetup
 from millpy.model.checkpoint import Grant
@@ -134,6 +135,7 @@ class OwnedIntervals:
                 await interval.injector.close()
         await self._failpoints.reach(Failpoint.BEFORE_RELEASE)
         await self._store.release(self._context.worker_id, [interval.grant for interval in leaving])
+        self._context.sources.forget(interval_ids)
 
     async def recover(self) -> None:
         """Take all intervals over from this worker itself, which waits for commits in flight; read them again."""
@@ -231,10 +233,17 @@ class OwnedIntervals:
         assert isinstance(node, InjectorNode)
         assert intake is not None
         injector = node.source.connect(self._setup(node, interval.deployed, intake))
-        async with AsyncExitStack() as opening:
-            opening.push_async_callback(injector.close)
-            await injector.open(intake.position)
-            opening.pop_all()
+        connection = self._connection_of(node, interval.deployed)
+        try:
+            async with AsyncExitStack() as opening:
+                opening.push_async_callback(injector.close)
+                await injector.open(intake.position)
+                opening.pop_all()
+        except MillError as error:
+            connection.disconnected(error.message, attempted=True)
+            raise
+        if not connection.managed:
+            connection.connected()
         interval.injector = injector
         intake.source_opened()
         self._lease.progressed()
@@ -270,7 +279,11 @@ class OwnedIntervals:
             bound=self._context.budget,
             deduplicated=node.dedupe is not None,
             tell=self._context.events.add,
+            connection=self._connection_of(node, deployed),
         )
+
+    def _connection_of(self, node: InjectorNode, deployed: DeployedInterval) -> ConnectionState:
+        return self._context.sources.connection_of(deployed.interval_id, node.name, deployed.partition)
 
     async def close(self) -> None:
         """Close all sources and forget all intervals, without releasing them in the store."""

@@ -28,6 +28,7 @@ from millpy.runtime.maintenance import Maintenance
 from millpy.runtime.ownership import OwnedIntervals
 from millpy.runtime.poison_handler import PoisonHandler
 from millpy.runtime.skew import Skew
+from millpy.runtime.source_health import report_at_last
 from millpy.runtime.turn import TurnCycle
 from millpy.runtime.turn_budget import FACTOR_MIN
 
@@ -90,6 +91,7 @@ class Worker:
             await self._drain(self.context.limits.drain_grace_s if stop.is_set() else None)
         except (UsageError, GraphVersionError):
             # The graph will be fixed or planned again; its next worker need not wait for this lease to expire.
+            await report_at_last(self.context.sources)
             with suppress(TransientError):
                 await self.context.store.unregister(self.context.worker_id)
             raise

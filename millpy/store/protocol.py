@@ -196,6 +196,17 @@ class LookupReport:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceReport:
+    """Whether a source partition is connected, for operators; `attempts` to connect have failed since `since_us`."""
+
+    interval_id: int
+    connected: bool
+    since_us: Instant
+    why: str
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
 class PendingRequests:
     """Operators' requests for some intervals.
 
@@ -430,4 +441,8 @@ class Store(Protocol):
 
     async def report_lookup_table(self, report: LookupReport) -> None:
         """Store what a worker knows of a lookup table, in the place of its last report."""
+        ...
+
+    async def report_sources(self, worker_id: UUID, reports: Sequence[SourceReport]) -> None:
+        """Store whether source partitions are connected; those that the worker does not own are left out."""
         ...

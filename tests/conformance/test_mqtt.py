@@ -271,6 +271,22 @@ async def test_two_deployments_with_one_client_id_do_not_disconnect_each_other_i
         await rival.close()
 
 
+async def test_stopped_broker_is_not_called_another_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limits = Limits(lease_ttl_s=60, retry_s_min=0.01, retry_s_max=0.01)
+    with EmbeddedBroker(tmp_path) as stopping:
+        injector = an_injector(stopping.port, limits=limits)
+        await injector.open(None)
+        stopping.stop()
+        await until(injector, lambda: injector._session is None)
+        connection = injector._setup.connection
+        await until(injector, lambda: "waiting for a lease" in caplog.text)
+
+    (record,) = [record for record in caplog.records if "waiting for a lease" in record.message]
+    assert "nothing listens" in vars(record)["hint"]
+    assert connection.is_connected is False
+    await injector.close()
+
+
 async def test_reading_stops_beyond_two_bundles_and_drops_nothing(broker: EmbeddedBroker) -> None:
     injector = an_injector(broker.port, limits=Limits(bundle_records_max=10))
     await injector.open(None)

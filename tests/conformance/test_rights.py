@@ -39,6 +39,7 @@ RELATIONS = {
         "",
         "",
     ),
+    r"mill\.source_connections": ("SIUD", "", ""),
     r"mill\.(audits|archive_\w+)": (
         "SIUD",
         "",
@@ -69,8 +70,9 @@ SCHEMAS = {  # USAGE; only the owner has CREATE
 KNOWN_FUNCTIONS = set(
     "alive check_isolation hold_grants check_slots refuse check_panes has_filter check_cursors check_settled end_fold "
     "unneeded turn_ring free_slot moment instant readable account devices oldest_entry request_release "
-    "explain_watermark replay_dead_letters replay_dead_letter replay_late_records discard_dead_letters "
-    "discard_late_records resume_source release_parked discard_parked as_of history_of trim_history trim_piece".split()
+    "explain_source duration explain_watermark replay_dead_letters replay_dead_letter replay_late_records "
+    "discard_dead_letters discard_late_records resume_source release_parked discard_parked as_of history_of "
+    "trim_history trim_piece".split()
 )
 ROLES = {"owner": "millpy_owner", "worker": "millpy_worker", "reader": "millpy_reader", "stranger": "stranger"}
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -13,6 +15,7 @@ from millpy.clock import SystemClock
 from millpy.model.checkpoint import Cursor, DeadLetter, Entries, Kind, LateRows, Pause
 from millpy.model.deployment import DeployedInterval
 from millpy.model.time import INSTANT_MAX, Instant
+from millpy.store.protocol import SourceReport
 from tests.conformance.store_builders import MINUTE, Owner, a_segment, a_slice, counters, entries
 
 
@@ -259,3 +262,65 @@ async def test_dead_letters_are_readable(owner: Owner, database_url: str) -> Non
     assert dead == [("factory", "user_error", "1970-01-01 00:01:00+00", '{"x":"\\377"}')]
     found = fetch(database_url, "SELECT graph, key, window_end::text, payload_text FROM millpy.late_records")
     assert found == [("factory", '"a"', "1970-01-01 00:02:00+00", "{}")]
+
+
+def source_at(now_us: int, *, newest_s: float, arrived_s: float) -> Entries:
+    """The stored position of a source: when its newest record was made and when it arrived, before now."""
+    position = {"max_event_time": round(now_us - newest_s * 1e6), "arrived_at": round(now_us - arrived_s * 1e6)}
+    return entries(Kind.POSITION, "source", ("", position))
+
+
+@pytest.mark.parametrize(
+    ("newest_s", "arrived_s", "verdict"),
+    [
+        (1, 0.5, "; nothing is wrong: this lag is max_disorder"),
+        (3_600, 1, "; it arrived 00:59:59 after its event time"),
+        (3_600, 3_599, "; no record has arrived for 00:59:59"),
+    ],
+)
+async def test_lag_of_a_source_is_explained(
+    owner: Owner, database_url: str, newest_s: float, arrived_s: float, verdict: str
+) -> None:
+    a, b = owner.deployment.intervals_of("readings")
+    now_us = SystemClock().now_us()
+    await advance(owner, b, INSTANT_MAX)
+    low = round(now_us - newest_s * 1e6) - 30_000_000
+    await advance(owner, a, low, delta=(source_at(now_us, newest_s=newest_s, arrived_s=arrived_s),))
+
+    ((_, held_by, detail),) = await explain(owner, database_url, "readings")
+
+    assert held_by == "source"
+    assert ", and the watermark is 00:00:30 behind it, the disorder bound; " in detail
+    assert verdict.split("00:59")[0] in detail
+    await advance(owner, a, round(now_us - newest_s * 1e6) + 1)
+    ((_, _, detail),) = await explain(owner, database_url, "readings")
+    assert ", and the clock has moved the watermark" in detail
+    assert "nothing is wrong" not in detail
+
+
+async def test_disconnected_source_is_shown_explained_and_told_by_the_doctor(owner: Owner, database_url: str) -> None:
+    a, b = owner.deployment.intervals_of("readings")
+    await advance(owner, b, INSTANT_MAX)
+    away = SourceReport(a.interval_id, False, Instant(MINUTE), "nothing listens\x00", 3)
+    await owner.store.report_sources(owner.worker_id, [away, SourceReport(b.interval_id, True, Instant(5), "", 0)])
+    await owner.store.report_sources(uuid4(), [SourceReport(a.interval_id, True, Instant(5), "", 0)])
+    later = replace(away, since_us=Instant(2 * MINUTE), attempts=4)
+    await owner.store.report_sources(owner.worker_id, [later])
+
+    columns = "state, connected, connection_since::text, disconnected_because, attempts"
+    shown = fetch(database_url, f"SELECT {columns} FROM millpy.sources ORDER BY source_partition")
+    ((_, held_by, detail),) = await explain(owner, database_url, "readings")
+    found = read_facts(database_url, SystemClock()).disconnected
+
+    since, why = "1970-01-01 00:01:00+00", shown[0][3]
+    assert why.startswith("nothing listens")
+    assert shown[0] == ("disconnected", False, since, why, 4), "an outage keeps its beginning"
+    assert shown[1][:2] == ("ended", True)
+    assert (held_by, detail) == (
+        "disconnected",
+        f"source partition a has no connection since {since}, after 4 failed attempts: {why}",
+    )
+    assert [(row["stream"], row["partitions"], row["attempts"]) for row in found] == [("readings", 1, 4)]
+    await owner.expire()
+    left = fetch(database_url, "SELECT state, connected FROM millpy.sources ORDER BY source_partition")
+    assert left[0] == ("without a worker", False)

@@ -262,12 +262,14 @@ class FileInjector:
             try:
                 piece = await asyncio.to_thread(self._reading.read)
                 idle = not self._reading.is_waiting()
+                self._setup.connection.connected()
             except SourceUnavailableError as error:
                 if self._every_s is None:
                     raise
                 if not complained:
                     log.warning("%s; trying again every %s s", error.message, self._every_s)
                 complained, idle = True, False
+                self._setup.connection.disconnected(error.message, attempted=True)
             except StoppedError:
                 return None
             if piece is not None:

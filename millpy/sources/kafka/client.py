@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 FETCH_BYTES = 4_000_000
 _ANSWER_S_MAX = 10.0
+_END_S_MAX = 6.0  # for the end of the partition, which an idle reader asks for: a frozen broker is noticed by it
 _REFUSALS = (
     AuthenticationFailedError,
     AuthenticationMethodNotSupported,
@@ -176,7 +177,7 @@ class Client:
 
     async def end(self) -> int:
         """Ask the broker for the offset after the newest committed offset."""
-        async with _answers():
+        async with _answers(_END_S_MAX):
             return int((await self._consumer.end_offsets([self._place]))[self._place])
 
     async def at_time(self, ms: int) -> int | None:

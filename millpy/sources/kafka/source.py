@@ -269,10 +269,13 @@ class KafkaInjector:
                     f"{self._setup.graph!r}: starting at {describe(start)} would repeat or lose records",
                     hint="deploy a new generation of the graph, which runs beside this one, or leave out --from",
                 )
+        self._setup.connection.managed = True
         try:
             await self._connect()
+            self._setup.connection.connected()
         except SourceUnavailableError as error:
-            self._tell_once("source_unavailable", error.message)
+            self._setup.connection.disconnected(error.message, attempted=True)
+            log.warning("%s; trying again", error.message)
         self._keeper = asyncio.create_task(self._keep(), name=f"millpy-kafka-{self._setup.partition}")
         self._keeper.add_done_callback(lambda _: self._setup.ready.set())
 
@@ -356,13 +359,15 @@ class KafkaInjector:
             try:
                 if self._client is None:
                     await self._connect()
-                    self._tell("source_connected", f"reading {self._setup.partition} again")
-                    self._told.discard("source_unavailable")
+                    self._setup.connection.connected()
                 assert self._client is not None
                 retry_s = _RETRY_S_MIN
                 await self._read(self._client)
             except SourceUnavailableError as error:
-                self._tell_once("source_unavailable", error.message)
+                self._setup.connection.disconnected(error.message, attempted=self._client is None)
+            except ConfigError as error:  # `take` raises it
+                self._setup.connection.disconnected(error.message)
+                raise
             await self._disconnect()
             await self._setup.clock.sleep(retry_s)
             retry_s = min(_RETRY_S_MAX, retry_s * 2)

@@ -66,6 +66,7 @@ class MqttConnection:
         self._tls = tls_context(address)
         self._client: aiomqtt.Client | None = None
         self._lost: asyncio.Task[None] | None = None
+        self.why_lost = ""
 
     def _client_of(self, path: str) -> aiomqtt.Client:
         """Return a client that connects to the relay at this path."""
@@ -230,6 +231,16 @@ class MqttConnection:
         """Tell whether the broker has answered this ping, and so processed everything written before it."""
         return ping > 0 and self._relay.answered(ping)
 
+    @property
+    def reads(self) -> int:
+        """The number of reads from the broker so far."""
+        return self._relay.reads
+
+    @property
+    def paused(self) -> bool:
+        """Whether reading is paused, so that no answer can be heard."""
+        return self._relay.paused
+
     def pause(self) -> None:
         """Stop reading; incoming bytes wait in the network, and the session stays alive."""
         self._relay.pause()
@@ -250,6 +261,7 @@ class MqttConnection:
         cause = error.__cause__ if error is not None else None
         taken_over = _code_of(cause) == _SESSION_TAKEN_OVER
         why = self._relay.error or cause
+        self.why_lost = "another client took over the session" if taken_over else _why(why)
         log.info("mqtt connection lost", extra={"broker": str(self.address), "why": str(why), "taken_over": taken_over})
         return taken_over
 
@@ -296,6 +308,11 @@ def reason_of(error: Exception) -> str:
     """Return why a connection failed, in the system's words: asyncio says instead which of its own calls failed."""
     numbers = dict.fromkeys(re.findall(r"\[Errno (\d+)\]", str(error)))
     return "; ".join(os.strerror(int(number)) for number in numbers) or str(error) or "it does not answer"
+
+
+def _why(error: BaseException | None) -> str:
+    """Return why a connection has ended; a broker that stops just closes it."""
+    return reason_of(error) if isinstance(error, Exception) else "the broker closed it"
 
 
 def _code_of(error: BaseException | None) -> int | None:

@@ -130,13 +130,14 @@ def _queues(stream: str, said: dict[bytes, bytes]) -> Finding:
             "a broker drops messages beyond its queue for an absent client, and this cannot be seen from here",
             "check the broker's limits (mosquitto: max_queued_messages and max_queued_bytes)",
         )
-    found = f"{stream}: {stored.decode() or 'unknown'} messages stored, {dropped.decode() or 'unknown'} dropped"
+    kept = f"{stored.decode() or 'unknown'} messages stored (retained ones and the broker's own counts among them)"
+    found = f"{stream}: {kept}, {dropped.decode() or 'unknown'} dropped"
     if dropped.isdigit() and int(dropped):
         return Finding(
-            Severity.WARNING,
+            Severity.NOTE,
             "broker queues",
-            f"{found} since the broker started",
-            "a queue was full: records sent while their reader was away or slow are lost",
-            "raise the broker's queue limits (mosquitto: max_queued_messages), and run enough workers",
+            f"{found} since the broker started, over all of its clients",
+            "a queue of some client was full; if it was the queue of a reader of this graph, those records are lost",
+            "if `millpy sources list` has fewer records than were sent, raise max_queued_messages (mosquitto)",
         )
     return Finding(Severity.OK, "broker queues", found)

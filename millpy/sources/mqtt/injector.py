@@ -33,11 +33,13 @@ from typing import Any
 from millpy.clock import random_id
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import RejectedRow, SourceBatch, SourceSetup
+from millpy.model.time import Instant
 from millpy.sources.mqtt.address import BrokerAddress
 from millpy.sources.mqtt.connection import MqttConnection
 from millpy.sources.mqtt.inbox import MARKER_PREFIX, MessageBatch, MessageQueue
 from millpy.sources.mqtt.packets import Messages
 from millpy.sources.mqtt.redelivery import Redeliveries, SentBundle
+from millpy.sources.mqtt.silence import HANG_UP_AFTER_S, SILENT_AFTER_S, WATCH_EVERY_S, BrokerSilence
 from millpy.sources.mqtt.topics import TopicFields, TopicPattern
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,8 @@ _HEAD_BYTES_MAX = 66_000  # topic and properties of a message
 _WATCH_GAP_S = 2.0
 _CANCEL_AGAIN_S = 1.0
 _MARKER_PATIENCE_S = 10.0
+_LISTENS_S_MAX = 1.0
+ANOTHER_CLIENT = "give two deployments on one broker different client ids with MqttSession(client_id=…)"
 
 
 class _Session:
@@ -74,6 +78,7 @@ class _Session:
         self.marker = b""
         self.marker_sent_at = float("inf")
         self.connected_at = setup.clock.monotonic()
+        self.silence = BrokerSilence(self.connected_at)
         self.outstanding: deque[_Token] = deque()
         self._take_max = max(1, address.receive_max // 4)
         self._paused = False
@@ -211,6 +216,7 @@ class MqttInjector:
         self._session: _Session | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._watched_at = 0.0
         self._total = 0
         self._redeliveries = Redeliveries(setup.notes, address.receive_max)
@@ -221,11 +227,15 @@ class MqttInjector:
         Raises:
             ConfigError: the broker rejects the credentials, the protocol or the subscription.
         """
+        connection = self._setup.connection
+        connection.managed = True
         if self._setup.trusted():
             try:
                 self._session = await self._connect()
             except SourceUnavailableError as error:
+                connection.disconnected(error.message, attempted=True)
                 log.warning("%s; trying again", error.message, extra={"hint": error.hint})
+        self._watcher = asyncio.create_task(self._watch_answers(), name="millpy-mqtt-watch")
         self._keeper = asyncio.create_task(self._keep_connected(), name=f"millpy-mqtt-{self._setup.partition}")
         self._keeper.add_done_callback(lambda _: self._setup.ready.set())
 
@@ -244,8 +254,32 @@ class MqttInjector:
         finally:
             full.cancel()
         log.info("mqtt connected", extra={"broker": str(self._address), "filter": self._setup.partition})
+        self._setup.connection.connected()
         self._setup.ready.set()
         return session
+
+    async def _watch_answers(self) -> None:
+        """Ping the broker, tell when it does not answer, and hang up when it has not answered for long.
+
+        A broker that is frozen, or that has vanished without closing the connection, sends no error.
+        """
+        clock, connection = self._setup.clock, self._setup.connection
+        while True:
+            await clock.sleep(WATCH_EVERY_S)
+            session, now = self._session, clock.monotonic()
+            if session is None:
+                continue
+            session.silence.look(session.connection.reads, paused=session.connection.paused, now=now)
+            silent_s = session.silence.seconds(now)
+            if silent_s >= HANG_UP_AFTER_S:
+                session.connection.mark_lost(f"the broker has not answered for {silent_s:.0f} s")
+            elif silent_s >= SILENT_AFTER_S:
+                since = Instant(clock.now_us() - round(silent_s * 1e6))
+                why = f"the MQTT broker at {self._address} accepts the connection but does not answer"
+                connection.disconnected(why, since_us=since)
+            else:
+                connection.connected()
+            session.connection.ping()
 
     async def _subscribe(self, session: _Session) -> None:
         await session.connection.subscribe(self._setup.partition, retained=self._retained)
@@ -274,15 +308,20 @@ class MqttInjector:
             if self._session is not None:
                 taken_over = await self._session.connection.lost()
                 lost, self._session = self._session, None
+                self._setup.connection.disconnected(
+                    f"the connection to the MQTT broker at {self._address} was lost: {lost.connection.why_lost}"
+                )
                 self._setup.ready.set()
                 await lost.close()
                 if lost.refusal is not None and not isinstance(lost.refusal, SourceUnavailableError):
+                    self._setup.connection.disconnected(str(lost.refusal))
                     raise lost.refusal
                 lasted_s = self._setup.clock.monotonic() - lost.connected_at
                 delay_s = limits.retry_s_min
                 if taken_over or lasted_s < limits.lease_ttl_s:
                     # In either case a reconnect within a lease could disconnect the rightful owner.
-                    self._warn_of_takeover(taken_over)
+                    self._warn_of_takeover(taken_over, listens=taken_over or await self._listens())
+                    self._setup.ready.set()
                     delay_s = limits.lease_ttl_s
             await self._setup.clock.sleep(delay_s)
             delay_s = min(delay_s * 2, limits.retry_s_max)
@@ -291,9 +330,14 @@ class MqttInjector:
             try:
                 self._session = await self._connect()
             except SourceUnavailableError as error:
+                self._setup.connection.disconnected(error.message, attempted=True)
                 log.debug("mqtt: %s", error.message)
+            except ConfigError as error:  # `take` raises it
+                self._setup.connection.disconnected(error.message, attempted=True)
+                raise
 
-    def _warn_of_takeover(self, taken_over: bool) -> None:
+    def _warn_of_takeover(self, taken_over: bool, *, listens: bool) -> None:
+        """Say that another client may have our id; but not if the broker has stopped, which also ends connections."""
         why = (
             "another client took over our mqtt session"
             if taken_over
@@ -304,8 +348,18 @@ class MqttInjector:
             why,
             self._setup.stream,
             self._setup.partition,
-            extra={"hint": "give two deployments on one broker different client ids with MqttSession(client_id=…)"},
+            extra={"hint": ANOTHER_CLIENT if listens else "start the broker: nothing listens at its address"},
         )
+
+    async def _listens(self) -> bool:
+        """Tell whether something accepts connections at the broker's address; our session stays as it is."""
+        try:
+            async with asyncio.timeout(_LISTENS_S_MAX):
+                _, writer = await asyncio.open_connection(self._address.host, self._address.port)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
 
     async def take(self) -> SourceBatch | None:
         """Return the received records, at most a bundle. Raises ConfigError when the broker has rejected us."""
@@ -352,7 +406,7 @@ class MqttInjector:
             session.outstanding.popleft()
 
     def quiet(self) -> bool:
-        """Tell whether we are connected, the inbox is empty, and the marker of this connection has come back.
+        """Tell whether we are connected, the broker answers, the inbox is empty, and our marker has come back.
 
         When the last call was long ago, this process may have slept with messages in its socket: then send the marker
         again.
@@ -366,16 +420,17 @@ class MqttInjector:
         unanswered = not session.drained and now - session.marker_sent_at > _MARKER_PATIENCE_S
         if slept or unanswered:
             self._send_marker(session)
-        return session.drained
+        return session.drained and session.silence.answers(now)
 
     async def close(self) -> None:
         """Disconnect; the broker keeps the session, and sends unacknowledged messages to the next connection."""
+        await _stop(self._watcher)
         await _stop(self._keeper)
         session, self._session = self._session, None
         if session is not None:
             await session.close()
         await _stop(self._asking)  # last: a connection that is made, and its subscription, send a marker
-        self._keeper = self._asking = None
+        self._keeper = self._asking = self._watcher = None
 
 
 async def _stop(task: asyncio.Task[None] | None) -> None:

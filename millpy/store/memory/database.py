@@ -43,7 +43,7 @@ from millpy.store.memory.tables import (
     TableAccount,
     overlaid,
 )
-from millpy.store.protocol import Backlog, Event, LookupReport
+from millpy.store.protocol import Backlog, Event, LookupReport, SourceReport
 
 if TYPE_CHECKING:
     from millpy.store.memory.store import MemoryStore
@@ -97,6 +97,7 @@ class MemoryDatabase:
         self.events: list[tuple[int, Event]] = []
         self.lookup_tables: dict[str, bytes] = {}
         self.lookup_reports: dict[tuple[UUID, str], LookupReport] = {}
+        self.source_reports: dict[int, SourceReport] = {}
         self.listeners: dict[tuple[MemoryStore, int], asyncio.Event] = {}
         self.deploying: set[str] = set()
         self._locks: dict[int, Holder] = {}

@@ -46,6 +46,7 @@ from millpy.store.protocol import (
     PendingRequests,
     PollResult,
     SegmentQuery,
+    SourceReport,
     SourceState,
     TableText,
     WorkerInfo,
@@ -337,6 +338,14 @@ class MemoryStore:
         """Keep the last report of each worker and table."""
         await self._reach_server()
         self.database.lookup_reports[report.worker_id, report.table.name] = report
+
+    async def report_sources(self, worker_id: UUID, reports: Sequence[SourceReport]) -> None:
+        """Keep the last report of each source partition that the worker owns."""
+        await self._reach_server()
+        for report in reports:
+            header = self.database.headers.get(report.interval_id)
+            if header is not None and header.owner == worker_id:
+                self.database.source_reports[report.interval_id] = report
 
     # Hints.
 

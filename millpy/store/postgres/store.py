@@ -30,7 +30,7 @@ from millpy.store.postgres import fold as folding
 from millpy.store.postgres import ownership, requests, retention
 from millpy.store.postgres import poll as polling
 from millpy.store.postgres import recovery as reading
-from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
+from millpy.store.postgres.arrays import Bigints, Booleans, Jsonbs, Texts
 from millpy.store.postgres.commit import Committer
 from millpy.store.postgres.connection import Channel, Connection, ConnectionGroup, ConnectionSettings, all_rows
 from millpy.store.postgres.deployment import deploy as deploying
@@ -50,6 +50,7 @@ from millpy.store.protocol import (
     PendingRequests,
     PollResult,
     SegmentQuery,
+    SourceReport,
     SourceState,
     TableText,
     WorkerInfo,
@@ -417,6 +418,19 @@ class PostgresStore:
         }
         async with self._hint.use() as connection:
             await connection.execute(statement("report_lookup_table"), parameters)
+
+    async def report_sources(self, worker_id: UUID, reports: Sequence[SourceReport]) -> None:
+        """Store whether source partitions are connected."""
+        parameters: dict[str, Any] = {
+            "worker_id": worker_id,
+            "intervals": Bigints([report.interval_id for report in reports]),
+            "connected": Booleans([report.connected for report in reports]),
+            "since": Bigints([report.since_us for report in reports]),
+            "reasons": Texts([printable(report.why) for report in reports]),
+            "attempts": Bigints([report.attempts for report in reports]),
+        }
+        async with self._hint.use() as connection:
+            await connection.execute(statement("report_sources"), parameters)
 
     async def _record_backend(self, connection: Connection) -> None:
         """Record the backend of a new commit connection.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -28,6 +30,7 @@ PIECE = 50
 QUEUED = 300
 IDLE_S = 2.0
 BACKLOG_US = 600_000_000
+TOLD_S_MAX = 30.0  # within 10 s on a machine that is not busy with tests
 
 
 def cases() -> Iterator[Case]:
@@ -174,6 +177,12 @@ class Scene:
             ).fetchone()
         return row[0] if row else 0
 
+    def await_connection(self, state: str, why: str | None) -> None:
+        """The views show the source's state, and why, within TOLD_S_MAX."""
+        asked = "SELECT 1 FROM millpy.sources WHERE state = %s AND (%s::text IS NULL OR disconnected_because LIKE %s)"
+        with psycopg.connect(self.world.url, autocommit=True) as connection:
+            await_true(lambda: bool(connection.execute(asked, [state, why, why]).fetchone()), state, TOLD_S_MAX)
+
     def kill_broker(self) -> None:
         self.broker.kill()
         self.world.kills += 1
@@ -295,5 +304,16 @@ def _backlog(world: World) -> None:
     again.await_reached(Failpoint.AFTER_CLAIM)
     time.sleep(2 * IDLE_S)
     assert scene.low_watermark("injector") <= load.end_us(PIECE), "the clock moved the watermark without the broker"
+    scene.await_connection("disconnected", "%cannot connect%")
     scene.broker.start()
+    scene.await_connection("running", None)
+    os.kill(scene.broker.pid(), signal.SIGSTOP)
+    try:
+        scene.await_connection("disconnected", "%does not answer%")
+    finally:
+        os.kill(scene.broker.pid(), signal.SIGCONT)
+    scene.await_connection("running", None)
     scene.finish(np.arange(MESSAGES), ends=False)
+    kinds = [("source_disconnected",), ("source_connected",)] * 2
+    told = "SELECT kind FROM mill.events WHERE kind IN ('source_disconnected', 'source_connected') ORDER BY event_id"
+    assert world.connect().execute(told).fetchall() == kinds, "each outage and its end are one event"
