@@ -380,6 +380,8 @@ class Intake:
             settings.stream, settings.computation or settings.stream, taken, decoded, requests
         )
         letters.devices = settings.devices
+        if settings.event_time.arrives:
+            letters.arrivals = arrivals_of(taken, requests)
         letters.add_refused()
         rows = decoded.rows
         fresh, duplicates = np.ones(len(rows), bool), 0
@@ -491,6 +493,8 @@ class Intake:
     ) -> tuple[Instants, Mask]:
         """Return the event times of all rows, and which of the fresh rows are accepted."""
         settings = self._settings.event_time
+        if settings.arrives:
+            return self._arrival_times(letters, fresh), fresh
         times, timed = field_times(letters.decoded, settings.field, settings.unit)
         latest = self._latest(letters.taken)
         future = times > latest
@@ -509,6 +513,17 @@ class Intake:
             letters.add(unordered, "event_time", detail, times)
             accepted &= ~unordered
         return times, accepted
+
+    def _arrival_times(self, letters: DeadLetterCollector, fresh: Mask) -> Instants:
+        """Return the arrivals of all rows. They never fall, nor are they below the watermark; those of replays stay."""
+        assert letters.arrivals is not None
+        times = letters.arrivals[letters.decoded.rows]
+        if letters.requests or not len(times):
+            return times
+        floor = max(self._source.max_event_time, 0 if self.finished else self._source.watermark)
+        # Rows that are not accepted leave no trace, so that results do not depend on the bundle that they are in (I9).
+        before = np.maximum.accumulate(np.where(fresh, times, INSTANT_MIN))
+        return np.maximum(np.maximum(times, before), floor)
 
     def _row_watermarks(self, times: Instants, arrived_at: Instant) -> Instants:
         """Return the watermark before each row. Advance the maximum and the watermark past the last row."""
@@ -571,6 +586,18 @@ class Intake:
         for name, note in self._noted.items():
             notes.add(NO_KEY, 0, name, note)
         return (position, notes, *counters)
+
+
+def arrivals_of(taken: SourceBatch, requests: Sequence[Request] = ()) -> Instants:
+    """Return the time at which each row of a batch arrived, in µs; of a replay, when it arrived first."""
+    if requests:
+        known = [request.event_time for request in requests]
+        return np.array([taken.arrived_at if at is None else at for at in known], np.int64)
+    count = len(taken.batch) if taken.batch is not None else len(taken.payloads) or taken.block.count(b"\n") + 1
+    if taken.arrivals is None:
+        return np.full(count, taken.arrived_at, np.int64)
+    found = taken.arrivals()
+    return np.where(found < 0, taken.arrived_at, np.minimum(found, taken.arrived_at))
 
 
 def field_times(decoded: DecodeResult, name: str, unit: Unit | None) -> tuple[Instants, Mask]:

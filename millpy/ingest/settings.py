@@ -96,6 +96,7 @@ class EventTime:
     """
 
     field: str
+    arrives: bool
     unit: Unit | None
     max_disorder: timedelta | None
     percentile: float | None
@@ -135,6 +136,7 @@ class EventTime:
         if future_tolerance < timedelta(0):
             raise GraphError(f"event time {field!r}: future_tolerance must not be negative: {future_tolerance}")
         object.__setattr__(self, "field", field)
+        object.__setattr__(self, "arrives", False)
         object.__setattr__(self, "unit", unit)
         object.__setattr__(self, "max_disorder", max_disorder)
         object.__setattr__(self, "percentile", percentile)
@@ -142,12 +144,35 @@ class EventTime:
         object.__setattr__(self, "future_tolerance", future_tolerance)
         object.__setattr__(self, "watermark_by", watermark_by)
 
+    @classmethod
+    def arrival(cls) -> EventTime:
+        """Let the event time of a record be its arrival, for devices without a clock.
+
+        The arrival is the time at which a worker takes the record from the source; of a Kafka record it is the
+        timestamp that the broker has stored, but never after the record is taken. It is recorded with the record in the
+        commit of its effects, and is never taken again: a record that is delivered again after a crash arrives when it
+        is committed, and a replayed dead letter keeps its first arrival.
+
+        Arrivals never fall within a source partition, even if the worker's clock does: a record arrives at the earliest
+        with the one before it, and no earlier than the watermark. So no record is late at the source. The record class
+        needs no field for the time.
+
+        Use `AdvanceWithClock` as the idle policy to close the last windows of a source that falls silent.
+        """
+        made = cls("", sorted=True)
+        object.__setattr__(made, "arrives", True)
+        return made
+
     def __repr__(self) -> str:
+        if self.arrives:
+            return "EventTime.arrival()"
         unit = f", unit={self.unit!r}" if self.unit else ""
         return f"EventTime({self.field!r}{unit}, {self.promise})"
 
     def identity(self) -> Identity:
         """Describe where the event time is, and by what windows close; a change would move or reopen windows."""
+        if self.arrives:
+            return {"kind": "arrival_time"}
         by = {} if self.watermark_by is None else {"watermark_by": self.watermark_by}
         return {"kind": "event_time", "field": self.field, "unit": self.unit, **by}
 
@@ -193,6 +218,8 @@ class EventTime:
                 key.
             SchemaError: the field has another type.
         """
+        if self.arrives:
+            return
         _check_time_field(record_type, self.field, self.unit, "event time")
         if self.watermark_by is not None:
             try:
