@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,17 +34,17 @@ from millpy.ingest.dedupe import DedupeIds, DedupeIndex
 from millpy.ingest.device_stats import DeviceStats
 from millpy.ingest.disorder import Disorder
 from millpy.ingest.error_rate import RecentErrorRate
+from millpy.ingest.event_times import LocalTimeCounters, arrivals_of, field_times, rising_arrivals
 from millpy.ingest.protocol import SourceBatch
-from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, IdlePolicy, Unit, Wait
+from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, IdlePolicy, Wait
 from millpy.ingest.site_watermarks import SiteColumn, SiteWatermarks, sites_of
-from millpy.ingest.timestamps import DATETIME_HI, DATETIME_LO, instants_of_numbers
 from millpy.limits import RING_SLOTS, Limits
 from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, Kind, Pause, Request, RequestOutcome
 from millpy.model.dead_letter import key_problem
 from millpy.model.keys import KeyColumn, KeyHasher
-from millpy.model.record import Instants, Records, RecordType, column_of, getter
+from millpy.model.record import Instants, Records, RecordType
 from millpy.model.stage import StoredInterval
-from millpy.model.time import INSTANT_MAX, INSTANT_MIN, ClockReading, Instant, describe, instant
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, ClockReading, Instant, describe
 
 NO_KEY = b'""'
 NOWHERE = msgspec.Raw(b"null")
@@ -144,8 +143,13 @@ class Intake:
     def __init__(self, settings: IntakeSettings, recovered: StoredInterval, runs: Sequence[DedupeRun] = ()) -> None:
         self._settings = settings
         limits = settings.limits
+        reader = settings.event_time.reader()
+        self._local_times = None if reader is None else LocalTimeCounters(reader)
         self._decoder = Decoder(
-            settings.record_type, time_field=settings.event_time.field, record_bytes_max=limits.record_bytes_max
+            settings.record_type,
+            time_field=settings.event_time.field,
+            times=reader,
+            record_bytes_max=limits.record_bytes_max,
         )
         self._ids = DedupeIds(settings.dedupe, settings.record_type) if settings.dedupe else None
         self._seen = DedupeIndex(settings.dedupe.within_us if settings.dedupe else 0, runs)
@@ -184,6 +188,8 @@ class Intake:
                 self.notes[subkey] = value
             elif entries.kind is Kind.COUNTER and entries.namespace in self._counts and subkey == self._settings.stream:
                 self._counts[entries.namespace] = int(value)
+            elif entries.kind is Kind.COUNTER and self._local_times is not None:
+                self._local_times.absorb(entries.namespace, int(value))
 
     @property
     def position(self) -> bytes | None:
@@ -376,6 +382,8 @@ class Intake:
     ) -> DeadLetterCollector:
         settings = self._settings
         decoded = self._decoder.decode(taken)
+        if self._local_times is not None:
+            self._local_times.take(replayed=bool(requests))
         letters = DeadLetterCollector(
             settings.stream, settings.computation or settings.stream, taken, decoded, requests
         )
@@ -494,7 +502,8 @@ class Intake:
         """Return the event times of all rows, and which of the fresh rows are accepted."""
         settings = self._settings.event_time
         if settings.arrives:
-            return self._arrival_times(letters, fresh), fresh
+            floor = max(self._source.max_event_time, 0 if self.finished else self._source.watermark)
+            return rising_arrivals(letters, fresh, floor), fresh
         times, timed = field_times(letters.decoded, settings.field, settings.unit)
         latest = self._latest(letters.taken)
         future = times > latest
@@ -513,17 +522,6 @@ class Intake:
             letters.add(unordered, "event_time", detail, times)
             accepted &= ~unordered
         return times, accepted
-
-    def _arrival_times(self, letters: DeadLetterCollector, fresh: Mask) -> Instants:
-        """Return the arrivals of all rows. They never fall, nor are they below the watermark; those of replays stay."""
-        assert letters.arrivals is not None
-        times = letters.arrivals[letters.decoded.rows]
-        if letters.requests or not len(times):
-            return times
-        floor = max(self._source.max_event_time, 0 if self.finished else self._source.watermark)
-        # Rows that are not accepted leave no trace, so that results do not depend on the bundle that they are in (I9).
-        before = np.maximum.accumulate(np.where(fresh, times, INSTANT_MIN))
-        return np.maximum(np.maximum(times, before), floor)
 
     def _row_watermarks(self, times: Instants, arrived_at: Instant) -> Instants:
         """Return the watermark before each row. Advance the maximum and the watermark past the last row."""
@@ -576,7 +574,7 @@ class Intake:
         position = Entries(Kind.POSITION, POSITION_NAMESPACE)
         position.add(NO_KEY, 0, "", msgspec.json.encode(self._source))
         counters = []
-        for name, count in self._counts.items():
+        for name, count in {**self._counts, **(self._local_times.counts if self._local_times else {})}.items():
             entries = Entries(Kind.COUNTER, name)
             entries.add(NO_KEY, 0, self._settings.stream, b"%d" % count)
             counters.append(entries)
@@ -586,37 +584,3 @@ class Intake:
         for name, note in self._noted.items():
             notes.add(NO_KEY, 0, name, note)
         return (position, notes, *counters)
-
-
-def arrivals_of(taken: SourceBatch, requests: Sequence[Request] = ()) -> Instants:
-    """Return the time at which each row of a batch arrived, in µs; of a replay, when it arrived first."""
-    if requests:
-        known = [request.event_time for request in requests]
-        return np.array([taken.arrived_at if at is None else at for at in known], np.int64)
-    count = len(taken.batch) if taken.batch is not None else len(taken.payloads) or taken.block.count(b"\n") + 1
-    if taken.arrivals is None:
-        return np.full(count, taken.arrived_at, np.int64)
-    found = taken.arrivals()
-    return np.where(found < 0, taken.arrived_at, np.minimum(found, taken.arrived_at))
-
-
-def field_times(decoded: DecodeResult, name: str, unit: Unit | None) -> tuple[Instants, Mask]:
-    """Return the times in a field of all decoded rows, and which of them are valid; invalid ones are 0."""
-    if decoded.objects is not None:
-        values: list[Any] = list(map(getter(name), decoded.objects))
-        timed = np.array([v is not None for v in values], bool)
-        if unit is None:
-            moments = [0 if v is None else instant(v) for v in values]
-            return np.array(moments, np.int64), timed
-        kind = np.float64 if any(isinstance(v, float) for v in values) else np.int64
-        numbers: Any = np.array([0 if v is None else v for v in values], kind)
-    else:
-        assert decoded.batch is not None
-        column = column_of(decoded.batch, name)
-        timed = column.is_valid().to_numpy(zero_copy_only=False)
-        if unit is None:
-            times = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-            return times, timed & (times >= DATETIME_LO) & (times <= DATETIME_HI)
-        numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
-    times, possible = instants_of_numbers(numbers, unit)
-    return times, timed & possible
