@@ -25,7 +25,7 @@ import pyarrow as pa
 from millpy.ingest.arrow_columns import TableColumns, long_rows, row_of, row_text
 from millpy.ingest.local_times import LocalTimeCounts, TimeFormatError, TimeReader
 from millpy.ingest.protocol import RejectedRow, SourceBatch
-from millpy.ingest.text_columns import CsvColumns, JsonColumns, fields_of, is_utf8, takes
+from millpy.ingest.text_columns import PARSED, CsvColumns, JsonColumns, fields_of, is_utf8, takes
 from millpy.limits import RECORD_BYTES_MAX
 from millpy.model.dead_letter import error_text
 from millpy.model.record import SMALL_RECORDS_MAX, RecordType, without_none
@@ -64,6 +64,7 @@ class Decoder:
     Args:
         record_type: the stream's type.
         time_field: the event-time field; a naive datetime there has the reason "event_time".
+        lax: the fields whose numbers and booleans may be written as text in JSON.
         times: reads the text of that field, if it has a format or a zone; counts local times that are not unique.
         record_bytes_max: longer payloads are dead-lettered unread, with the reason "oversize".
     """
@@ -74,6 +75,7 @@ class Decoder:
         *,
         time_field: str = "",
         times: TimeReader | None = None,
+        lax: Sequence[str] = (),
         record_bytes_max: int = RECORD_BYTES_MAX,
     ) -> None:
         self._type = record_type
@@ -82,9 +84,11 @@ class Decoder:
         self._times = times
         self._readers = {} if times is None else {time_field: times}
         self._json = JsonColumns(record_type, self._readers) if self._takes_columns else None
+        as_text = frozenset(name for name in lax if record_type.field_type(name) in PARSED)
+        self._json_text = JsonColumns(record_type, self._readers, as_text) if self._takes_columns and as_text else None
         self._csv: dict[tuple[str, ...], CsvColumns] = {}
         self._table = TableColumns(record_type, self._readers)
-        self._one = _OneByOne(record_type, time_field, times)
+        self._one = _OneByOne(record_type, time_field, times, lax)
 
     def decode(self, taken: SourceBatch) -> DecodeResult:
         """Decode every record of the batch. Blank lines of a file are not records."""
@@ -124,7 +128,11 @@ class Decoder:
                 self._csv[header] = CsvColumns(self._type, header, self._readers)
             reader = self._csv[header]
         assert reader is not None
-        return self._counted(lambda: reader.columns(block, count))
+        batch = self._counted(lambda: reader.columns(block, count))
+        texts = self._json_text
+        if batch is not None or texts is None or taken.format != "json":
+            return batch
+        return self._counted(lambda: texts.columns(block, count))
 
     def _counted(self, read: Callable[[], pa.RecordBatch | None]) -> pa.RecordBatch | None:
         """Read columns. What is declined counts no local times, because it is read again one by one."""
@@ -214,8 +222,11 @@ def _line_of(block: bytes) -> Callable[[int], bytes]:
 class _OneByOne:
     """The slow path, which defines the result of the fast one."""
 
-    def __init__(self, record_type: RecordType, time_field: str, times: TimeReader | None = None) -> None:
+    def __init__(
+        self, record_type: RecordType, time_field: str, times: TimeReader | None = None, lax: Sequence[str] = ()
+    ) -> None:
         self._type = record_type
+        self._lax = [name for name in lax if record_type.field_type(name) not in (str, datetime)]
         self._times = times
         self._json = msgspec.json.Decoder(record_type.struct)
         self._fields = fields_of(record_type)
@@ -247,7 +258,7 @@ class _OneByOne:
         read: Callable[[Any], Any] = self._from_json
         if (batch := taken.batch) is not None:
             payload = lambda row: self._with_whole_numbers(row_of(batch, row))  # noqa: E731
-            read = lambda values: msgspec.convert(self._timed(values), self._type.struct)  # noqa: E731
+            read = lambda values: msgspec.convert(self._prepared(values), self._type.struct)  # noqa: E731
         elif taken.format == "csv":
             header = list(taken.header)
             read = lambda line: self._from_csv(header, line)  # noqa: E731
@@ -277,9 +288,30 @@ class _OneByOne:
     def _from_json(self, payload: bytes) -> Any:
         if not is_utf8(payload):  # msgspec does not check the text that it skips
             raise ValueError("payload is not valid UTF-8")
-        if self._times is not None:
-            return msgspec.convert(self._timed(msgspec.json.decode(payload)), self._type.struct)
+        if self._times is not None or self._lax:
+            return msgspec.convert(self._prepared(msgspec.json.decode(payload)), self._type.struct)
         return self._json.decode(payload)
+
+    def _prepared(self, values: Any) -> Any:
+        """Read the event time and the lax fields of a record's plain values."""
+        if isinstance(values, dict):
+            for name in self._lax:
+                alias = self._fields[name].encode_name
+                if values.get(alias) is not None:
+                    values[alias] = self._lenient(name, values[alias])
+        return self._timed(values)
+
+    def _lenient(self, name: str, value: Any) -> Any:
+        """Convert the value of a lax field as a cell of CSV is: by the rules of msgspec with `strict=False`."""
+        if isinstance(value, str):
+            if value == "" and self._type.is_nullable(name):
+                return None
+            if self._type.field_type(name) is int:
+                value = _whole_number(value)
+        try:
+            return msgspec.convert(value, self._type.annotations[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{name}: {error}") from None
 
     def _timed(self, values: Any) -> Any:
         """Read the event time of a record's plain values by its format and zone."""

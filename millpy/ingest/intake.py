@@ -70,6 +70,7 @@ class IntakeSettings:
     devices: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     computation: str = ""
+    lax: tuple[str, ...] = ()
 
     @property
     def sites(self) -> str:
@@ -149,6 +150,7 @@ class Intake:
             settings.record_type,
             time_field=settings.event_time.field,
             times=reader,
+            lax=settings.lax,
             record_bytes_max=limits.record_bytes_max,
         )
         self._ids = DedupeIds(settings.dedupe, settings.record_type) if settings.dedupe else None

@@ -78,12 +78,21 @@ NO_READERS: Readers = {}
 
 
 class JsonColumns:
-    """Converts blocks of JSON lines to the columns of one record type."""
+    """Converts blocks of JSON lines to the columns of one record type.
 
-    def __init__(self, record_type: RecordType, readers: Readers = NO_READERS) -> None:
+    Args:
+        record_type: the type.
+        readers: the fields whose text is read by a format or a zone.
+        as_text: numbers and booleans that all lines write as text.
+    """
+
+    def __init__(
+        self, record_type: RecordType, readers: Readers = NO_READERS, as_text: frozenset[str] = frozenset()
+    ) -> None:
         self._type = record_type
-        self._columns = _ColumnConverter(record_type, readers)
-        schema = pa.schema([pa.field(n, _JSON_TYPES[record_type.field_type(n)]) for n in record_type.fields])
+        self._columns = _ColumnConverter(record_type, readers, as_text)
+        kinds = {n: pa.string() if n in as_text else _JSON_TYPES[record_type.field_type(n)] for n in record_type.fields}
+        schema = pa.schema([pa.field(name, kind) for name, kind in kinds.items()])
         unknown = "error" if record_type.struct.__struct_config__.forbid_unknown_fields else "ignore"
         self._parse = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unknown)
         self._read = pa.json.ReadOptions(block_size=_BLOCK_BYTES)
@@ -225,8 +234,9 @@ def _quotes_lines(block: bytes) -> bool:
 class _ColumnConverter:
     """Checks and converts raw columns to the schema of a record type."""
 
-    def __init__(self, record_type: RecordType, readers: Readers) -> None:
+    def __init__(self, record_type: RecordType, readers: Readers, as_text: frozenset[str] = frozenset()) -> None:
         self._type = record_type
+        self._parsers = {name: _PARSERS[record_type.field_type(name)] for name in as_text}
         checks = {name: _CHECKS[record_type.field_type(name)] for name in record_type.fields}
         self._checks = {**checks, **{name: reader.column for name, reader in readers.items()}}
         defaults = fields_of(record_type)
@@ -241,7 +251,8 @@ class _ColumnConverter:
             column = _one_array(columns[field.name])
             if column.null_count and field.name not in self._none_by_default:
                 return None
-            checked = self._checks[field.name](column)
+            parsed = self._parsers[field.name](column) if field.name in self._parsers else column
+            checked = None if parsed is None else self._checks[field.name](parsed)
             if checked is None:
                 return None
             arrays.append(checked)
@@ -325,3 +336,5 @@ _CHECKS: dict[type, Callable[[pa.Array], pa.Array | None]] = {
     UUID: _uuids,
 }
 _PARSERS: dict[type, Callable[[pa.Array], pa.Array | None]] = {int: _int_texts, float: _float_texts, bool: _bool_texts}
+PARSED = tuple(_PARSERS)
+"""The types that columns read from text."""
