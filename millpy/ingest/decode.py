@@ -37,6 +37,8 @@ csv.field_size_limit(2**31 - 1)
 PIECE_RECORDS = 4_096
 _INT64 = range(-(2**63), 2**63)
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_SHORT_OFFSET = re.compile(r"[^ Tt]{10}[ Tt][0-9:.]{8,}[+-][0-9]{2}")
+_SHORT_OFFSETS = re.compile(rb'[0-9][+-][0-9]{2}"')
 _PLAIN = (str, int, float, bool, datetime)
 
 
@@ -234,6 +236,8 @@ class _OneByOne:
         self._time_name = "" if times is None else self._fields[time_field].encode_name
         self._whole_numbers = self._named(int)
         self._moments = self._named(datetime)
+        names = b"|".join(re.escape(msgspec.json.encode(name)) for name in self._moments)
+        self._short_times = re.compile(rb'((?:%b)\s*:\s*"[^ Tt"]{10}[ Tt][0-9:.]{8,}[+-][0-9]{2})"' % names)
         # Hooks and default factories of a record class are user code and may raise anything.
         made = any(f.default_factory not in _PLAIN_FACTORIES for f in msgspec.structs.fields(record_type.struct))
         self._refusals: tuple[type[BaseException], ...] = (
@@ -290,7 +294,14 @@ class _OneByOne:
             raise ValueError("payload is not valid UTF-8")
         if self._times is not None or self._lax:
             return msgspec.convert(self._prepared(msgspec.json.decode(payload)), self._type.struct)
-        return self._json.decode(payload)
+        try:
+            return self._json.decode(payload)
+        except msgspec.ValidationError:
+            if not self._moments or not _SHORT_OFFSETS.search(payload):
+                raise
+        if self._type.flat:  # no other value can have the name of such a field
+            return self._json.decode(self._short_times.sub(rb'\1:00"', payload))
+        return msgspec.convert(self._prepared(msgspec.json.decode(payload)), self._type.struct)
 
     def _prepared(self, values: Any) -> Any:
         """Read the event time and the lax fields of a record's plain values."""
@@ -314,7 +325,12 @@ class _OneByOne:
             raise ValueError(f"{name}: {error}") from None
 
     def _timed(self, values: Any) -> Any:
-        """Read the event time of a record's plain values by its format and zone."""
+        """Read the event time of a record's plain values by its format and zone; write times with minutes of offset."""
+        if isinstance(values, dict):
+            for name in self._moments:
+                text = values.get(name)
+                if isinstance(text, str) and name != self._time_name and _SHORT_OFFSET.fullmatch(text):
+                    values[name] = f"{text}:00"
         if self._times is not None and isinstance(values, dict) and self._time_name in values:
             values[self._time_name] = self._times.read(values[self._time_name])
         return values
