@@ -53,7 +53,8 @@ class InjectorNode:
 
     def settings(self) -> Identity:
         """Describe what only records to come depend on, so that it may change: a published watermark stays (I5)."""
-        lax = {"lax": list(self.lax)} if self.lax else {}
+        every = self.lax == self.record_type.fields
+        lax = {"lax": every or list(self.lax)} if self.lax else {}
         return {**self.event_time.settings(), "idle": self.idle.identity(), **lax}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -57,7 +58,10 @@ local_times = st.one_of(
 )
 
 
-def judged(decoder: Decoder, format: str, payloads: list[bytes], header: tuple[str, ...]) -> tuple[object, ...]:
+Judged = tuple[list[int], list[Any], list[tuple[int, str]]]
+
+
+def judged(decoder: Decoder, format: str, payloads: list[bytes], header: tuple[str, ...]) -> Judged:
     decoded = decoder.decode(SourceBatch(format, Instant(0), payloads=payloads, header=header))
     objects = decoded.objects if decoded.batch is None else TYPE.objects_of(decoded.batch)
     return decoded.rows.tolist(), objects, [(r.row, r.reason) for r in decoded.refused]
