@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
 
+from millpy.errors import UsageError
+from millpy.graph.loader import load_graph
 from millpy.ingest.intake import Intake, IntakeResult, IntakeSettings
 from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, EventTime
+from millpy.limits import Limits
 from millpy.model.checkpoint import Request
 from millpy.model.record import RecordType
 from millpy.model.stage import StoredInterval
 from millpy.model.time import ClockReading, Instant, minutes, seconds
+from millpy.spark.job import make_job
+from millpy.testing.crash_test.session import refuse_arrival
 
 S = 1_000_000
 
@@ -120,6 +127,23 @@ def test_replayed_dead_letter_keeps_its_first_arrival(corrected: bytes) -> None:
     else:
         assert outcome.dead_letter.event_time == 100 * S
     assert intake.watermark == 200 * S
+
+
+def test_crash_test_and_batches_of_files_refuse_a_graph_by_arrival(tmp_path: Path) -> None:
+    (tmp_path / "plant.py").write_text(
+        "import msgspec\n"
+        "from millpy import Count, EventTime, File, Graph, GlobalWindow\n"
+        "class Level(msgspec.Struct):\n"
+        "    tank: str\n"
+        "graph = Graph('plant')\n"
+        "levels = graph.inject('levels', File('a.ndjson'), schema=Level, event_time=EventTime.arrival())\n"
+        "levels.key_by('tank').window(GlobalWindow()).aggregate(n=Count()).to_table('n')\n"
+    )
+    with pytest.raises(UsageError, match="other arrivals"):
+        refuse_arrival(load_graph(str(tmp_path / "plant.py")))
+    (tmp_path / "a.ndjson").write_bytes(b"")
+    with pytest.raises(UsageError, match="files do not tell when"):
+        make_job(str(tmp_path / "plant.py"), [str(tmp_path / "a.ndjson")], limits=Limits(), now_us=Instant(0))
 
 
 def test_redelivered_record_arrives_when_it_is_committed() -> None:
