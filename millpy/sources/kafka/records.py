@@ -177,7 +177,9 @@ class Payloads:
 
 def arrivals_of(records: Sequence[Any]) -> Instants:
     """Return the timestamps of records in µs: when they arrived at the broker; -1 where one is missing."""
-    return np.array([min(record.timestamp, _MS_MAX) * 1_000 if record.timestamp >= 0 else -1 for record in records])
+    return np.array(
+        [min(record.timestamp, _MS_MAX) * 1_000 if record.timestamp >= 0 else -1 for record in records], np.int64
+    )
 
 
 def offsets_of(record: Any) -> str:
