@@ -115,7 +115,8 @@ class EventTime:
         field: a field of type `datetime`, or a number with `unit`.
         unit: the unit of a number since the epoch: "s", "ms", "us" or "ns".
         format: the format of text in a `datetime` field, with directives of `strftime`: %Y %y %m %b %d %H %I %p %M %S
-            %f %z, and %F %T %R for several. A text that differs is dead-lettered with reason "event_time".
+            %f %z, and %F %T %R for several. RFC 3339 is read as well; any other text is dead-lettered with reason
+            "event_time".
         zone: the time zone ("Europe/Berlin") of times that do not name theirs. Of an hour that comes twice when clocks
             are set back, the first is meant. A time that is skipped when they are set forward is read with the offset
             before the change. `millpy.local_times` counts both.

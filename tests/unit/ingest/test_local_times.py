@@ -51,7 +51,7 @@ MEANINGS = [
     (None, BERLIN, "9999-12-31T23:59:59", "9999-12-31T22:59:59"),
 ]
 NO_TIMES = [
-    ("%d.%m.%Y %H:%M:%S", BERLIN, "2026-11-26 08:00:00"),
+    ("%d.%m.%Y %H:%M:%S", BERLIN, "2026-11-26 08:00"),
     ("%d.%m.%Y %H:%M:%S", BERLIN, "26.11.2026 08:00:00 "),
     ("%d.%m.%Y %H:%M:%S", BERLIN, "26.11.2026 08:00:00\n"),
     ("%d.%m.%Y %H:%M:%S", BERLIN, "31.11.2026 08:00:00"),
@@ -79,6 +79,13 @@ def test_text_means_an_instant(format: str | None, zone: str | None, text: str, 
 
     assert reader.read(text) == expected
     assert reader.column(pa.array([text, None, text])).to_pylist() == [expected, None, expected]
+
+
+@pytest.mark.parametrize("text", ["2026-11-26T08:00:00", "2026-11-26T07:00:00Z", "2026-11-26 07:00:00+00"])
+def test_rfc_3339_is_read_beside_a_format(text: str) -> None:
+    found = TimeReader("%d.%m.%Y %H:%M:%S", BERLIN).read(text)
+
+    assert found == datetime.fromisoformat("2026-11-26T07:00:00+00:00")
 
 
 @pytest.mark.parametrize(("format", "zone", "text"), NO_TIMES)
