@@ -750,6 +750,18 @@ SELECT p.graph, p.computation AS stream, p.source_partition, (e.value ->> 'perce
  WHERE e.kind = 'disorder' AND e.subkey = 'counted' AND p.kind = 'injector'
  ORDER BY p.graph, p.computation, p.source_partition;
 
+-- Records of a source with a zone whose local time came twice when clocks were set back (the first was taken), or was
+-- skipped when they were set forward (it was read with the offset before the change).
+CREATE VIEW millpy.local_times AS
+SELECT p.graph, e.subkey AS stream, p.source_partition,
+       coalesce(sum((e.value #>> '{}')::bigint) FILTER (WHERE e.namespace = 'repeated_times'), 0)::bigint AS repeated,
+       coalesce(sum((e.value #>> '{}')::bigint) FILTER (WHERE e.namespace = 'skipped_times'), 0)::bigint AS skipped
+  FROM mill.entries AS e
+  JOIN mill.places AS p USING (interval_id)
+ WHERE e.kind = 'counter' AND e.namespace IN ('repeated_times', 'skipped_times')
+ GROUP BY p.graph, e.subkey, p.source_partition
+ ORDER BY p.graph, e.subkey, p.source_partition;
+
 -- The name of the history of a result table, and the columns that name a window there. Both functions below have the
 -- rights of their caller.
 CREATE FUNCTION millpy.history_of(p_table regclass, OUT history regclass, OUT identity text[])

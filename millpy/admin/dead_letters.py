@@ -12,6 +12,13 @@ from millpy.admin.queries import Admin, Row
 progress = logging.getLogger("millpy.observability.status_line")
 TEXT_CHARACTERS = 60
 AT_ONCE = 10_000
+_CAUSE = ("graph", "computation", "stream", "reason")
+_ONLY_COUNTED = """
+    SELECT graph, stream, computation, reason, not_kept FROM millpy.retention
+     WHERE table_name = :table AND not_kept > 0
+       AND (:graph = '' OR graph = :graph) AND (:computation = '' OR computation = :computation)
+       AND (:stream = '' OR stream = :stream) AND (:reason = '' OR reason = :reason)
+     ORDER BY 1, 2, 3, 4"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,7 @@ class RecordFilter:
 class Statements:
     """The statements of a record table; `rows` and `ids` take the parameters of `RecordFilter`."""
 
+    table: str
     rows: str
     ids: str
     states: str
@@ -69,6 +77,11 @@ class RecordTable:
     def rows(self, admin: Admin, wanted: RecordFilter, limit: int) -> list[Row]:
         """Return the newest `limit` records, oldest first."""
         return admin.ask(self.statements.rows, **wanted.parameters(), rows=limit)[::-1]
+
+    def only_counted(self, admin: Admin, wanted: RecordFilter) -> list[Row]:
+        """Return for each cause how many records were counted but not stored, because it had no more room."""
+        view = self.statements.table
+        return admin.ask(_ONLY_COUNTED, **{name: wanted.parameters()[name] for name in _CAUSE}, table=view)
 
     def ids(self, admin: Admin, wanted: RecordFilter) -> list[int]:
         """Return the ids of the records that `wanted` selects."""
@@ -121,6 +134,7 @@ DEAD_LETTERS = RecordTable(
         "payload_text",
     ),
     Statements(
+        table="dead_letters",
         rows="""
             SELECT * FROM millpy.dead_letters
              WHERE (:graph = '' OR graph = :graph) AND (:computation = '' OR computation = :computation)
@@ -145,6 +159,7 @@ LATE_RECORDS = RecordTable(
     "late",
     ("late_record_id", "graph", "computation", "key", "event_time", "watermark", "window_end", "state", "attempts"),
     Statements(
+        table="late_records",
         rows="""
             SELECT * FROM millpy.late_records
              WHERE (:graph = '' OR graph = :graph) AND (:computation = '' OR computation = :computation)

@@ -460,10 +460,11 @@ def _dead_letters(facts: Facts, _: Limits) -> Found:
     for row in facts.dead_letters:
         many = row["count"] >= DEAD_LETTERS_MANY
         view = "dead_letters" if row["kind"] == "dead letter" else "late_records"
+        unstored = f", and {row['not_kept']:,} more are counted, but not stored" if row["not_kept"] else ""
         yield Finding(
             Severity.WARNING if many else Severity.NOTE,
             f"{row['kind']}s",
-            f"{row['graph']}.{row['stream']}: {row['count']} in the last hour",
+            f"{row['graph']}.{row['stream']}: {row['count']} in the last hour{unstored}",
             "they are not in the results",
             f"read the view millpy.{view}",
         )

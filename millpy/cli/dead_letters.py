@@ -86,10 +86,16 @@ def _list(
 ) -> None:
     with _opened(words, database) as (admin, graph, _):
         found = table.rows(admin, wanted.of_graph(graph), limit)
+        unstored = [] if as_json else table.only_counted(admin, wanted.of_graph(graph))
     if as_json:
         print_json(found)
         return
     tables.echo([table.short(row) for row in found])
+    for row in unstored:
+        tables.say(
+            f"and {row['not_kept']:,} more of {row['graph']}.{row['computation']} ({row['reason']}) that are counted,"
+            " but not stored: see millpy.retention"
+        )
 
 
 def _show(table: RecordTable, number: int, graph: str | None, database: str | None, as_json: bool) -> None:

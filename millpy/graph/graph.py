@@ -109,6 +109,7 @@ class Graph:
         idle: AdvanceWithClock | Wait | None = None,
         pause_above: ErrorRate | None = None,
         device: str | tuple[str, ...] | None = None,
+        lax: bool | tuple[str, ...] = False,
     ) -> Stream[U]:
         """Read an external feed as a stream.
 
@@ -124,6 +125,9 @@ class Graph:
                 at any time.
             device: the fields that name a device in the view `millpy.fleet`, `()` to list no devices. Default: the
                 key of the first computation that consumes the stream without operators. May change at any time.
+            lax: True, or the fields whose numbers and booleans JSON may write as text, as cells of CSV are: "21.5" is
+                21.5, "1e3" is 1000, "true" and "1" are True, and "" is None if the field may be None. May change with
+                a deployment.
 
         Raises:
             GraphError: a name is taken or is not a plain identifier, a field does not exist, or there is no event time.
@@ -145,7 +149,10 @@ class Graph:
         devices = None if device is None else field_names("device", device)
         if devices:
             record_type.key_types(devices)
-        node = InjectorNode(name, source, record_type, event_time, dedupe, idle or Wait(), pause_above, devices)
+        lax_fields = _lax_fields(lax, record_type)
+        node = InjectorNode(
+            name, source, record_type, event_time, dedupe, idle or Wait(), pause_above, devices, lax_fields
+        )
         self.add(node)
         return Stream(self, node, record_type)
 
@@ -333,6 +340,22 @@ def _checked_event_time(event_time: EventTime | None, record_type: RecordType) -
         raise GraphError("a source needs an event_time: the field that says when a record happened", hint=hint)
     check_instance("event_time", event_time, EventTime, hint)
     return event_time
+
+
+def _lax_fields(lax: object, record_type: RecordType) -> tuple[str, ...]:
+    """Return the lax fields in the order of the class.
+
+    Raises:
+        GraphError: a field does not exist, or `lax` is neither a bool nor a tuple.
+    """
+    if isinstance(lax, bool):
+        return record_type.fields if lax else ()
+    if not isinstance(lax, tuple) or not all(name in record_type.fields for name in lax):
+        raise GraphError(
+            f"lax={lax!r} does not name fields of {record_type.struct.__name__}",
+            hint=f"lax=True, or a tuple of its fields: {', '.join(record_type.fields)}",
+        )
+    return tuple(name for name in record_type.fields if name in lax)
 
 
 def _check_source(source: Any) -> None:

@@ -41,6 +41,7 @@ class InjectorNode:
     idle: AdvanceWithClock | Wait
     pause_above: ErrorRate | None = None
     device: tuple[str, ...] | None = None
+    lax: tuple[str, ...] = ()
 
     def identity(self) -> Identity:
         """Describe what must not change while positions of the source are stored."""
@@ -51,8 +52,10 @@ class InjectorNode:
         }
 
     def settings(self) -> Identity:
-        """Describe the settings of the watermark, which may change: a published watermark stays (I5)."""
-        return {**self.event_time.settings(), "idle": self.idle.identity()}
+        """Describe what only records to come depend on, so that it may change: a published watermark stays (I5)."""
+        every = self.lax == self.record_type.fields
+        lax = {"lax": every or list(self.lax)} if self.lax else {}
+        return {**self.event_time.settings(), "idle": self.idle.identity(), **lax}
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,5 +214,6 @@ def intake_settings(plan: ComputationPlan, limits: Limits) -> IntakeSettings:
         idle=node.idle,
         pause_above=node.pause_above,
         devices=plan.devices(),
+        lax=node.lax,
         limits=limits,
     )

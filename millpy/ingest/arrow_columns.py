@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpy.ingest.text_columns import UUID_TEXT, fields_of, takes
+from millpy.ingest.text_columns import NO_READERS, UUID_TEXT, Readers, fields_of, takes
 from millpy.ingest.timestamps import DATETIME_HI, DATETIME_LO
 from millpy.model.record import ARROW_TYPES, RecordType
 
@@ -24,8 +24,9 @@ from millpy.model.record import ARROW_TYPES, RecordType
 class TableColumns:
     """Converts batches of rows to the columns of one record type."""
 
-    def __init__(self, record_type: RecordType) -> None:
+    def __init__(self, record_type: RecordType, readers: Readers = NO_READERS) -> None:
         self._type = record_type
+        self._readers = readers
         self._fields = fields_of(record_type)
         self._takes = takes(record_type)
 
@@ -49,6 +50,8 @@ class TableColumns:
             return None
         if pa.types.is_null(column.type):
             return column.cast(ARROW_TYPES[kind])
+        if (reader := self._readers.get(name)) is not None and _is_unread(column.type):
+            return reader.column(column) if pa.types.is_string(column.type) else reader.naive_column(column)
         if not _suits(kind, column.type):
             return None
         try:
@@ -56,6 +59,11 @@ class TableColumns:
         except pa.ArrowException:
             return None
         return typed if _is_storable(kind, typed) else None
+
+
+def _is_unread(found: pa.DataType) -> bool:
+    """Tell whether a column of times has to be read by a format or a zone."""
+    return bool(pa.types.is_string(found) or (pa.types.is_timestamp(found) and found.tz is None))
 
 
 def _suits(kind: type, found: pa.DataType) -> bool:

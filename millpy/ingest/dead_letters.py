@@ -59,6 +59,7 @@ class DeadLetterCollector:
         requests: the requests for the rows of `taken`, if it is a replay; otherwise empty.
         judged, ids: which decoded records have a dedupe id, and those ids, 16 bytes each; empty without `Dedupe`.
         devices: the fields that name a device.
+        arrivals: when each row of `taken` arrived, if that is the event time.
     """
 
     stream: str
@@ -69,6 +70,7 @@ class DeadLetterCollector:
     judged: Mask = field(default_factory=lambda: np.zeros(0, bool))
     ids: bytes = b""
     devices: tuple[str, ...] = ()
+    arrivals: Instants | None = None
     _by_row: dict[int, DeadLetter] = field(default_factory=dict)
     _wire: str | None = None
     _named: list[list[Any]] | None = None
@@ -98,7 +100,8 @@ class DeadLetterCollector:
     def letter_of(self, index: int, reason: str, detail: str, event_time: int | None) -> DeadLetter:
         """Return a dead letter for the decoded record at `index`, without adding it to the batch's."""
         letter = self._letter_of_row(int(self.decoded.rows[index]), reason, detail)
-        return replace(letter, event_time=event_time, dedupe_id=self.id_of(index), key=self.device_of(index))
+        at = letter.event_time if event_time is None else event_time
+        return replace(letter, event_time=at, dedupe_id=self.id_of(index), key=self.device_of(index))
 
     def long_devices(self) -> npt.NDArray[np.int64]:
         """Return the indexes of the records whose device key may be too long, as JSON writes a byte as up to six."""
@@ -156,4 +159,5 @@ class DeadLetterCollector:
             computation=self.computation,
             position=self.taken.describe(row),
             wire=self._wire,
+            event_time=None if self.arrivals is None else int(self.arrivals[row]),
         )

@@ -23,8 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpy.ingest.arrow_columns import TableColumns, long_rows, row_of, row_text
+from millpy.ingest.local_times import LocalTimeCounts, TimeFormatError, TimeReader
 from millpy.ingest.protocol import RejectedRow, SourceBatch
-from millpy.ingest.text_columns import CsvColumns, JsonColumns, fields_of, is_utf8, takes
+from millpy.ingest.text_columns import PARSED, CsvColumns, JsonColumns, fields_of, is_utf8, takes
 from millpy.limits import RECORD_BYTES_MAX
 from millpy.model.dead_letter import error_text
 from millpy.model.record import SMALL_RECORDS_MAX, RecordType, without_none
@@ -36,6 +37,8 @@ csv.field_size_limit(2**31 - 1)
 PIECE_RECORDS = 4_096
 _INT64 = range(-(2**63), 2**63)
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_SHORT_OFFSET = re.compile(r"[^ Tt]{10}[ Tt][0-9:.]{8,}[+-][0-9]{2}")
+_SHORT_OFFSETS = re.compile(rb'[0-9][+-][0-9]{2}"')
 _PLAIN = (str, int, float, bool, datetime)
 
 
@@ -63,19 +66,31 @@ class Decoder:
     Args:
         record_type: the stream's type.
         time_field: the event-time field; a naive datetime there has the reason "event_time".
+        lax: the fields whose numbers and booleans may be written as text in JSON.
+        times: reads the text of that field, if it has a format or a zone; counts local times that are not unique.
         record_bytes_max: longer payloads are dead-lettered unread, with the reason "oversize".
     """
 
     def __init__(
-        self, record_type: RecordType, *, time_field: str = "", record_bytes_max: int = RECORD_BYTES_MAX
+        self,
+        record_type: RecordType,
+        *,
+        time_field: str = "",
+        times: TimeReader | None = None,
+        lax: Sequence[str] = (),
+        record_bytes_max: int = RECORD_BYTES_MAX,
     ) -> None:
         self._type = record_type
         self._record_bytes_max = record_bytes_max
         self._takes_columns = takes(record_type)
-        self._json = JsonColumns(record_type) if self._takes_columns else None
+        self._times = times
+        self._readers = {} if times is None else {time_field: times}
+        self._json = JsonColumns(record_type, self._readers) if self._takes_columns else None
+        as_text = frozenset(name for name in lax if record_type.field_type(name) in PARSED)
+        self._json_text = JsonColumns(record_type, self._readers, as_text) if self._takes_columns and as_text else None
         self._csv: dict[tuple[str, ...], CsvColumns] = {}
-        self._table = TableColumns(record_type)
-        self._one = _OneByOne(record_type, time_field)
+        self._table = TableColumns(record_type, self._readers)
+        self._one = _OneByOne(record_type, time_field, times, lax)
 
     def decode(self, taken: SourceBatch) -> DecodeResult:
         """Decode every record of the batch. Blank lines of a file are not records."""
@@ -97,7 +112,7 @@ class Decoder:
         """Decode rows that arrived as columns, all at once or one by one."""
         rows = np.arange(len(batch))
         long = long_rows(batch, self._record_bytes_max)
-        typed = self._table.columns(batch) if not long else None
+        typed = self._counted(lambda: self._table.columns(batch)) if not long else None
         if typed is not None:
             return DecodeResult(rows, lambda row: row_text(batch, row), batch=typed)
         refused = [RejectedRow(row, "oversize", f"a value of more than {self._record_bytes_max} bytes") for row in long]
@@ -108,12 +123,26 @@ class Decoder:
         if not self._takes_columns:
             return None
         if taken.format == "json":
-            assert self._json is not None
-            return self._json.columns(block, count)
-        header = tuple(taken.header)
-        if header not in self._csv:
-            self._csv[header] = CsvColumns(self._type, header)
-        return self._csv[header].columns(block, count)
+            reader: JsonColumns | CsvColumns | None = self._json
+        else:
+            header = tuple(taken.header)
+            if header not in self._csv:
+                self._csv[header] = CsvColumns(self._type, header, self._readers)
+            reader = self._csv[header]
+        assert reader is not None
+        batch = self._counted(lambda: reader.columns(block, count))
+        texts = self._json_text
+        if batch is not None or texts is None or taken.format != "json":
+            return batch
+        return self._counted(lambda: texts.columns(block, count))
+
+    def _counted(self, read: Callable[[], pa.RecordBatch | None]) -> pa.RecordBatch | None:
+        """Read columns. What is declined counts no local times, because it is read again one by one."""
+        before = None if self._times is None else self._times.counts.copy()
+        batch = read()
+        if batch is None and before is not None and self._times is not None:
+            self._times.counts = before
+        return batch
 
     def _lines(self, taken: SourceBatch, lines: Sequence[bytes], skip: Sequence[bool]) -> DecodeResult:
         long = [len(line) > self._record_bytes_max for line in lines]
@@ -195,13 +224,20 @@ def _line_of(block: bytes) -> Callable[[int], bytes]:
 class _OneByOne:
     """The slow path, which defines the result of the fast one."""
 
-    def __init__(self, record_type: RecordType, time_field: str) -> None:
+    def __init__(
+        self, record_type: RecordType, time_field: str, times: TimeReader | None = None, lax: Sequence[str] = ()
+    ) -> None:
         self._type = record_type
+        self._lax = [name for name in lax if record_type.field_type(name) not in (str, datetime)]
+        self._times = times
         self._json = msgspec.json.Decoder(record_type.struct)
         self._fields = fields_of(record_type)
         self._time_field = time_field
+        self._time_name = "" if times is None else self._fields[time_field].encode_name
         self._whole_numbers = self._named(int)
         self._moments = self._named(datetime)
+        names = b"|".join(re.escape(msgspec.json.encode(name)) for name in self._moments)
+        self._short_times = re.compile(rb'((?:%b)\s*:\s*"[^ Tt"]{10}[ Tt][0-9:.]{8,}[+-][0-9]{2})"' % names)
         # Hooks and default factories of a record class are user code and may raise anything.
         made = any(f.default_factory not in _PLAIN_FACTORIES for f in msgspec.structs.fields(record_type.struct))
         self._refusals: tuple[type[BaseException], ...] = (
@@ -226,21 +262,27 @@ class _OneByOne:
         read: Callable[[Any], Any] = self._from_json
         if (batch := taken.batch) is not None:
             payload = lambda row: self._with_whole_numbers(row_of(batch, row))  # noqa: E731
-            read = lambda values: msgspec.convert(values, self._type.struct)  # noqa: E731
+            read = lambda values: msgspec.convert(self._prepared(values), self._type.struct)  # noqa: E731
         elif taken.format == "csv":
             header = list(taken.header)
             read = lambda line: self._from_csv(header, line)  # noqa: E731
         kept, objects = [], []
         for row in rows.tolist():
+            before = None if self._times is None else self._times.counts.copy()
             try:
                 record = read(payload(row))
+            except TimeFormatError as error:
+                refused.append(RejectedRow(row, "event_time", f"{self._time_field}: {error}"))
+                continue
             except self._refusals as error:
                 if not is_user_error(error):
                     raise
+                self._restore(before)
                 refused.append(RejectedRow(row, "undecodable", error_text(error)))
                 continue
             problem = self._problem(record)
             if problem is not None:
+                self._restore(before)
                 refused.append(RejectedRow(row, *problem))
                 continue
             kept.append(row)
@@ -250,7 +292,53 @@ class _OneByOne:
     def _from_json(self, payload: bytes) -> Any:
         if not is_utf8(payload):  # msgspec does not check the text that it skips
             raise ValueError("payload is not valid UTF-8")
-        return self._json.decode(payload)
+        if self._times is not None or self._lax:
+            return msgspec.convert(self._prepared(msgspec.json.decode(payload)), self._type.struct)
+        try:
+            return self._json.decode(payload)
+        except msgspec.ValidationError:
+            if not self._moments or not _SHORT_OFFSETS.search(payload):
+                raise
+        if self._type.flat:  # no other value can have the name of such a field
+            return self._json.decode(self._short_times.sub(rb'\1:00"', payload))
+        return msgspec.convert(self._prepared(msgspec.json.decode(payload)), self._type.struct)
+
+    def _prepared(self, values: Any) -> Any:
+        """Read the event time and the lax fields of a record's plain values."""
+        if isinstance(values, dict):
+            for name in self._lax:
+                alias = self._fields[name].encode_name
+                if values.get(alias) is not None:
+                    values[alias] = self._lenient(name, values[alias])
+        return self._timed(values)
+
+    def _lenient(self, name: str, value: Any) -> Any:
+        """Convert the value of a lax field as a cell of CSV is: by the rules of msgspec with `strict=False`."""
+        if isinstance(value, str):
+            if value == "" and self._type.is_nullable(name):
+                return None
+            if self._type.field_type(name) is int:
+                value = _whole_number(value)
+        try:
+            return msgspec.convert(value, self._type.annotations[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+    def _timed(self, values: Any) -> Any:
+        """Read the event time of a record's plain values by its format and zone; write times with minutes of offset."""
+        if isinstance(values, dict):
+            for name in self._moments:
+                text = values.get(name)
+                if isinstance(text, str) and name != self._time_name and _SHORT_OFFSET.fullmatch(text):
+                    values[name] = f"{text}:00"
+        if self._times is not None and isinstance(values, dict) and self._time_name in values:
+            values[self._time_name] = self._times.read(values[self._time_name])
+        return values
+
+    def _restore(self, counts: LocalTimeCounts | None) -> None:
+        """Take back what a rejected record has counted."""
+        if self._times is not None and counts is not None:
+            self._times.counts = counts
 
     def _with_whole_numbers(self, values: dict[str, Any]) -> dict[str, Any]:
         """Convert whole doubles to integers in the integer fields of a row of columns."""
@@ -277,8 +365,11 @@ class _OneByOne:
         for name in self._whole_numbers:
             if cell := values.get(name):
                 values[name] = _whole_number(cell)
+        self._timed(values)
         for name in self._moments:
             cell = values.get(name)
+            if isinstance(cell, datetime):
+                continue
             if cell and ":" not in cell and _NUMBER.fullmatch(cell):
                 raise ValueError(f"{name}: {cell[:50]} is not a time; a number needs an int field and unit=")
         return msgspec.convert(values, self._type.struct, strict=False)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,17 +34,17 @@ from millpy.ingest.dedupe import DedupeIds, DedupeIndex
 from millpy.ingest.device_stats import DeviceStats
 from millpy.ingest.disorder import Disorder
 from millpy.ingest.error_rate import RecentErrorRate
+from millpy.ingest.event_times import LocalTimeCounters, arrivals_of, field_times, rising_arrivals
 from millpy.ingest.protocol import SourceBatch
-from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, IdlePolicy, Unit, Wait
+from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, IdlePolicy, Wait
 from millpy.ingest.site_watermarks import SiteColumn, SiteWatermarks, sites_of
-from millpy.ingest.timestamps import DATETIME_HI, DATETIME_LO, instants_of_numbers
 from millpy.limits import RING_SLOTS, Limits
 from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, Kind, Pause, Request, RequestOutcome
 from millpy.model.dead_letter import key_problem
 from millpy.model.keys import KeyColumn, KeyHasher
-from millpy.model.record import Instants, Records, RecordType, column_of, getter
+from millpy.model.record import Instants, Records, RecordType
 from millpy.model.stage import StoredInterval
-from millpy.model.time import INSTANT_MAX, INSTANT_MIN, ClockReading, Instant, describe, instant
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, ClockReading, Instant, describe
 
 NO_KEY = b'""'
 NOWHERE = msgspec.Raw(b"null")
@@ -71,6 +70,7 @@ class IntakeSettings:
     devices: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     computation: str = ""
+    lax: tuple[str, ...] = ()
 
     @property
     def sites(self) -> str:
@@ -144,8 +144,14 @@ class Intake:
     def __init__(self, settings: IntakeSettings, recovered: StoredInterval, runs: Sequence[DedupeRun] = ()) -> None:
         self._settings = settings
         limits = settings.limits
+        reader = settings.event_time.reader()
+        self._local_times = None if reader is None else LocalTimeCounters(reader)
         self._decoder = Decoder(
-            settings.record_type, time_field=settings.event_time.field, record_bytes_max=limits.record_bytes_max
+            settings.record_type,
+            time_field=settings.event_time.field,
+            times=reader,
+            lax=settings.lax,
+            record_bytes_max=limits.record_bytes_max,
         )
         self._ids = DedupeIds(settings.dedupe, settings.record_type) if settings.dedupe else None
         self._seen = DedupeIndex(settings.dedupe.within_us if settings.dedupe else 0, runs)
@@ -184,6 +190,8 @@ class Intake:
                 self.notes[subkey] = value
             elif entries.kind is Kind.COUNTER and entries.namespace in self._counts and subkey == self._settings.stream:
                 self._counts[entries.namespace] = int(value)
+            elif entries.kind is Kind.COUNTER and self._local_times is not None:
+                self._local_times.absorb(entries.namespace, int(value))
 
     @property
     def position(self) -> bytes | None:
@@ -376,10 +384,14 @@ class Intake:
     ) -> DeadLetterCollector:
         settings = self._settings
         decoded = self._decoder.decode(taken)
+        if self._local_times is not None:
+            self._local_times.take(replayed=bool(requests))
         letters = DeadLetterCollector(
             settings.stream, settings.computation or settings.stream, taken, decoded, requests
         )
         letters.devices = settings.devices
+        if settings.event_time.arrives:
+            letters.arrivals = arrivals_of(taken, requests)
         letters.add_refused()
         rows = decoded.rows
         fresh, duplicates = np.ones(len(rows), bool), 0
@@ -491,6 +503,9 @@ class Intake:
     ) -> tuple[Instants, Mask]:
         """Return the event times of all rows, and which of the fresh rows are accepted."""
         settings = self._settings.event_time
+        if settings.arrives:
+            floor = max(self._source.max_event_time, 0 if self.finished else self._source.watermark)
+            return rising_arrivals(letters, fresh, floor), fresh
         times, timed = field_times(letters.decoded, settings.field, settings.unit)
         latest = self._latest(letters.taken)
         future = times > latest
@@ -561,7 +576,7 @@ class Intake:
         position = Entries(Kind.POSITION, POSITION_NAMESPACE)
         position.add(NO_KEY, 0, "", msgspec.json.encode(self._source))
         counters = []
-        for name, count in self._counts.items():
+        for name, count in {**self._counts, **(self._local_times.counts if self._local_times else {})}.items():
             entries = Entries(Kind.COUNTER, name)
             entries.add(NO_KEY, 0, self._settings.stream, b"%d" % count)
             counters.append(entries)
@@ -571,25 +586,3 @@ class Intake:
         for name, note in self._noted.items():
             notes.add(NO_KEY, 0, name, note)
         return (position, notes, *counters)
-
-
-def field_times(decoded: DecodeResult, name: str, unit: Unit | None) -> tuple[Instants, Mask]:
-    """Return the times in a field of all decoded rows, and which of them are valid; invalid ones are 0."""
-    if decoded.objects is not None:
-        values: list[Any] = list(map(getter(name), decoded.objects))
-        timed = np.array([v is not None for v in values], bool)
-        if unit is None:
-            moments = [0 if v is None else instant(v) for v in values]
-            return np.array(moments, np.int64), timed
-        kind = np.float64 if any(isinstance(v, float) for v in values) else np.int64
-        numbers: Any = np.array([0 if v is None else v for v in values], kind)
-    else:
-        assert decoded.batch is not None
-        column = column_of(decoded.batch, name)
-        timed = column.is_valid().to_numpy(zero_copy_only=False)
-        if unit is None:
-            times = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-            return times, timed & (times >= DATETIME_LO) & (times <= DATETIME_HI)
-        numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
-    times, possible = instants_of_numbers(numbers, unit)
-    return times, timed & possible

@@ -27,7 +27,7 @@ from millpy.limits import Limits
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
-from millpy.model.record import RecordType
+from millpy.model.record import Instants, RecordType
 from millpy.model.time import INSTANT_MIN, Instant
 
 
@@ -56,6 +56,8 @@ class SourceBatch:
         notes: small facts beside the position, as JSON text by name, committed with it; None deletes one.
         token: the argument of `acknowledge` for this batch.
         arrived_at: wall time of the take.
+        arrivals: returns the time at which each row arrived at the broker or was first taken, int64 in µs, negative
+            where that is unknown; called only for `EventTime.arrival`. None: all arrived with the take.
         records: number of records, as the source counted them on receipt, before decoding. Default: the number of
             records in this batch. A blank line does not count.
         total: number of records handed over since the source was opened, this batch included, by the source's own
@@ -82,6 +84,7 @@ class SourceBatch:
     total: int | None = None
     watermark: Instant = INSTANT_MIN
     origin: str = ""
+    arrivals: Callable[[], Instants] | None = None
 
     def __post_init__(self) -> None:
         if self.position is not None:

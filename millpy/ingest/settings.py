@@ -10,11 +10,13 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from millpy.errors import GraphError, SchemaError
+from millpy.ingest.local_times import TimeFormat, TimeReader
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
 from millpy.model.keys import KEY_TYPES
 from millpy.model.record import RecordType
 from millpy.model.time import check_length, duration_text, microseconds, minutes
+from millpy.model.time_zone import time_zone
 
 Unit = Literal["s", "ms", "us", "ns"]
 UNITS = ("s", "ms", "us", "ns")
@@ -46,6 +48,30 @@ def _check_time_field(record_type: RecordType, name: str, unit: Unit | None, set
         )
 
 
+def _check_text_form(field: str, unit: Unit | None, format: str | None, zone: str | None) -> None:
+    """Check the form of text of an event time."""
+    if format is None and zone is None:
+        return
+    if unit is not None:
+        raise GraphError(f"event time {field!r}: unit= is for numbers, format= and zone= are for text", hint="use one")
+    if "." in field:
+        raise GraphError(
+            f"event time {field!r}: format= and zone= need a field of the record itself",
+            hint="let the source or a map move the nested field up",
+        )
+    if zone is not None:
+        time_zone(zone)
+    zoned = format is not None and TimeFormat.parsed(format).zoned
+    if format is not None and zoned == (zone is not None):
+        raise GraphError(
+            f"event time {field!r}: format={format!r} "
+            + (
+                "names the zone with %z, so that zone= has no use" if zoned else "has no %z, so that times have no zone"
+            ),
+            hint="omit zone=" if zoned else 'name it: zone="Europe/Berlin", or zone="UTC"',
+        )
+
+
 def _check_percentile(field: str, percentile: float, max_disorder: timedelta | None) -> None:
     if max_disorder is None:
         raise GraphError(
@@ -73,7 +99,8 @@ class EventTime:
     is `max_disorder` until ten records beyond the percentile have been seen (1,024 records for 0.99). This is a
     heuristic, not a promise: about one record in a hundred is late with 0.99, and `millpy.disorder` counts them.
 
-    A `datetime` must have a time zone: a record with a naive one is dead-lettered. A number needs a unit.
+    A `datetime` must have a time zone: without `zone`, a record with a naive one is dead-lettered. A number needs a
+    unit.
 
     A device whose clock is fast sends records from the future. An event time may be up to `future_tolerance` after the
     record's arrival; beyond that the record is dead-lettered with reason "future". A tolerated record keeps its event
@@ -87,6 +114,12 @@ class EventTime:
     Args:
         field: a field of type `datetime`, or a number with `unit`.
         unit: the unit of a number since the epoch: "s", "ms", "us" or "ns".
+        format: the format of text in a `datetime` field, with directives of `strftime`: %Y %y %m %b %d %H %I %p %M %S
+            %f %z, and %F %T %R for several. RFC 3339 is read as well; any other text is dead-lettered with reason
+            "event_time".
+        zone: the time zone ("Europe/Berlin") of times that do not name theirs. Of an hour that comes twice when clocks
+            are set back, the first is meant. A time that is skipped when they are set forward is read with the offset
+            before the change. `millpy.local_times` counts both.
         max_disorder: how far an event time may lie behind the largest one before it and still be on time.
         percentile: the share of records, above 0 and up to 0.9999, that the learned bound covers; None to learn no
             bound, and use `max_disorder`.
@@ -96,18 +129,23 @@ class EventTime:
     """
 
     field: str
+    arrives: bool
     unit: Unit | None
+    format: str | None
+    zone: str | None
     max_disorder: timedelta | None
     percentile: float | None
     sorted: bool
     future_tolerance: timedelta
     watermark_by: str | None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords of the public interface
         self,
         field: str,
         *,
         unit: Unit | None = None,
+        format: str | None = None,
+        zone: str | None = None,
         max_disorder: timedelta | None = None,
         percentile: float | None = None,
         sorted: bool = False,
@@ -116,6 +154,7 @@ class EventTime:
     ) -> None:
         if unit is not None and unit not in UNITS:
             raise GraphError(f"unknown unit {unit!r}", hint=f"units are {', '.join(UNITS)}")
+        _check_text_form(field, unit, format, zone)
         if sorted == (max_disorder is not None):
             raise GraphError(
                 f"event time {field!r} needs either max_disorder= or sorted=True",
@@ -135,21 +174,50 @@ class EventTime:
         if future_tolerance < timedelta(0):
             raise GraphError(f"event time {field!r}: future_tolerance must not be negative: {future_tolerance}")
         object.__setattr__(self, "field", field)
+        object.__setattr__(self, "arrives", False)
         object.__setattr__(self, "unit", unit)
+        object.__setattr__(self, "format", format)
+        object.__setattr__(self, "zone", zone)
         object.__setattr__(self, "max_disorder", max_disorder)
         object.__setattr__(self, "percentile", percentile)
         object.__setattr__(self, "sorted", sorted)
         object.__setattr__(self, "future_tolerance", future_tolerance)
         object.__setattr__(self, "watermark_by", watermark_by)
 
+    @classmethod
+    def arrival(cls) -> EventTime:
+        """Let the event time of a record be its arrival, for devices without a clock.
+
+        The arrival is the time at which a worker takes the record from the source; of a Kafka record it is the
+        timestamp that the broker has stored, but never after the record is taken. It is recorded with the record in the
+        commit of its effects, and is never taken again: a record that is delivered again after a crash arrives when it
+        is committed, and a replayed dead letter keeps its first arrival.
+
+        Arrivals never fall within a source partition, even if the worker's clock does: a record arrives at the earliest
+        with the one before it, and no earlier than the watermark. So no record is late at the source. The record class
+        needs no field for the time.
+
+        Use `AdvanceWithClock` as the idle policy to close the last windows of a source that falls silent.
+        """
+        made = cls("", sorted=True)
+        object.__setattr__(made, "arrives", True)
+        return made
+
     def __repr__(self) -> str:
-        unit = f", unit={self.unit!r}" if self.unit else ""
-        return f"EventTime({self.field!r}{unit}, {self.promise})"
+        if self.arrives:
+            return "EventTime.arrival()"
+        forms = {"unit": self.unit, "format": self.format, "zone": self.zone}
+        form = "".join(f", {name}={value!r}" for name, value in forms.items() if value)
+        return f"EventTime({self.field!r}{form}, {self.promise})"
 
     def identity(self) -> Identity:
         """Describe where the event time is, and by what windows close; a change would move or reopen windows."""
+        if self.arrives:
+            return {"kind": "arrival_time"}
         by = {} if self.watermark_by is None else {"watermark_by": self.watermark_by}
-        return {"kind": "event_time", "field": self.field, "unit": self.unit, **by}
+        forms = {"format": self.format, "zone": self.zone}
+        form = {name: value for name, value in forms.items() if value is not None}
+        return {"kind": "event_time", "field": self.field, "unit": self.unit, **form, **by}
 
     def settings(self) -> Identity:
         """Describe the promise, which only the future estimate of the watermark depends on."""
@@ -160,6 +228,10 @@ class EventTime:
             "sorted": self.sorted,
             "future_tolerance_us": self.future_tolerance_us,
         }
+
+    def reader(self) -> TimeReader | None:
+        """Return a reader of the field's text; None if the field has values as the record class reads them."""
+        return None if self.format is None and self.zone is None else TimeReader(self.format, self.zone)
 
     @property
     def promise(self) -> str:
@@ -193,6 +265,14 @@ class EventTime:
                 key.
             SchemaError: the field has another type.
         """
+        if self.arrives:
+            return
+        is_text = self.format is not None or self.zone is not None
+        if is_text and self.field in record_type.fields and record_type.field_type(self.field) is not datetime:
+            raise GraphError(
+                f"event time {self.field!r}: format= and zone= are for text in a field of type datetime",
+                hint=f"write {self.field}: datetime in {record_type.struct.__name__}",
+            )
         _check_time_field(record_type, self.field, self.unit, "event time")
         if self.watermark_by is not None:
             try:

@@ -19,7 +19,7 @@ the block. The differences, found by experiment (pyarrow 26, msgspec 0.22), and 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 
+from millpy.ingest.local_times import TimeReader
 from millpy.ingest.timestamps import instants_of_text
 from millpy.model.record import ARROW_TYPES, RecordType, without_none
 
@@ -71,13 +72,27 @@ def takes(record_type: RecordType) -> bool:
     return True
 
 
-class JsonColumns:
-    """Converts blocks of JSON lines to the columns of one record type."""
+Readers = Mapping[str, TimeReader]
+"""The fields whose text is read by a format or a zone of the graph."""
+NO_READERS: Readers = {}
 
-    def __init__(self, record_type: RecordType) -> None:
+
+class JsonColumns:
+    """Converts blocks of JSON lines to the columns of one record type.
+
+    Args:
+        record_type: the type.
+        readers: the fields whose text is read by a format or a zone.
+        as_text: numbers and booleans that all lines write as text.
+    """
+
+    def __init__(
+        self, record_type: RecordType, readers: Readers = NO_READERS, as_text: frozenset[str] = frozenset()
+    ) -> None:
         self._type = record_type
-        self._columns = _ColumnConverter(record_type)
-        schema = pa.schema([pa.field(n, _JSON_TYPES[record_type.field_type(n)]) for n in record_type.fields])
+        self._columns = _ColumnConverter(record_type, readers, as_text)
+        kinds = {n: pa.string() if n in as_text else _JSON_TYPES[record_type.field_type(n)] for n in record_type.fields}
+        schema = pa.schema([pa.field(name, kind) for name, kind in kinds.items()])
         unknown = "error" if record_type.struct.__struct_config__.forbid_unknown_fields else "ignore"
         self._parse = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unknown)
         self._read = pa.json.ReadOptions(block_size=_BLOCK_BYTES)
@@ -139,9 +154,9 @@ def _is_shallow(block: bytes, count: int) -> bool:
 class CsvColumns:
     """Converts blocks of CSV lines, one record per line, to the columns of one record type under one header."""
 
-    def __init__(self, record_type: RecordType, header: Sequence[str]) -> None:
+    def __init__(self, record_type: RecordType, header: Sequence[str], readers: Readers = NO_READERS) -> None:
         self._type = record_type
-        self._columns = _ColumnConverter(record_type)
+        self._columns = _ColumnConverter(record_type, readers)
         self._header = list(header)
         self._missing = [name for name in record_type.fields if name not in header]
         self._present = [name for name in record_type.fields if name in header]
@@ -219,8 +234,11 @@ def _quotes_lines(block: bytes) -> bool:
 class _ColumnConverter:
     """Checks and converts raw columns to the schema of a record type."""
 
-    def __init__(self, record_type: RecordType) -> None:
+    def __init__(self, record_type: RecordType, readers: Readers, as_text: frozenset[str] = frozenset()) -> None:
         self._type = record_type
+        self._parsers = {name: _PARSERS[record_type.field_type(name)] for name in as_text}
+        checks = {name: _CHECKS[record_type.field_type(name)] for name in record_type.fields}
+        self._checks = {**checks, **{name: reader.column for name, reader in readers.items()}}
         defaults = fields_of(record_type)
         self._none_by_default = {
             n for n in record_type.fields if record_type.is_nullable(n) and defaults[n].default is None
@@ -233,8 +251,8 @@ class _ColumnConverter:
             column = _one_array(columns[field.name])
             if column.null_count and field.name not in self._none_by_default:
                 return None
-            kind = self._type.field_type(field.name)
-            checked = _CHECKS[kind](column)
+            parsed = self._parsers[field.name](column) if field.name in self._parsers else column
+            checked = None if parsed is None else self._checks[field.name](parsed)
             if checked is None:
                 return None
             arrays.append(checked)
@@ -247,7 +265,7 @@ class _ColumnConverter:
             column = _one_array(columns[field.name])
             kind = self._type.field_type(field.name)
             parsed = _PARSERS[kind](column) if kind in _PARSERS else column
-            checked = None if parsed is None else _CHECKS[kind](parsed)
+            checked = None if parsed is None else self._checks[field.name](parsed)
             if checked is None:
                 return None
             arrays.append(checked)
@@ -318,3 +336,5 @@ _CHECKS: dict[type, Callable[[pa.Array], pa.Array | None]] = {
     UUID: _uuids,
 }
 _PARSERS: dict[type, Callable[[pa.Array], pa.Array | None]] = {int: _int_texts, float: _float_texts, bool: _bool_texts}
+PARSED = tuple(_PARSERS)
+"""The types that columns read from text."""

@@ -12,14 +12,18 @@ from millpy.model.time import YEARS_HI, YEARS_LO
 DATETIME_LO, DATETIME_HI = int(YEARS_LO), int(YEARS_HI)
 _US_PER_UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
+_SUFFIXES = ((1, "Zz"), (6, "+-"), (5, "+-"), (3, "+-"))
+"""The lengths of Z, ±HH:MM, ±HHMM and ±HH, and what they begin with."""
+
 Digits = npt.NDArray[np.int64]
 
 
 def instants_of_text(column: pa.Array) -> Instants | None:
     """Parse a string column of `YYYY-MM-DDTHH:MM:SS[.f{1,6}](Z|±HH:MM)`; return None if any value differs in form.
 
-    The parser is strict on purpose: msgspec reads every value that it accepts as the same instant (property test).
-    Nulls become 0.
+    A space or t may stand for T, z for Z, and the offset may be ±HHMM, or ±HH as PostgreSQL prints it. The parser is
+    strict on purpose: msgspec reads every value that it accepts as the same instant (property test), once ±HH has its
+    minutes. Nulls become 0.
     """
     lengths = np.diff(_offsets(column))
     starts = _offsets(column)[:-1]
@@ -34,13 +38,17 @@ def instants_of_text(column: pa.Array) -> Instants | None:
             text = data[starts[0] : starts[0] + len(rows) * length].reshape(len(rows), length)
         else:
             text = data[starts[rows][:, None] + np.arange(length)]
-        zulu = text[:, -1] == ord("Z")
-        for chosen, suffix in ((zulu, 1), (~zulu, 6)):
+        left = np.ones(len(rows), bool)
+        for suffix, marks in _SUFFIXES:
+            chosen = left & _is_one_of(text[:, -suffix], marks)
+            left &= ~chosen
             if chosen.any():
                 times = _times_of_digits(text if chosen.all() else text[chosen], suffix)
                 if times is None:
                     return None
                 found[rows[chosen]] = times
+        if left.any():
+            return None
     return found
 
 
@@ -49,20 +57,18 @@ def _offsets(column: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def _times_of_digits(text: npt.NDArray[np.uint8], suffix: int) -> Instants | None:
-    """Return the times of texts of one length, an array of n by length; suffix is 1 for Z and 6 for ±HH:MM."""
+    """Return the times of texts of one length, an array of n by length; `suffix` is the length of the zone."""
     length = text.shape[1]
     body = length - suffix
     fraction = body - 20
     if body != 19 and not 1 <= fraction <= 6:
         return None
-    punctuation = {4: "-", 7: "-", 10: "T", 13: ":", 16: ":"} | ({19: "."} if fraction > 0 else {})
+    punctuation = {4: "-", 7: "-", 10: "T t", 13: ":", 16: ":"} | ({19: "."} if fraction > 0 else {})
     if suffix == 6:
         punctuation[length - 3] = ":"
-        if not np.isin(text[:, body], (ord("+"), ord("-"))).all():
-            return None
-    if any((text[:, place] != ord(mark)).any() for place, mark in punctuation.items()):
+    if not all(_is_one_of(text[:, place], marks).all() for place, marks in punctuation.items()):
         return None
-    places = [p for p in range(length) if p not in punctuation and p != (length - 1 if suffix == 1 else body)]
+    places = [p for p in range(length) if p not in punctuation and p != body]
     digits = text - np.uint8(ord("0"))  # characters below "0" wrap around to more than 9
     if any((digits[:, place] > 9).any() for place in places):
         return None
@@ -71,8 +77,9 @@ def _times_of_digits(text: npt.NDArray[np.uint8], suffix: int) -> Instants | Non
     if days is None or (hours > 23).any() or (minutes > 59).any() or (seconds > 59).any():
         return None
     times = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    if suffix == 6:
-        ahead_hours, ahead_minutes = _number(digits, body + 1, 2), _number(digits, body + 4, 2)
+    if suffix > 1:
+        ahead_hours = _number(digits, body + 1, 2)
+        ahead_minutes = np.zeros_like(ahead_hours) if suffix == 3 else _number(digits, length - 2, 2)
         if (ahead_hours > 23).any() or (ahead_minutes > 59).any():
             return None
         sign = np.where(text[:, body] == ord("+"), -1, 1)
@@ -83,6 +90,15 @@ def _times_of_digits(text: npt.NDArray[np.uint8], suffix: int) -> Instants | Non
     if (times < DATETIME_LO).any() or (times > DATETIME_HI).any():
         return None
     return times
+
+
+def _is_one_of(codes: npt.NDArray[np.uint8], marks: str) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = codes == ord(marks[0])
+    for mark in marks[1:]:
+        if found.all():
+            break
+        found = found | (codes == ord(mark))
+    return found
 
 
 def _number(digits: npt.NDArray[np.uint8], place: int, count: int) -> Digits:

@@ -45,6 +45,7 @@ CONSTRUCTORS: Mapping[str, Constructor] = {
     "value": Constructor("Value", ("type",)),
     "list": Constructor("ListCell", ("items",)),
     "map": Constructor("MapCell", ("keys", "values")),
+    "arrival_time": Constructor("EventTime.arrival"),
     "dedupe": Constructor("Dedupe", spread="fields"),
     "files": Constructor("Files", spread="paths", defaults=(("partitions", 1),)),
     "directory": Constructor("Directory", ("path",), defaults=(("partitions", 1),)),

@@ -13,13 +13,16 @@ from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from millpy.errors import SourceUnavailableError, UsageError
 from millpy.ingest.protocol import Source, SourceBatch, SourceSetup
 from millpy.model.identity import Identity
+from millpy.model.record import Instants
 from millpy.model.time import INSTANT_MAX
 from millpy.spark.archive_input import OPEN_FILES_MAX, ArchivedHistory, DecodedFile
+from millpy.store.archive.parquet import EVENT_TIME
 from millpy.store.archive.reader import BundlePlace, bundles_of, partitions_of
 
 
@@ -109,12 +112,13 @@ class ArchiveInjector:
         """
         if self._ended:
             return None
-        rows = _NO_ROWS
+        rows, arrived = _NO_ROWS, np.empty(0, np.int64)
         while self._places and not len(rows):
             place = self._places[0]
             begin = self._at.rows if place.seq == self._at.seq else 0
-            whole = self._rows(place)
+            whole, times = self._rows(place)
             rows = _bounded(whole.slice(begin), self._setup.take_bound.records, self._setup.take_bound.bytes)
+            arrived = times[begin : begin + len(rows)]
             self._at = ArchivePosition(place.seq, begin + len(rows))
             if self._at.rows == len(whole):
                 self._places.popleft()
@@ -125,6 +129,7 @@ class ArchiveInjector:
             format="columns",
             arrived_at=self._setup.clock.now_us(),
             batch=rows if len(rows) else None,
+            arrivals=lambda: arrived,
             describe=lambda row: f"{self._name} in bundle {seq}, record {row}",
             position=msgspec.json.encode(self._at),
             finished=self._ended,
@@ -132,17 +137,22 @@ class ArchiveInjector:
             total=self._total,
         )
 
-    def _rows(self, place: BundlePlace) -> pa.RecordBatch:
-        """Return the fields of a bundle's records in the time range. A field that was added later is missing."""
+    def _rows(self, place: BundlePlace) -> tuple[pa.RecordBatch, Instants]:
+        """Return the fields of a bundle's records in the time range, and their event times.
+
+        A field that was added later is missing.
+        """
         with _files_there():
             table = self._history.inside(self._opened(place.file).bundle(place.seq))
         assert self._setup.record_type is not None
+        times = table[EVENT_TIME].to_numpy().astype(np.int64)
         known = [name for name in self._setup.record_type.fields if name in table.column_names]
         table = table.select(known).combine_chunks()
-        return pa.RecordBatch.from_arrays(
+        batch = pa.RecordBatch.from_arrays(
             [column.combine_chunks() if len(table) else pa.array([], column.type) for column in table.columns],
             names=known,
         )
+        return batch, times
 
     async def acknowledge(self, token: Any) -> None:
         """Do nothing: we keep the position."""

@@ -215,7 +215,7 @@ def make_job(
 
     Raises:
         UsageError: a file or source does not exist, an input does not say its source, an archive lacks records, or the
-            graph has lookups or watermarks by site.
+            graph has lookups or watermarks by site, or the arrival as event time without an archive.
     """
     path = Path(graph.partition(":")[0])
     loaded = load_graph(graph)
@@ -228,6 +228,7 @@ def make_job(
         archives = inputs.histories(loaded)
         takes = inputs.takes(loaded, archives) if inputs.exact else {}
         return BatchJob(graph, text, {}, limits, now_us, state, streams, archives, takes=takes, hands_over=hands_over)
+    _refuse_arrival(loaded)
     sources = [node.name for node in loaded.injectors()]
     named: dict[str, list[str]] = {}
     for name, paths in _by_source(inputs, sources):
@@ -244,6 +245,16 @@ def _refuse_sites(graph: Graph) -> None:
             raise UsageError(
                 f"source {node.name!r} has watermark_by={node.event_time.watermark_by!r}, which Spark cannot run",
                 hint="run the graph on workers",
+            )
+
+
+def _refuse_arrival(graph: Graph) -> None:
+    """Refuse a graph whose event time is the arrival: only an archive has recorded it."""
+    for node in graph.injectors():
+        if node.event_time.arrives:
+            raise UsageError(
+                f"source {node.name!r} has event_time=EventTime.arrival(), and files do not tell when a record arrived",
+                hint="read an archive, which has recorded it: --archive; or run the graph on workers",
             )
 
 

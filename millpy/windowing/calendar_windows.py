@@ -12,13 +12,12 @@ repeats is two windows, so that a day of 25 hours has 25.
 
 from __future__ import annotations
 
-import difflib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from typing import Literal, get_args
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+from zoneinfo import ZoneInfo
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
 from millpy.model.record import Instants, Records
 from millpy.model.time import EPOCH, YEARS_HI, YEARS_LO, duration_text, microseconds
+from millpy.model.time_zone import time_zone
 from millpy.windowing.group_by import Groups, Integers, unequal_groups
 
 CalendarUnit = Literal["hour", "day", "week", "month", "quarter", "year"]
@@ -37,7 +37,6 @@ _NAIVE_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a reading of a local clock
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _MONDAY_US = 3 * DAY_US  # the epoch is a Thursday
 _SHIFT_US = 27 * HOUR_US  # no zone has ever moved its clock by more than a day
-_MACHINE_ZONES = ("localtime", "posixrules")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,27 +141,6 @@ class CalendarWindows(GraphPart):
 def longest_us(unit: str) -> int:
     """Return a length that no window of a unit exceeds, in µs."""
     return next(_UNITS[known].longest_us for known in _UNITS if known == unit) + _SHIFT_US
-
-
-def time_zone(name: object) -> ZoneInfo:
-    """Return a time zone by its name in the IANA database.
-
-    Raises:
-        GraphError: the zone is unknown, or this machine has no tz database.
-    """
-    example = 'for example zone="Europe/Berlin"'
-    if not isinstance(name, str) or not name:
-        raise GraphError(f"zone must be the name of a time zone, not {name!r}", hint=example)
-    if name in _MACHINE_ZONES:
-        raise GraphError(f"{name!r} is another zone on each machine", hint=example)
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        known = available_timezones()
-    if not known:
-        raise GraphError("this machine has no tz database", hint="install one: pip install tzdata")
-    close = difflib.get_close_matches(name, known, 1, 0.7)
-    raise GraphError(f"unknown time zone {name!r}", hint=f'for example zone="{close[0]}"' if close else example)
 
 
 class CalendarBounds:

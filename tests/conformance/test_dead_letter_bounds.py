@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 import psycopg
+from typer.testing import CliRunner
 
+from millpy.cli.app import app
 from millpy.graph import Graph
 from millpy.hosting.failpoints import NoFailpoints
 from millpy.ingest.settings import EventTime
@@ -89,6 +91,13 @@ async def test_first_dead_letters_of_each_cause_are_kept_and_all_are_counted(dat
         (400, True)
     ]
     assert fetch(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
+    told = CliRunner().invoke(app, ["dead-letters", "list", "--database", database_url, "--reason", "undecodable"])
+    assert "and 4,950 more of flood.readings (undecodable) that are counted, but not stored" in told.stdout
+    assert "(future)" not in told.stdout
+    told = CliRunner().invoke(app, ["doctor", "--database", database_url])
+    assert "flood.readings: 143 in the last hour, and 5,200 more are counted, but not stored" in " ".join(
+        told.stdout.split()
+    )
     ((longest,),) = fetch(database_url, "SELECT max(length(payload)) FROM mill.dead_letters")
     assert longest == LIMITS.record_bytes_max + 1
 

@@ -22,7 +22,7 @@ REQUIRED = object()
 DEPTH_MAX = 500
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?P<fraction>\.[0-9]+)?(?P<exponent>[eE][-+]?[0-9]+)?")
 _TIME = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:([Zz])|([-+])(\d\d):?(\d\d))?", re.ASCII
+    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:([Zz])|([-+])(\d\d)(?::?(\d\d))?)?", re.ASCII
 )
 _UUID = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
 _LINE_END = re.compile(rb"\r+(?:\n|\Z)")
@@ -241,6 +241,7 @@ def time_of(text: str) -> datetime:
     try:
         zone = UTC if zulu else None
         if sign:
+            ahead_minutes = ahead_minutes or "0"  # as PostgreSQL prints times
             if int(ahead_hours) > 23 or int(ahead_minutes) > 59:
                 raise RefusedError("no zone")
             ahead = timedelta(hours=int(ahead_hours), minutes=int(ahead_minutes))

@@ -121,6 +121,8 @@ def test_records_come_in_the_order_of_arrival_and_every_type_is_what_it_was(tmp_
     assert [batch.records for batch in batches] == [4, 3, 3, 1, 4, 4, 3]
     assert [batch.finished for batch in batches] == [False] * 6 + [True]
     assert decoded(batches, Reading) == [reading(number) for numbers in BUNDLES.values() for number in numbers]
+    arrivals = [at for batch in batches if batch.arrivals is not None for at in batch.arrivals().tolist()]
+    assert arrivals == [number * 1_000_001 for numbers in BUNDLES.values() for number in numbers]
     assert [one.unit for one in decoded(taken(history, Later, 100), Later)] == ["C"] * 22
 
 

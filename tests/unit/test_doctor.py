@@ -216,7 +216,7 @@ def test_unfolded_state_is_a_warning() -> None:
 
 
 def test_dead_letters_are_counted_with_a_hint_where_to_look() -> None:
-    row = {"kind": "dead letter", "graph": "factory", "stream": "readings", "count": 5_000}
+    row = {"kind": "dead letter", "graph": "factory", "stream": "readings", "count": 5_000, "not_kept": 0}
 
     assert judged(dead_letters=[row])["dead letters"].action == "read the view millpy.dead_letters"
 

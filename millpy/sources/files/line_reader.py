@@ -23,7 +23,9 @@ from millpy.errors import BrokenFileError
 from millpy.ingest.protocol import FixedBound, RejectedRow, TakeBound
 from millpy.ingest.text_columns import quotes_are_regular
 from millpy.limits import Limits
+from millpy.model.record import RecordType
 from millpy.sources.files.byte_reader import FilePosition, open_bytes
+from millpy.sources.files.csv_header import check_header
 
 Format = Literal["json", "csv", "parquet"]
 Positions = npt.NDArray[np.int64]
@@ -71,6 +73,7 @@ class LineReader:
         limits: bounds on records, bundles and reads.
         stopping: makes reading raise StoppedError once it is set.
         bound: the bound of a piece, read before each; by default a bundle of `limits`.
+        record_type: the type of the records, which the header of a CSV file has to give; None for any.
     """
 
     def __init__(
@@ -81,10 +84,12 @@ class LineReader:
         limits: Limits,
         stopping: threading.Event,
         bound: TakeBound | None = None,
+        record_type: RecordType | None = None,
     ) -> None:
         self._opened = opened
         self._stopping = stopping
         self._kind = kind
+        self._record_type = record_type
         self._bound = bound or FixedBound(limits.bundle_records_max, limits.bundle_bytes_max)
         self._records_max, self._bytes_max = self._bound.records, self._bound.bytes
         self._record_bytes_max = limits.record_bytes_max
@@ -130,6 +135,9 @@ class LineReader:
                 f"{self._at.path}: the first line is not a header with distinct names: {text[:200]!r}",
                 hint="begin a CSV file with the names of its columns",
             )
+        if self._record_type is not None:
+            line = self._buffer[: min(end, self._record_bytes_max)].removeprefix(_BOM).rstrip(b"\r\n")
+            check_header(self._at.path, line, header, self._record_type)
         self._header = header
         self._skip(end, lines=self._buffer[:end].count(b"\n"))
 

@@ -12,7 +12,9 @@ import msgspec
 from millpy.errors import BrokenFileError, SourceUnavailableError
 from millpy.ingest.protocol import RejectedRow, TakeBound
 from millpy.limits import Limits
+from millpy.model.record import RecordType
 from millpy.sources.files.byte_reader import FilePosition, StoppedError, check_same, recognize
+from millpy.sources.files.csv_header import HeaderError
 from millpy.sources.files.file_queue import FileQueue, NextFile, Notes
 from millpy.sources.files.line_reader import FilePiece, Format, LineReader
 from millpy.sources.files.parquet_reader import ParquetReader
@@ -35,7 +37,7 @@ class FileReader:
         notes: the files that have been read to their end.
         format: the format of all files; None chooses it by each file's suffix.
         broken: the reaction to a defect: "stop" or "dead_letter".
-        fields: the columns to read from Parquet files; empty for all.
+        record_type: the type of the records; None in tests that look at bytes only.
         limits: bounds on records, bundles and reads.
         bound: the bound of a piece; by default a bundle of `limits`.
     """
@@ -47,7 +49,7 @@ class FileReader:
         *,
         format: Format | None,
         broken: Broken,
-        fields: tuple[str, ...],
+        record_type: RecordType | None,
         limits: Limits,
         bound: TakeBound | None = None,
     ) -> None:
@@ -55,7 +57,9 @@ class FileReader:
         self._notes = notes
         self._format = format
         self._broken = broken
-        self._fields = fields
+        self._record_type = record_type
+        # The columns to read from Parquet files; empty for all.
+        self._fields = tuple(record_type.struct.__struct_encode_fields__) if record_type is not None else ()
         self._limits = limits
         self._bound = bound
         self._opened: BinaryIO | None = None
@@ -153,7 +157,9 @@ class FileReader:
         if kind == "parquet":
             self._file = ParquetReader(position, opened, self._fields, self._limits, self._bound)
         else:
-            self._file = LineReader(position, opened, kind, self._limits, self._stopping, self._bound)
+            self._file = LineReader(
+                position, opened, kind, self._limits, self._stopping, self._bound, self._record_type
+            )
         self._resume = None
         self._pending.update(self._queue.changed_notes())
 
@@ -171,6 +177,8 @@ class FileReader:
     def _dead_letter(self, error: BrokenFileError, begun: FilePosition) -> FilePiece:
         """Return the rest of a broken file as one dead letter."""
         rest = self._file.rest() if self._file is not None else b""
+        if isinstance(error, HeaderError):
+            rest = error.header
         at = self._file.at if self._file is not None else begun
         # The opened file counts: a complete file may have replaced it since, and must be read.
         changed_ns = begun.changed_ns if self._opened is None else _changed_ns(self._opened)

@@ -226,12 +226,16 @@ class FileInjector:
         broken: Broken,
         every_s: float | None = None,
     ) -> None:
-        record_type = setup.record_type
-        fields = tuple(record_type.struct.__struct_encode_fields__) if record_type is not None else ()
         self._setup = setup
         self._every_s = every_s
         self._reading = FileReader(
-            queue, notes, format=format, broken=broken, fields=fields, limits=setup.limits, bound=setup.take_bound
+            queue,
+            notes,
+            format=format,
+            broken=broken,
+            record_type=setup.record_type,
+            limits=setup.limits,
+            bound=setup.take_bound,
         )
         self._ahead: asyncio.Task[FilePiece | None] | None = None
         self._closing = asyncio.Event()

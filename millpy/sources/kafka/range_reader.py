@@ -16,7 +16,7 @@ from millpy.errors import SourceUnavailableError
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.sources.kafka.beginning import NotThereError, begins, check_lost, first_offset, gone, look
 from millpy.sources.kafka.client import Client, OutOfRangeError
-from millpy.sources.kafka.records import Payloads, offsets_of
+from millpy.sources.kafka.records import Payloads, arrivals_of, offsets_of
 from millpy.sources.kafka.source import Kafka, KafkaPosition, size_of
 
 FETCH_WAIT_S = 0.5
@@ -112,6 +112,7 @@ class KafkaRangeReader:
         return SourceBatch(
             format="json",
             arrived_at=self._setup.clock.now_us(),
+            arrivals=lambda: arrivals_of(counted),
             payloads=payloads,
             refused=refused,
             describe=lambda row: f"{partition}@{offsets_of(counted[row])}",

@@ -10,13 +10,15 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
+import numpy as np
 
 from millpy.errors import GraphError
 from millpy.ingest.json_append import EMPTY_OR_SPACED, completed
 from millpy.ingest.protocol import RejectedRow
 from millpy.model.identity import Identity, identity_of_value
 from millpy.model.identity_text import GraphPart
-from millpy.model.record import RecordType
+from millpy.model.record import Instants, RecordType
+from millpy.model.time import YEARS_HI
 
 Tombstones = Literal["dead_letter", "skip", "record"]
 TOMBSTONE = "tombstone"
@@ -24,6 +26,7 @@ UNREADABLE = "unreadable"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KNOWN_KEYS_MAX = 100_000
 _KNOWN_BYTES_MAX = 20_000_000
+_MS_MAX = YEARS_HI // 1_000
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
@@ -170,6 +173,13 @@ class Payloads:
         if self._timestamp_is_int:
             return [self._timestamp + b"%d" % at for at in timestamps]
         return [self._timestamp + _moment(at) for at in timestamps]
+
+
+def arrivals_of(records: Sequence[Any]) -> Instants:
+    """Return the timestamps of records in µs: when they arrived at the broker; -1 where one is missing."""
+    return np.array(
+        [min(record.timestamp, _MS_MAX) * 1_000 if record.timestamp >= 0 else -1 for record in records], np.int64
+    )
 
 
 def offsets_of(record: Any) -> str:

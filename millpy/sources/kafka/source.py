@@ -33,7 +33,7 @@ from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 from millpy.model.time import describe
-from millpy.sources.kafka.records import FieldMapping, Payloads, Tombstones, offsets_of
+from millpy.sources.kafka.records import FieldMapping, Payloads, Tombstones, arrivals_of, offsets_of
 
 if TYPE_CHECKING:
     from millpy.sources.kafka.client import Client, Cluster
@@ -464,6 +464,7 @@ class KafkaInjector:
         return SourceBatch(
             format="json",
             arrived_at=self._setup.clock.now_us(),
+            arrivals=lambda: arrivals_of(counted),
             payloads=payloads,
             refused=refused,
             describe=lambda row: f"{partition}@{offsets_of(counted[row])}",

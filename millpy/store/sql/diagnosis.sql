@@ -241,8 +241,11 @@ SELECT DISTINCT format('%I.%I', g.name, t.name) AS table, f.oid::regproc::text A
 
 -- name: look_at_dead_letters
 -- Counts dead letters and late records of the last hour by stream, most first, without those that were replayed or
--- discarded. Zero rows: there were none.
-SELECT kind, graph, stream, count(*)::bigint AS count
+-- discarded; and those since the beginning that were not stored. Zero rows: there were none.
+SELECT kind, graph, stream, count(*)::bigint AS count,
+       (SELECT coalesce(sum(r.not_kept), 0)::bigint FROM millpy.retention AS r
+         WHERE r.graph = found.graph AND r.stream = found.stream
+           AND r.table_name = CASE kind WHEN 'dead letter' THEN 'dead_letters' ELSE 'late_records' END) AS not_kept
   FROM (SELECT 'dead letter' AS kind, graph, stream FROM millpy.dead_letters
          WHERE dead_lettered_at > clock_timestamp() - interval '1 hour' AND state IN ('open', 'requested')
          UNION ALL

@@ -76,6 +76,7 @@ def crash_test(options: Options, directory: Path, clock: Clock, display: Display
     if FaultKind.BROKER in options.faults:
         refuse_without_broker(graph)
     refuse_without_tables(graph, options)
+    refuse_arrival(graph)
     directory.mkdir(parents=True, exist_ok=True)
     files = Path(tempfile.mkdtemp(prefix="run-", dir=directory))
     keep = True  # keep the files of a failure
@@ -179,6 +180,20 @@ def refuse_without_tables(graph: Graph, options: Options) -> None:
             f"the graph looks up in {', '.join(sorted(names))}, and the embedded database has no tables of yours",
             hint="name a file with SQL that makes them: --sql tables.sql",
         )
+
+
+def refuse_arrival(graph: Graph) -> None:
+    """Raise if a source has the arrival as event time: each run has other arrivals, so runs cannot be compared.
+
+    Raises:
+        UsageError: it has.
+    """
+    for node in graph.injectors():
+        if node.event_time.arrives:
+            raise UsageError(
+                f"source {node.name!r} has event_time=EventTime.arrival(): each run has other arrivals",
+                hint="test the graph with a field of the records as event time",
+            )
 
 
 def _refuse_failed(outcome: TrialOutcome) -> None:

@@ -166,7 +166,7 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
 }
 """What each constructor takes beside that: it may change at any time."""
 
-TIED = {"EventTime": {"percentile", "sorted"}, "Dedupe": {"unit"}, "SessionWindows": {"max_gap"}}
+TIED = {"EventTime": {"percentile", "sorted", "format", "zone"}, "Dedupe": {"unit"}, "SessionWindows": {"max_gap"}}
 """Parameters that another one decides here, because not all combinations are accepted."""
 
 OWN_LOGIC = {"Combiner", "Computation", "WindowFunction"}

@@ -95,6 +95,7 @@ STEPS: Mapping[str, tuple[Any, dict[str, list[Any]], dict[str, list[Any]]]] = {
             "event_time": [IN_ORDER, EventTime("at", max_disorder=seconds(1))],
             "dedupe": [None, Dedupe("device", within=hours(1))],
             "idle": [None, AdvanceWithClock(after=seconds(1))],
+            "lax": [False, True, ("device",)],
         },
         {"pause_above": [None, ErrorRate(share=0.5)], "device": [None, "device"]},
     ),

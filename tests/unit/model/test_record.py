@@ -9,7 +9,7 @@ import pytest
 from millpy.errors import GraphError, SchemaError
 from millpy.graph import Graph
 from millpy.ingest.decode import DecodeResult
-from millpy.ingest.intake import field_times
+from millpy.ingest.event_times import field_times
 from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType, column_of, getter

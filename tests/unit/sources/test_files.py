@@ -4,10 +4,12 @@ import asyncio
 import csv
 import gzip
 import io
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from millpy.clock import Clock, SystemClock
 from millpy.errors import BrokenFileError, ConfigError
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.limits import Limits
+from millpy.model.record import RecordType
 from millpy.sources.files.line_reader import record_ends
 from millpy.sources.files.source import Directory, File, FileInjector, Files
 
@@ -27,11 +30,12 @@ def connect(
     notes: Mapping[str, bytes] | None = None,
     clock: Clock | None = None,
     tell: Callable[[str, dict[str, object]], None] = lambda kind, detail: None,
+    record_type: RecordType | None = None,
     **limits: Any,
 ) -> FileInjector:
     setup = SourceSetup(
         graph="g", stream="s", partition=partition, limits=Limits(**limits), clock=clock or SystemClock(),
-        ready=asyncio.Event(), notes=notes or {}, tell=tell,
+        ready=asyncio.Event(), notes=notes or {}, tell=tell, record_type=record_type,
     )  # fmt: skip
     return source.connect(setup)
 
@@ -124,6 +128,53 @@ async def test_csv_file_whose_lines_end_in_a_lone_cr_is_broken_and_does_not_end_
     assert lines_of(found) == [b"5,6"]
     with pytest.raises(BrokenFileError, match="not a header"):
         await read_all(Files(tmp_path / "a.csv"))
+
+
+class Row(msgspec.Struct):
+    x: int
+    y: int | None
+    note: str = ""
+
+
+class Closed(msgspec.Struct, forbid_unknown_fields=True):
+    x: int = 0
+
+
+@pytest.mark.parametrize(
+    ("text", "struct", "says"),
+    [
+        (b"\xef\xbb\xbfx;y\r\n", Row, "no column 'x', 'y'; the columns seem to be separated by semicolons"),
+        (b"x\ty\n", Row, "separated by tabs"),
+        (b"X,y\n", Row, "no column 'x'; give the columns of Row their names: note, x, y"),
+        (b"1,2\n", Closed, "no column of a field"),
+        (b"x,z\n", Closed, "column 'z', which the class forbids"),
+    ],
+)
+async def test_header_that_cannot_give_a_record_is_one_defect_of_its_file(
+    tmp_path: Path, text: bytes, struct: type[msgspec.Struct], says: str
+) -> None:
+    (tmp_path / "a.csv").write_bytes(text + b"3,4\n" * 1000)
+    (tmp_path / "b.csv").write_bytes(b"x,y\n5,6\n" if struct is Row else b"x\n5\n")
+
+    found = await read_all(Files(tmp_path / "*.csv", broken="dead_letter"), record_type=RecordType(struct))
+
+    [broken] = [taken for taken in found if taken.refused]
+    assert (broken.payloads, broken.records) == ([text.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n")], 1)
+    assert [refused.reason for refused in broken.refused] == ["broken_file"]
+    assert says in broken.refused[0].detail
+    assert broken.describe(0) == f"{tmp_path}/a.csv:1 (byte 0)"
+    assert [taken.block for taken in found if taken.block] == [b"5,6\n" if struct is Row else b"5\n"]
+    assert found[-1].total == 2
+    with pytest.raises(BrokenFileError, match=re.escape(says)):
+        await read_all(Files(tmp_path / "a.csv"), record_type=RecordType(struct))
+
+
+async def test_header_may_lack_fields_with_defaults_and_have_other_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"y,z,x\n1,2,3\n")
+
+    found = await read_all(Files(tmp_path / "a.csv"), record_type=RecordType(Row))
+
+    assert lines_of(found) == [b"1,2,3"]
 
 
 async def test_file_name_endings_match_in_either_case(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from millpy.ingest.decode import Decoder
 from millpy.ingest.protocol import SourceBatch
 from millpy.model.record import RecordType
 from millpy.model.time import Instant
-from millpy.sources.kafka.records import FieldMapping, Payloads
+from millpy.sources.kafka.records import FieldMapping, Payloads, arrivals_of
 from millpy.sources.kafka.source import Kafka, KafkaBrokers
 
 
@@ -117,3 +117,11 @@ def test_partitions_are_those_of_the_topic_and_not_part_of_the_identity() -> Non
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Kafka("t", **wrong)
+
+
+def test_arrivals_are_the_timestamps_of_the_broker() -> None:
+    records = [Record(b"{}", timestamp=at) for at in (5, 0, -1, 2**63 - 1)]
+
+    assert arrivals_of(records).tolist()[:3] == [5_000, 0, -1]
+    assert arrivals_of(records[3:]).tolist() == [253_402_300_799_999_000]
+    assert arrivals_of([]).tolist() == []
