@@ -119,9 +119,8 @@ def run(
                 status = 0
             else:
                 look = None if say is None else _progress_query(url, graph, say)
-                grace_s = settings.limits.drain_grace_s + STOP_MARGIN_S
                 command = worker_command(location, only, start, in_workers)
-                status = _run_children(command, url, workers, look, grace_s=grace_s)
+                status = _run_children(command, url, workers, look, settings.limits.drain_grace_s)
         if ended is not None:
             ended(url, graph)
         return status
@@ -167,12 +166,7 @@ def _progress_query(url: str, graph: Graph, say: Say) -> Callable[[], None]:
 
 
 def _run_children(
-    command: Sequence[str],
-    url: str,
-    workers: int,
-    look: Callable[[], None] | None = None,
-    *,
-    grace_s: float = STOP_MARGIN_S,
+    command: Sequence[str], url: str, workers: int, look: Callable[[], None] | None, grace_s: float
 ) -> int:
     """Run workers under a supervisor to their end, and return the exit status.
 
@@ -181,7 +175,7 @@ def _run_children(
         url: the database.
         workers: the number of workers.
         look: called every second to show progress, above which the workers' output is forwarded; None for no progress.
-        grace_s: seconds that the workers have to drain.
+        grace_s: seconds that the workers give themselves to drain; STOP_MARGIN_S later they are killed.
     """
     environment = {name: value for name, value in os.environ.items() if name != DATABASE_URL + FILE}
     environment[DATABASE_URL] = url
@@ -190,4 +184,5 @@ def _run_children(
     if look is not None:  # we own the terminal
         environment = {"FORCE_COLOR": "1", "PYTHONUNBUFFERED": "1", **environment}
         out, error = (subprocess.PIPE, subprocess.STDOUT) if sys.stdout.isatty() else (None, subprocess.PIPE)
+    grace_s += STOP_MARGIN_S
     return Supervisor(command, environment, workers, out=out, error=error, grace_s=grace_s).run(look)

@@ -86,7 +86,9 @@ def test_pods_are_confined_and_read_mounted_secrets(objects: dict[str, Any], kin
 
     assert mounts.keys() == volumes.keys()
     assert read == files
-    assert not any("URL" in variable["name"] and not variable["name"].endswith("_FILE") for variable in container["env"])
+    assert [variable["name"] for variable in container["env"] if "URL" in variable["name"]] == [
+        variable["name"] for variable in container["env"] if variable["name"].endswith("_FILE")
+    ]
     assert (secret["secretName"], secret["defaultMode"]) == ("millpy", 0o440)
     assert container["command"][-1].startswith(mounts["graphs"] + "/")
     assert spec["securityContext"]["runAsNonRoot"]
