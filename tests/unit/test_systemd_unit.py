@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from millpy.limits import Limits
 from millpy.process.exit import EXIT_CORRUPT, EXIT_USAGE
@@ -49,3 +54,14 @@ def test_unit_is_confined_to_its_state_directory() -> None:
     assert (service["DynamicUser"], service["ProtectSystem"], service["NoNewPrivileges"]) == ("yes", "strict", "yes")
     assert service["WorkingDirectory"] == f"/var/lib/{service['StateDirectory']}"
     assert service["CapabilityBoundingSet"] == ""
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_knows_every_setting(tmp_path: Path) -> None:
+    unit = tmp_path / "millpy@plant.service"
+    unit.write_text(UNIT.read_text().replace("/opt/millpy/bin/millpy", sys.executable))  # a program that exists
+
+    command = ["systemd-analyze", "verify", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+
+    assert (done.returncode, done.stderr) == (0, "")
