@@ -1,17 +1,13 @@
 """`millpy run`: find or start the database, then run one worker here or several as child processes.
 
-The first SIGINT drains the workers, the second one kills them. Child processes are on a leash: they drain when this
-process ends in any way. A killed child is reported but not replaced, because the others take over its intervals. A
-child that stops with an error ends the run with its status.
+Several workers run under a supervisor (`supervisor.py`), which starts those again that are killed.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,14 +21,13 @@ from millpy.config.settings import DATABASE_URL, Settings
 from millpy.embedded import EmbeddedPostgres, embedded_directory
 from millpy.errors import MillError, UsageError
 from millpy.observability.status_line import Say, line, working
-from millpy.process.exit import EXIT_INTERRUPTED, Interrupts
+from millpy.process.supervisor import STOP_MARGIN_S, Supervisor
 
 if TYPE_CHECKING:
     from millpy.graph import Graph
 
 log = structlog.get_logger("millpy.process.launcher")
 WORKERS_MAX = 64
-LOOK_EVERY_S = 1.0
 LOOK_S_MAX = 5.0
 
 
@@ -124,7 +119,8 @@ def run(
                 status = 0
             else:
                 look = None if say is None else _progress_query(url, graph, say)
-                status = _run_children(worker_command(location, only, start, in_workers), url, workers, look)
+                command = worker_command(location, only, start, in_workers)
+                status = _run_children(command, url, workers, look, settings.limits.drain_grace_s)
         if ended is not None:
             ended(url, graph)
         return status
@@ -169,14 +165,17 @@ def _progress_query(url: str, graph: Graph, say: Say) -> Callable[[], None]:
     return look
 
 
-def _run_children(command: Sequence[str], url: str, workers: int, look: Callable[[], None] | None = None) -> int:
-    """Run workers to their end, and return the exit status.
+def _run_children(
+    command: Sequence[str], url: str, workers: int, look: Callable[[], None] | None, grace_s: float
+) -> int:
+    """Run workers under a supervisor to their end, and return the exit status.
 
     Args:
         command: the command line of each worker.
         url: the database.
         workers: the number of workers.
         look: called every second to show progress, above which the workers' output is forwarded; None for no progress.
+        grace_s: seconds that the workers give themselves to drain; STOP_MARGIN_S later they are killed.
     """
     environment = {name: value for name, value in os.environ.items() if name != DATABASE_URL + FILE}
     environment[DATABASE_URL] = url
@@ -185,66 +184,5 @@ def _run_children(command: Sequence[str], url: str, workers: int, look: Callable
     if look is not None:  # we own the terminal
         environment = {"FORCE_COLOR": "1", "PYTHONUNBUFFERED": "1", **environment}
         out, error = (subprocess.PIPE, subprocess.STDOUT) if sys.stdout.isatty() else (None, subprocess.PIPE)
-    children = [
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=out, stderr=error, env=environment, start_new_session=True
-        )
-        for _ in range(workers)
-    ]
-
-    def send(number: signal.Signals) -> None:
-        # Never SIGINT: a child that is still importing has no handler, and Python would print a traceback.
-        for child in children:
-            if child.poll() is None:
-                child.send_signal(number)
-
-    interrupts = Interrupts(lambda: send(signal.SIGTERM), lambda: send(signal.SIGKILL))
-    before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: send(signal.SIGTERM)),
-        signal.SIGINT: signal.signal(signal.SIGINT, interrupts),
-    }
-    watchers = [threading.Thread(target=_watch, args=(child, children), daemon=True) for child in children]
-    for watcher in watchers:
-        watcher.start()
-    try:
-        for watcher in watchers:
-            while look is not None and watcher.is_alive():
-                look()
-                watcher.join(LOOK_EVERY_S)
-            watcher.join()  # a watcher waits for its child and reports its end
-    finally:
-        for child in children:
-            assert child.stdin is not None
-            child.stdin.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    stopped = interrupts.count > 1
-    return EXIT_INTERRUPTED if stopped else exit_status([child.returncode for child in children])
-
-
-def _watch(child: subprocess.Popen[bytes], children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Forward a child's output until it ends, then log how it ended. If it failed, stop the other children."""
-    for written in child.stdout or child.stderr or ():
-        sys.stderr.write(written.decode(errors="replace"))
-    code = child.wait()
-    if code == -signal.SIGTERM:
-        log.info("worker stopped before it had started", pid=child.pid)
-    elif code < 0:
-        left = "the others take over" if any(other.poll() is None for other in children) else "no worker is left"
-        log.warning("worker killed", pid=child.pid, signal=signal.Signals(-code).name, left=left)
-    elif code > 0:
-        log.error("worker failed", pid=child.pid, status=code)
-        for other in children:
-            if other.poll() is None:
-                other.terminate()
-
-
-def exit_status(codes: Sequence[int]) -> int:
-    """Return the run's exit status for those of its workers, which are negative after a signal.
-
-    It is the status of a worker that stopped with an error; else 0 if any worker finished, and 1 if all were killed.
-    """
-    failed = [code for code in codes if code > 0]
-    if failed:
-        return max(failed)
-    return 0 if 0 in codes else 1
+    grace_s += STOP_MARGIN_S
+    return Supervisor(command, environment, workers, out=out, error=error, grace_s=grace_s).run(look)

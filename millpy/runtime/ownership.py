@@ -12,7 +12,7 @@ import logging
 import os
 import platform
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from millpy.errors import GraphVersionError, MillError, SourceUnavailableError, StaleSequencerError, TransientError
@@ -121,11 +121,18 @@ class OwnedIntervals:
 
     async def leave(self, fold_s: float | None) -> None:
         """Fold for at most `fold_s` seconds (None: to the end), release everything and unregister."""
-        with suppress(TimeoutError):  # the next owner folds the rest
+        owned = len(self.intervals)
+        if fold_s is not None:
+            log.info("stopping: folding the state of %d intervals, within %g s", owned, fold_s)
+        try:
             async with asyncio.timeout(fold_s):
                 await self.fold()
+        except TimeoutError:
+            log.info("stopping: not all state is folded; the next owner folds the rest")
         await self.release(list(self.intervals))
         await self._store.unregister(self._context.worker_id)
+        if fold_s is not None:
+            log.info("stopped: released %d intervals to other workers", owned)
 
     async def release(self, interval_ids: Sequence[int]) -> None:
         """Close the sources of these intervals and release them; no stepped turn may contain them."""

@@ -244,6 +244,8 @@ class Worker:
 
     async def _drain(self, grace_s: float | None) -> None:
         """Finish the turn in flight, fold, release and unregister. After `grace_s` stop, and let the lease expire."""
+        if grace_s is not None:
+            log.info("stopping: finishing the turn in flight, within %g s", grace_s)
         try:
             async with asyncio.timeout(grace_s):
                 await self.cycle.await_in_flight()

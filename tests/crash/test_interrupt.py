@@ -59,9 +59,8 @@ def ended(running: subprocess.Popen[str]) -> str:
         running.kill()
 
 
-@pytest.mark.parametrize("arguments", [(), ("--workers", "2")], ids=["one worker", "two workers"])
-def test_worker_drains_at_the_first_interrupt(inbox: Path, database_url: str, arguments: tuple[str, ...]) -> None:
-    running = start(database_url, inbox.parent, *arguments)
+def test_worker_drains_at_the_first_interrupt(inbox: Path, database_url: str) -> None:
+    running = start(database_url, inbox.parent)
     assert running.stderr is not None
     assert any("claimed" in line for line in running.stderr)
 
@@ -70,6 +69,7 @@ def test_worker_drains_at_the_first_interrupt(inbox: Path, database_url: str, ar
 
     assert running.returncode == 0, said
     assert "millpy: draining; press Ctrl-C again to stop at once" in said
+    assert said.index("finishing the turn") < said.index("folding the state") < said.index("stopped: released")
     assert "Traceback" not in said
     with psycopg.connect(database_url) as connection:
         assert connection.execute(OWNED).fetchall() == [(0,)]
@@ -93,3 +93,32 @@ def test_worker_stops_at_once_at_the_second_interrupt(
     assert running.returncode == 130, said
     assert "stopped at once" in said
     assert "Traceback" not in said
+
+
+def children_of(process: subprocess.Popen[str]) -> set[int]:
+    """Return the ids of a process's children, which any of its threads may have started."""
+    lists = Path(f"/proc/{process.pid}/task").glob("*/children")
+    return {int(pid) for children in lists for pid in children.read_text().split()}
+
+
+def test_killed_worker_is_restarted_and_drains_with_the_others(inbox: Path, database_url: str) -> None:
+    running = start(database_url, inbox.parent, "--workers", "2")
+    assert running.stderr is not None
+    try:
+        assert any("claimed" in line for line in running.stderr)
+        first = children_of(running)
+        os.kill(min(first), signal.SIGKILL)
+        assert any("restarting worker" in line for line in running.stderr)
+        assert any("claimed" in line for line in running.stderr)
+        second = children_of(running)
+        running.send_signal(signal.SIGINT)
+    finally:
+        said = ended(running)
+
+    assert len(first & second) == 1
+    assert len(second - first) == 1
+    assert running.returncode == 0, said
+    assert "millpy: draining; press Ctrl-C again to stop at once" in said
+    assert "Traceback" not in said
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute(OWNED).fetchall() == [(0,)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
@@ -12,14 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import structlog
 
 from millpy.admin.loaders import TimeText, utc_text
 from millpy.cli.demo import examples
 from millpy.cli.json_output import json_text
 from millpy.cli.text_table import continued, fitted, table
-from millpy.process import launcher as launch
-from millpy.process.launcher import exit_status
 from tests.commands import run_millpy
 from tests.forked import fork_millpy
 
@@ -222,45 +218,6 @@ def test_followed_rows_keep_the_columns() -> None:
 
     assert first.split("\n")[-1] == "hall    1"
     assert second == "h       22"
-
-
-@pytest.mark.parametrize(
-    ("codes", "status"),
-    [([0, 0], 0), ([0, -9], 0), ([-9, -9], 1), ([0, 2], 2), ([3, 1, -15], 3)],
-)
-def test_run_exits_with_the_status_of_its_workers(codes: list[int], status: int) -> None:
-    assert exit_status(codes) == status
-
-
-INTERRUPTS_ITS_PARENT = """
-import os, select, signal, sys
-while not select.select([sys.stdin], [], [], 0.05)[0]:
-    os.kill(os.getppid(), signal.SIGINT)
-"""
-
-
-def test_interrupt_before_a_worker_starts_prints_no_traceback(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    before = signal.signal(signal.SIGINT, lambda *_: None)  # for the moment before the run has its own
-    try:
-        launch._run_children([sys.executable, "-c", INTERRUPTS_ITS_PARENT], "postgresql://", workers=1)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def test_last_killed_worker_has_no_successor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "log", structlog.get_logger())  # a command before may have bound the module's for good
-    with structlog.testing.capture_logs() as logged:
-        launch._run_children(
-            [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"],
-            "postgresql://",
-            workers=1,
-        )
-
-    assert [line["left"] for line in logged] == ["no worker is left"]
 
 
 def test_demonstration_can_be_run() -> None:

@@ -1,0 +1,193 @@
+"""The supervisor of `millpy run --workers N`: keeps N worker processes running until the graph ends or a signal comes.
+
+A worker that is killed, or that fails with status 1, is started again after a pause that doubles from BACKOFF_S to
+BACKOFF_S_MAX. A worker that has run for STEADY_S begins with the shortest pause again. After RESTARTS_MAX restarts of
+one worker in a row the run ends, and so it does at once for a reason that a restart does not change: a wrong graph or
+setting (status 2), or corrupt data (status 3). The statuses are those of `process/exit.py`.
+
+The workers are on a leash, their standard input: they drain when this process ends, also by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from millpy.clock import SystemClock
+from millpy.process.exit import EXIT_FAILED, EXIT_INTERRUPTED, Interrupts
+
+log = structlog.get_logger("millpy.process.supervisor")
+BACKOFF_S = 1.0
+BACKOFF_S_MAX = 60.0
+STEADY_S = 60.0
+RESTARTS_MAX = 8
+STOP_MARGIN_S = 5.0
+LOOK_EVERY_S = 1.0
+PAUSE_S = 0.1
+
+
+def backoff_s(restarts: int) -> float:
+    """Return the pause in seconds before a restart, of which `restarts` came before it in a row."""
+    return min(BACKOFF_S * 2.0 ** min(restarts, 32), BACKOFF_S_MAX)
+
+
+def may_restart(code: int) -> bool:
+    """Tell whether a worker that ended with this code, negative for a signal, may do better when it is started again.
+
+    A SIGTERM ends a process only before it has a handler, that is before it has started.
+    """
+    return code == EXIT_FAILED or (code < 0 and code != -signal.SIGTERM)
+
+
+def exit_status(codes: Sequence[int]) -> int:
+    """Return the run's exit status for those of its workers, which are negative after a signal.
+
+    It is the status of a worker that stopped with an error; else 0 if any worker finished, and 1 if all were killed.
+    """
+    failed = [code for code in codes if code > 0]
+    if failed:
+        return max(failed)
+    return 0 if 0 in codes else 1
+
+
+class Supervisor:
+    """Runs workers as child processes and starts those again that are killed or fail.
+
+    Args:
+        command: the command line of each worker.
+        environment: the environment of each worker.
+        workers: the number of workers.
+        out: where a worker's standard output goes, as for `subprocess.Popen`.
+        error: where its standard error goes.
+        grace_s: seconds that workers have to drain, after which they are killed.
+        backoff: returns the pause in seconds for the number of restarts in a row.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        workers: int,
+        *,
+        out: int | None = None,
+        error: int | None = None,
+        grace_s: float,
+        backoff: Callable[[int], float] = backoff_s,
+    ) -> None:
+        self._command, self._environment = command, environment
+        self._out, self._error = out, error
+        self._grace_s, self._backoff = grace_s, backoff
+        self._clock = SystemClock()
+        self._children: list[subprocess.Popen[bytes] | None] = [None] * workers
+        self._codes: list[int | None] = [None] * workers
+        self._sent: signal.Signals | None = None  # the signal that every worker gets, also one that is just starting
+        self._stop_at: float | None = None
+
+    def run(self, look: Callable[[], None] | None = None) -> int:
+        """Run the workers to their end, and return the exit status.
+
+        The first SIGTERM or SIGINT drains the workers. The second one kills them.
+
+        Args:
+            look: called every second, to show progress.
+        """
+        interrupts = Interrupts(lambda: self._send(signal.SIGTERM), lambda: self._send(signal.SIGKILL))
+        before = {number: signal.signal(number, interrupts) for number in (signal.SIGTERM, signal.SIGINT)}
+        slots = [
+            threading.Thread(target=self._keep, args=(slot,), name=f"worker-{slot}", daemon=True)
+            for slot in range(len(self._children))
+        ]
+        for thread in slots:
+            thread.start()
+        try:
+            while any(thread.is_alive() for thread in slots):
+                if look is not None:
+                    look()
+                next((thread for thread in slots if thread.is_alive()), slots[0]).join(LOOK_EVERY_S)
+                self._enforce_grace()
+        finally:
+            for child in self._children:
+                if child is not None and child.stdin is not None:
+                    child.stdin.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if interrupts.count > 1:
+            return EXIT_INTERRUPTED
+        return exit_status([code for code in self._codes if code is not None])
+
+    def _send(self, number: signal.Signals) -> None:
+        """Send a signal to all workers. It runs in a signal handler, too, so it takes no lock and does not log."""
+        # Never SIGINT: a child that is still importing has no handler, and Python would print a traceback.
+        if self._sent is not signal.SIGKILL:
+            self._sent = number
+        if self._stop_at is None:
+            self._stop_at = self._clock.monotonic() + self._grace_s
+        for child in self._children:
+            if child is not None and child.poll() is None:
+                child.send_signal(number)
+
+    def _enforce_grace(self) -> None:
+        if self._stop_at is not None and self._clock.monotonic() >= self._stop_at and self._sent != signal.SIGKILL:
+            log.warning("workers did not drain in time; killing them", grace_s=self._grace_s)
+            self._send(signal.SIGKILL)
+
+    def _keep(self, slot: int) -> None:
+        """Keep one worker running, and record the code of its last process."""
+        restarts, pause = 0, threading.Event()
+        try:
+            while self._sent is None:
+                started = self._clock.monotonic()
+                code = self._codes[slot] = self._run_child(slot)
+                if self._sent is not None or not may_restart(code):
+                    return
+                if self._clock.monotonic() - started >= STEADY_S:
+                    restarts = 0
+                if restarts == RESTARTS_MAX:
+                    log.error("worker ended too often in a row; ending the run", worker=slot, restarts=restarts)
+                    self._codes[slot] = max(code, EXIT_FAILED)
+                    return
+                due_s = self._backoff(restarts)
+                restarts += 1
+                log.warning("restarting worker", worker=slot, in_s=due_s, restarts=restarts, of=RESTARTS_MAX)
+                due = self._clock.monotonic() + due_s
+                while self._sent is None and self._clock.monotonic() < due:
+                    pause.wait(min(PAUSE_S, due_s))
+        except OSError as error:  # no process or no memory for one
+            log.error("cannot start a worker", worker=slot, reason=error.strerror)
+            self._codes[slot] = EXIT_FAILED
+        finally:
+            if (self._codes[slot] or 0) > 0 and self._sent is None:
+                self._send(signal.SIGTERM)  # a failed worker ends the run
+
+    def _run_child(self, slot: int) -> int:
+        """Run one process to its end, forward its output, log how it ended, and return its code."""
+        child = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=self._out,
+            stderr=self._error,
+            env=self._environment,
+            start_new_session=True,
+        )
+        self._children[slot] = child
+        if self._sent is not None:  # while it was being made
+            child.send_signal(self._sent)
+        for written in child.stdout or child.stderr or ():
+            sys.stderr.write(written.decode(errors="replace"))
+        code = child.wait()
+        assert child.stdin is not None
+        child.stdin.close()
+        if code == -signal.SIGTERM:
+            log.info("worker stopped before it had started", worker=slot, pid=child.pid)
+        elif code < 0:
+            others = any(other is not None and other.poll() is None for other in self._children)
+            left = "the others take over" if others else "no other worker runs"
+            log.warning("worker killed", worker=slot, pid=child.pid, signal=signal.Signals(-code).name, left=left)
+        elif code > 0:
+            log.error("worker failed", worker=slot, pid=child.pid, status=code)
+        return code

@@ -1,0 +1,115 @@
+"""The supervisor of `millpy run --workers N`: which workers it starts again, and how its run ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import structlog
+
+from millpy.process import supervisor
+from millpy.process.supervisor import BACKOFF_S_MAX, RESTARTS_MAX, Supervisor, backoff_s, exit_status, may_restart
+
+KILLS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+KILLED_ONCE = """
+import os, signal, sys
+try:
+    os.close(os.open(sys.argv[1], os.O_CREAT | os.O_EXCL))
+except FileExistsError:
+    sys.exit(0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+INTERRUPTS_ITS_PARENT = """
+import os, select, signal, sys
+while not select.select([sys.stdin], [], [], 0.05)[0]:
+    os.kill(os.getppid(), signal.SIGINT)
+"""
+TERMINATES_ITS_PARENT = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: {handler})
+os.kill(os.getppid(), signal.SIGTERM)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> structlog.testing.LogCapture:
+    capture = structlog.testing.LogCapture()
+    logger = structlog.wrap_logger(None, processors=[capture])  # one of its own: a command before may have bound it
+    monkeypatch.setattr(supervisor, "log", logger)
+    return capture
+
+
+def run(script: str, *arguments: str, grace_s: float = 30.0) -> int:
+    command = [sys.executable, "-I", "-S", "-c", script, *arguments]
+    return Supervisor(command, os.environ, 1, grace_s=grace_s, backoff=lambda _: 0.0).run()
+
+
+def events(logged: structlog.testing.LogCapture) -> list[str]:
+    return [str(line["event"]) for line in logged.entries]
+
+
+@pytest.mark.parametrize(
+    ("codes", "status"),
+    [([0, 0], 0), ([0, -9], 0), ([-9, -9], 1), ([0, 2], 2), ([3, 1, -15], 3)],
+)
+def test_run_exits_with_the_status_of_its_workers(codes: list[int], status: int) -> None:
+    assert exit_status(codes) == status
+
+
+def test_pause_doubles_up_to_its_bound() -> None:
+    assert [backoff_s(restarts) for restarts in (0, 1, 2, 6, 10_000)] == [1, 2, 4, BACKOFF_S_MAX, BACKOFF_S_MAX]
+
+
+@pytest.mark.parametrize(
+    ("code", "again"), [(0, False), (1, True), (2, False), (3, False), (-9, True), (-11, True), (-15, False)]
+)
+def test_only_what_a_restart_may_change_is_restarted(code: int, again: bool) -> None:
+    assert may_restart(code) is again
+
+
+def test_killed_worker_is_started_again(logged: structlog.testing.LogCapture, tmp_path: Path) -> None:
+    assert run(KILLED_ONCE, str(tmp_path / "killed")) == 0
+
+    assert events(logged) == ["worker killed", "restarting worker"]
+
+
+def test_worker_that_is_killed_again_and_again_ends_the_run(logged: structlog.testing.LogCapture) -> None:
+    assert run(KILLS_ITSELF) == 1
+
+    assert events(logged).count("worker killed") == RESTARTS_MAX + 1
+    assert events(logged)[-1] == "worker ended too often in a row; ending the run"
+    assert {line["left"] for line in logged.entries if "left" in line} == {"no other worker runs"}
+
+
+def test_wrong_graph_ends_the_run_at_once(logged: structlog.testing.LogCapture) -> None:
+    assert run("import sys; sys.exit(2)") == 2
+
+    assert events(logged) == ["worker failed"]
+
+
+def test_sigterm_drains_the_workers(logged: structlog.testing.LogCapture) -> None:
+    assert run(TERMINATES_ITS_PARENT.format(handler="sys.exit(0)")) == 0
+
+    assert "restarting worker" not in events(logged)
+
+
+def test_worker_that_does_not_drain_in_time_is_killed(logged: structlog.testing.LogCapture) -> None:
+    assert run(TERMINATES_ITS_PARENT.format(handler="None"), grace_s=0.1) == 1
+
+    assert "workers did not drain in time; killing them" in events(logged)
+    assert "restarting worker" not in events(logged)
+
+
+def test_interrupt_before_a_worker_starts_prints_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # for the moment before the run has its own
+    try:
+        run(INTERRUPTS_ITS_PARENT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert "Traceback" not in capfd.readouterr().err
