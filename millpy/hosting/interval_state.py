@@ -215,4 +215,5 @@ def intake_settings(plan: ComputationPlan, limits: Limits) -> IntakeSettings:
         pause_above=node.pause_above,
         devices=plan.devices(),
         limits=limits,
+        format=node.source.payload_format(),
     )

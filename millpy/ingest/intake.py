@@ -29,12 +29,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpy.ingest.dead_letters import DeadLetterCollector, replay_batch_of
+from millpy.formats import Format
+from millpy.ingest.dead_letters import DeadLetterCollector, outcomes_of, replay_rows_of
 from millpy.ingest.decode import Decoder, DecodeResult
 from millpy.ingest.dedupe import DedupeIds, DedupeIndex
 from millpy.ingest.device_stats import DeviceStats
 from millpy.ingest.disorder import Disorder
 from millpy.ingest.error_rate import RecentErrorRate
+from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, IdlePolicy, Unit, Wait
 from millpy.ingest.site_watermarks import SiteColumn, SiteWatermarks, sites_of
@@ -60,7 +62,10 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeSettings:
-    """Settings of an injector of the graph; `computation` is its name, by default the stream's."""
+    """Settings of an injector of the graph; `computation` is its name, by default the stream's.
+
+    `format` is the format by which the source expands messages, for the replay of those that it could not.
+    """
 
     stream: str
     record_type: RecordType
@@ -71,6 +76,7 @@ class IntakeSettings:
     devices: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     computation: str = ""
+    format: Format | None = None
 
     @property
     def sites(self) -> str:
@@ -116,6 +122,7 @@ class IntakeResult:
         rows: the row of each accepted record in the source batch.
         letter_of: (record, reason, detail) -> a dead letter for an accepted record that a later operator rejects.
         outcomes: the outcome of each request, if the step was a replay.
+        requested: the request of each row of a replay; a message has a row for each of its records.
         pause: set if too many records were dead-lettered; the source pauses after this step.
     """
 
@@ -127,6 +134,7 @@ class IntakeResult:
     dead_letters: list[DeadLetter] = field(default_factory=list)
     dedupe_run: DedupeRun | None = None
     outcomes: list[RequestOutcome] = field(default_factory=list)
+    requested: Sequence[int] = ()
     pause: Pause | None = None
     rows: npt.NDArray[np.int64] | None = None
     letter_of: Callable[[int, str, str], DeadLetter] | None = None
@@ -147,6 +155,7 @@ class Intake:
         self._decoder = Decoder(
             settings.record_type, time_field=settings.event_time.field, record_bytes_max=limits.record_bytes_max
         )
+        self._expander = Expander(settings.format, settings.record_type, limits) if settings.format else None
         self._ids = DedupeIds(settings.dedupe, settings.record_type) if settings.dedupe else None
         self._seen = DedupeIndex(settings.dedupe.within_us if settings.dedupe else 0, runs)
         self._error_rate = RecentErrorRate(settings.pause_above)
@@ -363,11 +372,14 @@ class Intake:
         result = self.empty_result()
         self._counts["dead_lettered"] -= len(requests)
         self._follow(clock)
-        letters = self._take(replay_batch_of(requests, arrived_at), result, clock, requests)
+        rows = replay_rows_of(requests, arrived_at, self._expander)
+        self._counts["injected"] += len(rows.requests) - len(requests)  # a message counts its records
+        letters = self._take(rows.taken, result, clock, rows.requests)
         if self._sites is not None:
             result.records.sites = self._sites.take_progress()  # of sites that a replayed record is the first of
-        result.outcomes = [RequestOutcome(request, letters.of_row(row)) for row, request in enumerate(requests)]
-        result.dead_letters = []
+        result.outcomes, result.dead_letters = outcomes_of(requests, rows.requests, letters)
+        places = {id(request): place for place, request in enumerate(requests)}
+        result.requested = [places[id(request)] for request in rows.requests]
         result.delta = self._whole_delta(clock.now_us)
         return result
 

@@ -14,7 +14,7 @@ from millpy.ingest.protocol import RejectedRow, TakeBound
 from millpy.limits import Limits
 from millpy.sources.files.byte_reader import FilePosition, StoppedError, check_same, recognize
 from millpy.sources.files.file_queue import FileQueue, NextFile, Notes
-from millpy.sources.files.line_reader import FilePiece, Format, LineReader
+from millpy.sources.files.line_reader import ExpandedLines, FilePiece, Format, LineReader
 from millpy.sources.files.parquet_reader import ParquetReader
 
 BROKEN = "broken_file"
@@ -38,6 +38,7 @@ class FileReader:
         fields: the columns to read from Parquet files; empty for all.
         limits: bounds on records, bundles and reads.
         bound: the bound of a piece; by default a bundle of `limits`.
+        lines: what expands lines by a payload format; None for JSON, CSV and Parquet.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class FileReader:
         fields: tuple[str, ...],
         limits: Limits,
         bound: TakeBound | None = None,
+        lines: ExpandedLines | None = None,
     ) -> None:
         self._queue = queue
         self._notes = notes
@@ -58,6 +60,7 @@ class FileReader:
         self._fields = fields
         self._limits = limits
         self._bound = bound
+        self._lines = lines
         self._opened: BinaryIO | None = None
         self._file: LineReader | ParquetReader | None = None
         self._size = 0  # size of the open file when it was opened
@@ -133,7 +136,7 @@ class FileReader:
             self._at = piece.after
             if piece.ended:
                 self._finish(piece)
-            if piece.block or piece.payloads or piece.batch is not None or piece.ended:
+            if piece.block or piece.payloads or piece.batch is not None or piece.ended or piece.moved:
                 piece.notes = {**self._pending, **piece.notes}
                 self._pending = {}
                 return piece
@@ -153,7 +156,7 @@ class FileReader:
         if kind == "parquet":
             self._file = ParquetReader(position, opened, self._fields, self._limits, self._bound)
         else:
-            self._file = LineReader(position, opened, kind, self._limits, self._stopping, self._bound)
+            self._file = LineReader(position, opened, kind, self._limits, self._stopping, self._bound, self._lines)
         self._resume = None
         self._pending.update(self._queue.changed_notes())
 

@@ -32,6 +32,8 @@ from typing import Any
 
 from millpy.clock import random_id
 from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.formats import Format
+from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import RejectedRow, SourceBatch, SourceSetup
 from millpy.sources.mqtt.address import BrokerAddress
 from millpy.sources.mqtt.connection import MqttConnection
@@ -51,7 +53,15 @@ _MARKER_PATIENCE_S = 10.0
 class _Session:
     """The messages that one connection has delivered and we have not acknowledged; discarded with the connection."""
 
-    def __init__(self, setup: SourceSetup, address: BrokerAddress, pattern: TopicPattern, *, retained: bool) -> None:
+    def __init__(
+        self,
+        setup: SourceSetup,
+        address: BrokerAddress,
+        pattern: TopicPattern,
+        *,
+        retained: bool,
+        format: Format | None,
+    ) -> None:
         self._setup = setup
         self._limits = limits = setup.limits
         record_type = setup.record_type
@@ -63,6 +73,7 @@ class _Session:
             bytes_max=limits.bundle_bytes_max,
             complete=TopicFields(pattern, record_type) if pattern.levels and record_type is not None else None,
             digests=setup.deduplicated,
+            expander=Expander(format, record_type, limits) if format is not None and record_type is not None else None,
         )
         self.connection: MqttConnection = MqttConnection(
             address,
@@ -145,6 +156,7 @@ class _Session:
             records_max=min(self._take_max, bound.records),
             bytes_max=bound.bytes,
             is_committed=redeliveries.recognize,
+            arrived_at=self._setup.clock.now_us(),
         )
         self.drained |= (self.marker_topic, self.marker) in bundle.markers
         left = self.inbox.received - self.inbox.records
@@ -203,8 +215,17 @@ class _Token:
 class MqttInjector:
     """Reads one topic filter, and reconnects in the background; `retained`: whether retained messages are records."""
 
-    def __init__(self, setup: SourceSetup, address: BrokerAddress, pattern: TopicPattern, *, retained: bool) -> None:
+    def __init__(
+        self,
+        setup: SourceSetup,
+        address: BrokerAddress,
+        pattern: TopicPattern,
+        *,
+        retained: bool,
+        format: Format | None = None,
+    ) -> None:
         self._setup = setup
+        self._format = format
         self._address = address
         self._pattern = pattern
         self._retained = retained
@@ -230,7 +251,7 @@ class MqttInjector:
         self._keeper.add_done_callback(lambda _: self._setup.ready.set())
 
     async def _connect(self) -> _Session:
-        session = _Session(self._setup, self._address, self._pattern, retained=self._retained)
+        session = _Session(self._setup, self._address, self._pattern, retained=self._retained, format=self._format)
         await session.connection.open()
         subscribing = session.subscribe(self._subscribe(session))
         full = asyncio.create_task(session.full.wait(), name="millpy-mqtt-full")
@@ -329,8 +350,9 @@ class MqttInjector:
             format="json",
             arrived_at=self._setup.clock.now_us(),
             payloads=bundle.payloads(),
-            refused=[RejectedRow(row, "oversize", why) for row, why in bundle.refused],
+            refused=[*(RejectedRow(row, "oversize", why) for row, why in bundle.refused), *bundle.bad],
             describe=bundle.describe(),
+            messages=bundle.messages,
             notes=notes,
             token=token,
             records=bundle.counted,
