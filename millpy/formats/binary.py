@@ -17,6 +17,8 @@ from millpy.formats.values import json_of
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 
+_PLAIN = Json()
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class _Binary(Format):
@@ -26,7 +28,7 @@ class _Binary(Format):
         inside: how records are found in the decoded value, as in JSON; by default it is a record, or a list of them.
     """
 
-    inside: Json = Json()
+    inside: Json = _PLAIN
 
     @property
     def reads_lines(self) -> bool:
@@ -40,7 +42,7 @@ class _Binary(Format):
     def identity(self) -> Identity:
         """Describe the format."""
         own = self.inside.identity()
-        return {"kind": self._kind, **({} if own == Json().identity() else {"inside": own})}
+        return {"kind": self._kind, **({} if own == _PLAIN.identity() else {"inside": own})}
 
     def validate(self, record_type: RecordType) -> None:
         """Check the record class. Raises GraphError."""
@@ -95,12 +97,12 @@ class Cbor(_Binary):
         """Check the record class, and that the package is there. Raises GraphError, ConfigError."""
         _Binary.validate(self, record_type)
         try:
-            import cbor2  # noqa: F401, PLC0415
+            import cbor2  # noqa: F401
         except ImportError as error:
             raise ConfigError("CBOR needs the package cbor2", hint=to_install("cbor")) from error
 
     def _value(self, payload: bytes) -> Any:
-        import cbor2  # noqa: PLC0415
+        import cbor2
 
         with BytesIO(payload) as stream:
             value = cbor2.load(stream, tag_hook=_refuse_tag)

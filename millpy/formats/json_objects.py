@@ -120,60 +120,65 @@ class Json(Format):
 
     def reader(self, record_type: RecordType) -> Reader:
         """Return a function that finds the records of a message."""
+        return _JsonReader(self, record_type).read
+
+
+class _JsonReader:
+    """Reads the messages of one form into one record type."""
+
+    def __init__(self, form: Json, record_type: RecordType) -> None:
         names = encoded_names(record_type)
-        envelope = [(names[name], steps) for name, steps in self.envelope.items()]
-        fields = [(names[name], steps) for name, steps in self.fields.items()]
-        arrival = None if self.arrival is None else names[self.arrival]
-        arrived = None if self.arrival is None else arrival_writer(record_type, self.arrival)
-        plain = not (envelope or fields or arrival)
+        self._path, self._many = form.path, form.many
+        self._envelope = [(names[name], steps) for name, steps in form.envelope.items()]
+        self._fields = [(names[name], steps) for name, steps in form.fields.items()]
+        self._arrival = "" if form.arrival is None else names[form.arrival]
+        self._arrived = None if form.arrival is None else arrival_writer(record_type, form.arrival)
+        self._changes = bool(self._envelope or self._fields or self._arrival)
 
-        def merged(message: Message, outer: dict[str, msgspec.Raw], text: bytes) -> Part:
-            if plain or text.lstrip(_SPACE)[:1] != b"{":
-                return text  # the record class decides what is no object
-            own = _OBJECT.decode(text)
-            inner = [(name, _found(text, steps)) for name, steps in fields]
-            found = outer | own
-            for name, value in inner:
-                if value is not None:
-                    found[name] = msgspec.Raw(value)
-                else:
-                    found.pop(name, None)
-                    if name in outer:
-                        found[name] = outer[name]
-            if arrival is not None and arrived is not None and arrival not in found:
-                found[arrival] = msgspec.Raw(arrived(message))
-            return msgspec.json.encode(found)
-
-        def of_envelope(message: Message, text: bytes) -> Iterable[Part]:
-            taken = [(name, _found(text, steps)) for name, steps in envelope]
+    def read(self, message: Message) -> Iterable[Part]:
+        """Yield the records of a message."""
+        text = message.payload.removeprefix(b"\xef\xbb\xbf")
+        text.decode()  # msgspec does not check the text that it skips
+        _ANY.decode(text)
+        envelopes = map(bytes, _LIST.decode(text)) if text.lstrip(_SPACE)[:1] == b"[" else (text,)
+        for envelope in envelopes:
+            taken = [(name, _found(envelope, steps)) for name, steps in self._envelope]
             outer = {name: msgspec.Raw(value) for name, value in taken if value is not None}
-            record = _found(text, self.path)
-            if record is None:
-                raise ValueError(f"nothing at {'.'.join(self.path)}")
-            if not self.many:
-                yield merged(message, outer, record)
-                return
-            if record.lstrip(_SPACE)[:1] != b"{" and not self.many[0].isdigit():
-                raise ValueError(f"no object with {'.'.join(self.many)}")
-            listed = _found(record, self.many)
-            if listed is None or listed.strip(_SPACE) == b"null":
-                return
-            if listed.lstrip(_SPACE)[:1] != b"[":
-                raise ValueError(f"{'.'.join(self.many)} is not a list")
-            for item in _LIST.decode(listed):
-                yield merged(message, outer, bytes(item))
+            for record in self._records(envelope):
+                yield self._merged(message, outer, record)
 
-        def read(message: Message) -> Iterable[Part]:
-            text = message.payload.removeprefix(b"\xef\xbb\xbf")
-            text.decode()  # msgspec does not check the text that it skips
-            _ANY.decode(text)
-            if text.lstrip(_SPACE)[:1] != b"[":
-                yield from of_envelope(message, text)
-                return
-            for item in _LIST.decode(text):
-                yield from of_envelope(message, bytes(item))
+    def _records(self, envelope: bytes) -> Iterable[bytes]:
+        record = _found(envelope, self._path)
+        if record is None:
+            raise ValueError(f"there is nothing at {'.'.join(self._path)}")
+        if not self._many:
+            return (record,)
+        if record.lstrip(_SPACE)[:1] not in (b"{", b"["):
+            raise ValueError(f"there is no object with {'.'.join(self._many)}")
+        listed = _found(record, self._many)
+        if listed is None or listed.strip(_SPACE) == b"null":
+            return ()
+        if listed.lstrip(_SPACE)[:1] != b"[":
+            raise ValueError(f"{'.'.join(self._many)} is not a list")
+        return map(bytes, _LIST.decode(listed))
 
-        return read
+    def _merged(self, message: Message, outer: dict[str, msgspec.Raw], text: bytes) -> Part:
+        """Return a record with what it gets from its envelope, from deeper inside and from its arrival."""
+        if not self._changes or text.lstrip(_SPACE)[:1] != b"{":
+            return text  # the record class decides what is no object
+        own = _OBJECT.decode(text)
+        found = outer | own
+        for name, steps in self._fields:
+            value = _found(text, steps)
+            if value is not None:
+                found[name] = msgspec.Raw(value)
+            elif name in outer:
+                found[name] = outer[name]
+            else:
+                found.pop(name, None)
+        if self._arrived is not None and self._arrival not in found:
+            found[self._arrival] = msgspec.Raw(self._arrived(message))
+        return msgspec.json.encode(found)
 
 
 def _written(steps: tuple[str, ...]) -> Any:

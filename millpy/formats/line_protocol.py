@@ -30,7 +30,9 @@ _TAG = re.compile(rf",({_NAME})=({_NAME})")
 _FIELD = re.compile(rf'({_NAME})=(?:"((?:[^"\\]|\\.)*)"|([^, "]+))', re.DOTALL)
 _TIME = re.compile(r"-?[0-9]{1,19}")
 _INTEGER = re.compile(r"(-?[0-9]{1,20})[iu]")
-_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_MARKS = re.compile(r'\\[^\n]|["\n]')
+_SPACES = re.compile(" *")
+_UNESCAPE_MEASUREMENT = re.compile(r"\\([, ])")
 _UNESCAPE = re.compile(r"\\([,= ])")
 _UNESCAPE_TEXT = re.compile(r'\\(["\\])')
 _TRUE = ("t", "T", "true", "True", "TRUE")
@@ -70,8 +72,9 @@ class LineProtocol(Format):
 
     def identity(self) -> Identity:
         """Describe the format."""
-        more = {**({"measurement": self.measurement} if self.measurement else {}), **({"arrival": True} if self.arrival else {})}
-        return {"kind": "line_protocol", "precision": self.precision, "time": self.time, **more}
+        more = {"measurement": self.measurement, "arrival": self.arrival}
+        plain = {"precision": self.precision, "time": self.time}
+        return {"kind": "line_protocol", **plain, **{name: value for name, value in more.items() if value}}
 
     def validate(self, record_type: RecordType) -> None:
         """Check the fields. Raises GraphError."""
@@ -83,75 +86,87 @@ class LineProtocol(Format):
 
     def reader(self, record_type: RecordType) -> Reader:
         """Return a function that reads the lines of a message."""
+        return _LinesReader(self, record_type).read
+
+
+class _LinesReader:
+    """Reads lines into one record type."""
+
+    def __init__(self, form: LineProtocol, record_type: RecordType) -> None:
         names = encoded_names(record_type)
-        wanted = set(names.values())
-        kinds = {name: record_type.field_type(own) for own, name in names.items()}
-        measurement = None if self.measurement is None else names[self.measurement]
-        time = names[self.time]
-        as_int = record_type.field_type(self.time) is int
-        unit = _NS[self.precision]
+        self._kinds = {name: record_type.field_type(own) for own, name in names.items()}
+        self._measurement = None if form.measurement is None else names[form.measurement]
+        self._time = names[form.time]
+        self._as_int = record_type.field_type(form.time) is int
+        self._unit_ns = _NS[form.precision]
+        self._arrival = form.arrival
 
-        def time_of(text: str, message: Message) -> bytes | None:
-            if not text:
-                if not self.arrival:
-                    return None
-                return b"%d" % (message.arrived_at * 1_000 // unit) if as_int else msgspec.json.encode(message.arrival)
-            if not _TIME.fullmatch(text):
-                raise ValueError(f"{text[:50]!r} is not a time")
-            if as_int:
-                return str(int(text)).encode()
+    def read(self, message: Message) -> Iterable[Part]:
+        """Yield the records of the lines of a message."""
+        for line in _lines(message.payload.decode()):
+            text = line.removesuffix("\r").strip(" ")
+            if not text or text.startswith("#"):
+                continue
             try:
-                return msgspec.json.encode(_EPOCH + timedelta(microseconds=int(text) * unit // 1_000))
-            except OverflowError:
-                raise ValueError(f"the time {text} is outside the years 1 to 9999") from None
+                yield self._record(text, message)
+            except ValueError as error:
+                yield BadPart(line.encode(), str(error))
 
-        def record_of(line: str, message: Message) -> bytes:
-            found = _MEASUREMENT.match(line)
-            if found is None:
-                raise ValueError("no measurement")
-            values: dict[str, bytes] = {}
-            if measurement is not None:
-                values[measurement] = msgspec.json.encode(re.sub(r"\\([, ])", r"\1", found[0]))
-            place = found.end()
-            while tag := _TAG.match(line, place):
-                name = _plain(tag[1])
-                if name in wanted:
-                    values[name] = _tag_value(_plain(tag[2]), kinds[name])
-                place = tag.end()
-            if line[place : place + 1] != " ":
-                raise ValueError(f"unexpected {line[place : place + 20]!r} behind the tags")
-            place += len(line[place:]) - len(line[place:].lstrip(" "))
-            while True:
-                field = _FIELD.match(line, place)
-                if field is None:
-                    raise ValueError(f"{line[place : place + 20]!r} is not a field")
-                name = _plain(field[1])
-                value = _field_value(field)
-                if name in wanted:
-                    values[name] = value
-                place = field.end()
-                if line[place : place + 1] != ",":
-                    break
-                place += 1
-            rest = line[place:]
-            if rest and rest[0] != " ":
-                raise ValueError(f"unexpected {rest[:20]!r} behind a field")
-            at = time_of(rest.strip(" "), message)
-            if at is not None:
-                values[time] = at
-            return msgspec.json.encode({name: msgspec.Raw(value) for name, value in values.items()})
+    def _record(self, line: str, message: Message) -> bytes:
+        found = _MEASUREMENT.match(line)
+        if found is None:
+            raise ValueError("there is no measurement")
+        values: dict[str, msgspec.Raw] = {}
+        if self._measurement is not None:
+            values[self._measurement] = msgspec.Raw(msgspec.json.encode(_UNESCAPE_MEASUREMENT.sub(r"\1", found[0])))
+        place = self._take_tags(line, found.end(), values)
+        if line[place : place + 1] != " ":
+            raise ValueError(f"{line[place : place + 20]!r} follows the tags")
+        place = self._take_fields(line, _SPACES.match(line, place).end(), values)  # type: ignore[union-attr]
+        at = self._time_of(line[place:].strip(" "), message)
+        if at is not None:
+            values[self._time] = msgspec.Raw(at)
+        return msgspec.json.encode(values)
 
-        def read(message: Message) -> Iterable[Part]:
-            for line in _lines(message.payload.decode()):
-                text = line.removesuffix("\r").strip(" ")
-                if not text or text.startswith("#"):
-                    continue
-                try:
-                    yield record_of(text, message)
-                except ValueError as error:
-                    yield BadPart(line.encode(), str(error))
+    def _take_tags(self, line: str, place: int, values: dict[str, msgspec.Raw]) -> int:
+        while tag := _TAG.match(line, place):
+            name = _plain(tag[1])
+            if name in self._kinds:
+                values[name] = msgspec.Raw(_tag_value(_plain(tag[2]), self._kinds[name]))
+            place = tag.end()
+        return place
 
-        return read
+    def _take_fields(self, line: str, place: int, values: dict[str, msgspec.Raw]) -> int:
+        while True:
+            field = _FIELD.match(line, place)
+            if field is None:
+                raise ValueError(f"{line[place : place + 20]!r} is not a field")
+            name, value = _plain(field[1]), _field_value(field)
+            if name in self._kinds:
+                values[name] = msgspec.Raw(value)
+            place = field.end()
+            follows = line[place : place + 1]
+            if follows in ("", " "):
+                return place
+            if follows != ",":
+                raise ValueError(f"{line[place : place + 20]!r} follows a field")
+            place += 1
+
+    def _time_of(self, text: str, message: Message) -> bytes | None:
+        if not text:
+            if not self._arrival:
+                return None
+            if self._as_int:
+                return b"%d" % (message.arrived_at * 1_000 // self._unit_ns)
+            return msgspec.json.encode(message.arrival)
+        if not _TIME.fullmatch(text):
+            raise ValueError(f"{text[:50]!r} is not a time")
+        if self._as_int:
+            return str(int(text)).encode()
+        try:
+            return msgspec.json.encode(_EPOCH + timedelta(microseconds=int(text) * self._unit_ns // 1_000))
+        except OverflowError:
+            raise ValueError(f"the time {text} is outside the years 1 to 9999") from None
 
 
 def _plain(text: str) -> str:
@@ -184,22 +199,16 @@ def _field_value(field: re.Match[str]) -> bytes:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield the lines of a message; a newline inside a quoted text ends none."""
+    """Yield the lines of a message; a newline inside a quoted text ends none. One pass, whatever the text."""
     if '"' not in text:
         yield from text.split("\n")
         return
-    quoted = [found.span() for found in _QUOTED.finditer(text) if "\n" in found[0]]
-    start = at = 0
-    for place in (found.start() for found in re.finditer("\n", text)):
-        while at < len(quoted) and quoted[at][1] <= place:
-            at += 1
-        if at < len(quoted) and quoted[at][0] < place and _opens_text(text, quoted[at][0]):
-            continue
-        yield text[start:place]
-        start = place + 1
+    start, is_text = 0, False
+    for mark in _MARKS.finditer(text):
+        if mark[0] == '"':
+            # A quote begins a text behind an equals sign; elsewhere it is a character of a tag or a comment.
+            is_text = not is_text and text[mark.start() - 1 : mark.start()] == "="
+        elif mark[0] == "\n" and not is_text:
+            yield text[start : mark.start()]
+            start = mark.end()
     yield text[start:]
-
-
-def _opens_text(text: str, place: int) -> bool:
-    """Tell whether a quote begins the value of a field, and is not a character of a tag or comment."""
-    return text[place - 1 : place] == "="

@@ -100,8 +100,6 @@ class Format(GraphPart, ABC):
         """Return a function from a message to its parts. It raises ValueError for a message that has none."""
 
 
-
-
 def check_field(record_type: RecordType, name: str, setting: str) -> type:
     """Return the type of a field that a format fills.
 
@@ -130,7 +128,7 @@ def check_arrival(record_type: RecordType, name: str | None) -> None:
     """Check a field that gets the time of arrival. Raises GraphError."""
     if name is not None and check_field(record_type, name, "arrival=") not in (datetime, int):
         raise GraphError(
-            f"arrival={name!r} must be a datetime, or an int in µs (unit=\"us\")", hint=f"declare {name}: datetime"
+            f'arrival={name!r} must be a datetime, or an int in µs (unit="us")', hint=f"declare {name}: datetime"
         )
 
 
@@ -162,4 +160,4 @@ def checked_format(format: Any, decode: Any) -> Any:
         return format
     if isinstance(format, type) and issubclass(format, Format):
         raise ConfigError(f"format= is the class {format.__name__}", hint=f"call it: format={format.__name__}(…)")
-    raise ConfigError(f"unknown format {format!r}", hint="for example format=Json(many=\"readings\"), or decode=function")
+    raise ConfigError(f"unknown format {format!r}", hint='for example format=Json(many="readings"), or decode=function')

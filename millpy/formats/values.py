@@ -74,8 +74,7 @@ def _key(key: Any) -> str:
 
 
 def number_text(text: str) -> bytes | None:
-    """Return the JSON of a number as devices write it (`+5`, `.5`, `5.`, `007`), with the same value; None for others.
-    """
+    """Return the JSON of a number as devices write it (`+5`, `.5`, `5.`, `007`); None for other text."""
     if JSON_NUMBER.fullmatch(text):
         return text.encode() if len(text) <= _CHARACTERS_MAX else None
     found = _NUMBER.fullmatch(text)

@@ -79,11 +79,11 @@ class ReplayRows:
 
     Attributes:
         taken: the batch.
-        requests: the request of each row; a message has a row for each of its records.
+        requested: the index of the request of each row; a message has a row for each of its records.
     """
 
     taken: SourceBatch
-    requests: Sequence[Request]
+    requested: Sequence[int]
 
 
 def replay_rows_of(requests: Sequence[Request], arrived_at: Instant, expander: Expander | None) -> ReplayRows:
@@ -91,10 +91,10 @@ def replay_rows_of(requests: Sequence[Request], arrived_at: Instant, expander: E
     assert len({request.wire for request in requests}) == 1, "requests with several wires"
     wire = msgspec.json.decode(requests[0].wire or b"{}", type=PayloadFormat)
     if wire.format != "message":
-        return ReplayRows(_batch_of(requests, arrived_at, wire), requests)
+        return ReplayRows(_batch_of(requests, arrived_at, wire), range(len(requests)))
     messages = [wire.message(request.payload) for request in requests]
     if expander is None:  # the source has given up its format: then its payloads are JSON
-        return ReplayRows(_batch_of(requests, arrived_at, PayloadFormat()), requests)
+        return ReplayRows(_batch_of(requests, arrived_at, PayloadFormat()), range(len(requests)))
     found = expander.expand(messages, records_max=NO_BOUND, bytes_max=NO_BOUND)
     taken = SourceBatch(
         "json",
@@ -104,7 +104,7 @@ def replay_rows_of(requests: Sequence[Request], arrived_at: Instant, expander: E
         messages=found.messages,
         describe=found.describe(lambda index: requests[index].position),
     )
-    return ReplayRows(taken, [requests[index] for index, _ in found.origins])
+    return ReplayRows(taken, [index for index, _ in found.origins])
 
 
 def _batch_of(requests: Sequence[Request], arrived_at: Instant, wire: PayloadFormat) -> SourceBatch:
@@ -119,20 +119,16 @@ def _batch_of(requests: Sequence[Request], arrived_at: Instant, wire: PayloadFor
 
 
 def outcomes_of(
-    requests: Sequence[Request], of_rows: Sequence[Request], letters: DeadLetterCollector
+    requests: Sequence[Request], requested: Sequence[int], letters: DeadLetterCollector
 ) -> tuple[list[RequestOutcome], list[DeadLetter]]:
     """Return the outcome of each request, and the dead letters of further records of the same message."""
     first: dict[int, DeadLetter] = {}
     further: list[DeadLetter] = []
-    for row, request in enumerate(of_rows):
+    for row, place in enumerate(requested):
         letter = letters.of_row(row)
-        if letter is None:
-            continue
-        if id(request) in first:
+        if letter is not None and first.setdefault(place, letter) is not letter:
             further.append(letter)
-        else:
-            first[id(request)] = letter
-    return [RequestOutcome(request, first.get(id(request))) for request in requests], further
+    return [RequestOutcome(request, first.get(place)) for place, request in enumerate(requests)], further
 
 
 @dataclass(slots=True)

@@ -19,6 +19,9 @@ from millpy.model.dead_letter import error_text
 from millpy.model.record import RecordType
 from millpy.model.step_progress import is_user_error
 
+EXPANDED_RECORDS_MAX = 8_192
+"""The most records of a bundle that a source expands in the event loop, which must not stop for long."""
+
 
 @dataclass(slots=True)
 class Expansion:
@@ -67,8 +70,12 @@ class Expansion:
 
 def _with_payload(message: Message, payload: bytes) -> Message:
     """Return the message with another payload."""
-    return message if payload is message.payload else Message(
-        payload, message.topic, message.key, message.headers, message.arrived_at, message.header, message.ending
+    return (
+        message
+        if payload is message.payload
+        else Message(
+            payload, message.topic, message.key, message.headers, message.arrived_at, message.header, message.ending
+        )
     )
 
 

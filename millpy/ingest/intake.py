@@ -62,10 +62,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeSettings:
-    """Settings of an injector of the graph; `computation` is its name, by default the stream's.
-
-    `format` is the format by which the source expands messages, for the replay of those that it could not.
-    """
+    """Settings of an injector of the graph; `computation` is its name, by default the stream's, `format` the source's."""
 
     stream: str
     record_type: RecordType
@@ -121,8 +118,7 @@ class IntakeResult:
         accepted: number of accepted records, whatever later operators do with `records`.
         rows: the row of each accepted record in the source batch.
         letter_of: (record, reason, detail) -> a dead letter for an accepted record that a later operator rejects.
-        outcomes: the outcome of each request, if the step was a replay.
-        requested: the request of each row of a replay; a message has a row for each of its records.
+        outcomes, requested: the outcome of each request, and the request of each row, if the step was a replay.
         pause: set if too many records were dead-lettered; the source pauses after this step.
     """
 
@@ -366,20 +362,18 @@ class Intake:
         """Replay dead letters, each under its original dedupe id.
 
         They are judged by the source's current watermark but do not move it, and the order of a sorted source does not
-        bind them. A record that passed deduplication before it was dead-lettered is not a duplicate of itself; any
-        other record is dropped if its id has been seen.
+        bind them. A record that passed deduplication before is not a duplicate of itself; any other may be one.
         """
         result = self.empty_result()
         self._counts["dead_lettered"] -= len(requests)
         self._follow(clock)
         rows = replay_rows_of(requests, arrived_at, self._expander)
-        self._counts["injected"] += len(rows.requests) - len(requests)  # a message counts its records
-        letters = self._take(rows.taken, result, clock, rows.requests)
+        self._counts["injected"] += len(rows.requested) - len(requests)  # a message counts its records
+        letters = self._take(rows.taken, result, clock, [requests[place] for place in rows.requested])
         if self._sites is not None:
             result.records.sites = self._sites.take_progress()  # of sites that a replayed record is the first of
-        result.outcomes, result.dead_letters = outcomes_of(requests, rows.requests, letters)
-        places = {id(request): place for place, request in enumerate(requests)}
-        result.requested = [places[id(request)] for request in rows.requests]
+        result.requested = rows.requested
+        result.outcomes, result.dead_letters = outcomes_of(requests, rows.requested, letters)
         result.delta = self._whole_delta(clock.now_us)
         return result
 

@@ -84,9 +84,7 @@ class ExpandedLines:
     def expand(self, lines: Sequence[bytes], path: str, header: bytes | None, bound: TakeBound) -> Expansion:
         """Expand lines, from the front, as many as fit into a bundle. Blank lines have no records."""
         now_us = self._now_us()
-        messages = (
-            Message(line.removesuffix(b"\r"), path, arrived_at=now_us, header=header) for line in lines
-        )
+        messages = (Message(line.removesuffix(b"\r"), path, arrived_at=now_us, header=header) for line in lines)
         return self._expander.expand(messages, records_max=bound.records, bytes_max=bound.bytes, skip_blank=True)
 
 

@@ -41,7 +41,7 @@ class FileReader:
         lines: what expands lines by a payload format; None for JSON, CSV and Parquet.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings of a source and its bounds
         self,
         queue: FileQueue,
         notes: Notes,

@@ -192,7 +192,7 @@ class Directory(Source):
     broken: Broken
     count: int
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a user may say of a feed
         self,
         path: str | Path,
         *,
@@ -221,7 +221,12 @@ class Directory(Source):
 
     def identity(self) -> Identity:
         """Describe the directory, the pattern, the format and the number of partitions."""
-        described = {"path": self.path, "pattern": self.pattern, "format": _described(self.format), "partitions": self.count}
+        described = {
+            "path": self.path,
+            "pattern": self.pattern,
+            "format": _described(self.format),
+            "partitions": self.count,
+        }
         return {"kind": "directory", **described}
 
     def payload_format(self) -> PayloadFormat | None:

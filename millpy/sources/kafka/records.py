@@ -13,7 +13,7 @@ import msgspec
 
 from millpy.errors import GraphError
 from millpy.formats import Message
-from millpy.ingest.expansion import Expander, Expansion
+from millpy.ingest.expansion import EXPANDED_RECORDS_MAX, Expander, Expansion
 from millpy.ingest.json_append import EMPTY_OR_SPACED, completed
 from millpy.ingest.protocol import RejectedRow, TakeBound
 from millpy.model.identity import Identity, identity_of_value
@@ -88,7 +88,7 @@ class ExpandedRecords:
     Attributes:
         taken: the number of Kafka records that were used; the others did not fit.
         records: those of them that count, without skipped tombstones.
-        payloads, refused, messages, bytes: see `Expansion`.
+        payloads, refused, messages: see `Expansion`; `size` is its `bytes`.
     """
 
     taken: int = 0
@@ -96,7 +96,7 @@ class ExpandedRecords:
     payloads: list[bytes] = field(default_factory=list)
     refused: list[RejectedRow] = field(default_factory=list)
     messages: dict[int, Message] = field(default_factory=dict)
-    bytes: int = 0
+    size: int = 0
     _origins: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, record: Any, expansion: Expansion) -> None:
@@ -106,7 +106,7 @@ class ExpandedRecords:
         self.messages |= {begin + row: message for row, message in expansion.messages.items()}
         self._origins += [(len(self.records), part) for _, part in expansion.origins]
         self.payloads += expansion.payloads
-        self.bytes += expansion.bytes
+        self.size += expansion.bytes
         self.records.append(record)
         self.taken += 1
 
@@ -192,14 +192,14 @@ class Payloads:
         endings = self._endings(records) or [b""] * len(records)
         for record, ending in zip(records, endings, strict=True):
             if record.value is None:
-                if found.payloads and len(found.payloads) >= bound.records:
+                if len(found.payloads) >= min(bound.records, EXPANDED_RECORDS_MAX):
                     break
                 counted, payloads, refused = self.encode([record])
                 found.add_plain(counted, payloads, refused)
                 continue
             headers = {name: value or b"" for name, value in record.headers or ()}
             message = Message(record.value, topic, record.key, headers, arrived_at, ending=ending)
-            room = bound.records - len(found.payloads), bound.bytes - found.bytes
+            room = min(bound.records, EXPANDED_RECORDS_MAX) - len(found.payloads), bound.bytes - found.size
             expansion = expander.expand(
                 [message], records_max=room[0], bytes_max=room[1], at_least_one=not found.payloads
             )

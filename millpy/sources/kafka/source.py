@@ -137,7 +137,7 @@ class Kafka(Source):
     brokers: KafkaBrokers
     format: Format | None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a user may say of a feed
         self,
         topic: str,
         *,

@@ -26,7 +26,7 @@ import msgspec
 from xxhash import xxh3_128_digest
 
 from millpy.formats import Message
-from millpy.ingest.expansion import Expander, Expansion
+from millpy.ingest.expansion import EXPANDED_RECORDS_MAX, Expander, Expansion
 from millpy.ingest.protocol import RejectedRow
 from millpy.sources.mqtt.packets import Messages
 
@@ -197,7 +197,7 @@ class MessageQueue:
         expander: makes records of a message when it is taken; None for JSON. Until then a message counts as a record.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings of a source and its bounds
         self,
         *,
         topics: re.Pattern[bytes],
@@ -355,7 +355,7 @@ class MessageQueue:
                 bundle.skip_run(run)
                 continue
             if self._expander is not None and run.payloads and not run.refused:
-                room = records_max - bundle.records, bytes_max - size
+                room = min(records_max, EXPANDED_RECORDS_MAX) - bundle.records, bytes_max - size
                 expansion = self._expand(self._expander, run, *room, arrived_at, at_least_one=not bundle.records)
                 if not expansion.taken:
                     break

@@ -79,7 +79,7 @@ class _Session:
             address,
             self._deliver,
             packet_bytes_max=max(limits.bundle_bytes_max, limits.record_bytes_max + _HEAD_BYTES_MAX),
-            kept_bytes=limits.record_bytes_max + 1,
+            kept_bytes=(limits.record_bytes_max if format is None else limits.message_bytes_max) + 1,
         )
         self.marker_topic = marker_topic(address.client_id).encode()
         self.marker = b""

@@ -95,7 +95,7 @@ class Mqtt(Source):
     retained: bool
     format: Format | None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a user may say of a feed
         self,
         *filters: str,
         host: str | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,9 +42,7 @@ LIMITS = Limits(record_bytes_max=1_000, message_records_max=5)
 
 def intake_of(format: Format, limits: Limits = LIMITS) -> Intake:
     event_time = EventTime("at", unit="s", max_disorder=minutes(1))
-    settings = IntakeSettings(
-        stream="readings", record_type=TYPE, event_time=event_time, limits=limits, format=format
-    )
+    settings = IntakeSettings(stream="readings", record_type=TYPE, event_time=event_time, limits=limits, format=format)
     return Intake(settings, StoredInterval(1, 1), [])
 
 
@@ -57,14 +56,15 @@ def batch_of(format: Format, *messages: Message) -> SourceBatch:
 
 def request_of(letter: DeadLetter, payload: bytes = b"") -> Request:
     return Request(
-        1, "dead_letters", payload or letter.payload, stream="readings", computation="readings", wire=letter.wire,
+        "dead_letters", 1, 1, "readings", "readings", payload or letter.payload, wire=letter.wire,
         position=letter.position,
     )  # fmt: skip
 
 
 def test_one_bad_reading_leaves_the_others_and_can_be_corrected() -> None:
     intake = intake_of(GATEWAY)
-    payload = b'{"gw":"g","at":9,"readings":[{"at":1,"temperature":1},{"temperature":"x"},{"device":"d","temperature":3}]}'
+    own = b'{"at":1,"temperature":1},{"temperature":"x"},{"device":"d","temperature":3}'
+    payload = b'{"gw":"g","at":9,"readings":[' + own + b"]}"
     result = intake.step(batch_of(GATEWAY, Message(payload)), clock=ClockReading.certain(NOW), quiet=False)
     assert [(r.device, r.at, r.temperature) for r in result.records.objects()] == [("g", 1, 1.0), ("d", 9, 3.0)]
     (letter,) = result.dead_letters
@@ -85,7 +85,7 @@ def test_a_bad_message_is_replayed_in_its_format_and_counts_all_its_records() ->
     (letter,) = result.dead_letters
     assert (letter.reason, letter.payload) == ("undecodable", message.payload)
     assert intake.counts["injected"] == intake.counts["dead_lettered"] == 1
-    fixed = b'{"gw":"g","at":9,"readings":[{"temperature":1},{"temperature":"x"},{"temperature":3},{"temperature":"y"}]}'
+    fixed = message.payload + b'{"temperature":1},{"temperature":"x"},{"temperature":3},{"temperature":"y"}]}'
     again = intake.replay([request_of(letter, fixed)], NOW, ClockReading.certain(NOW))
     assert [(r.device, r.temperature) for r in again.records.objects()] == [("from topic", 1.0), ("from topic", 3.0)]
     assert again.outcomes[0].dead_letter is not None
@@ -137,9 +137,7 @@ def test_what_a_message_can_become_is_bounded() -> None:
     assert parts(readings(6)) == [(0, "oversize")]
     assert parts(b" " * 4_001) == [(0, "oversize")]
     assert parts(b'{"gw":"%s","readings":[{},{},{}]}' % (b"g" * 1_500)) == [(0, "oversize")], "the envelope, repeated"
-    import gzip
-
-    bomb = gzip.compress(gzip.compress(b"0" * 200_000_000)[:0] + b"0" * 5_000_000)
+    bomb = gzip.compress(b"0" * 5_000_000)
     found = Expander(Gzip(Json()), TYPE, Limits()).expand([Message(bomb)], records_max=3, bytes_max=10**6)
     assert "expands to more than" in found.refused[0].detail
 
@@ -160,7 +158,8 @@ def test_the_queue_of_a_broker_expands_and_acknowledges_whole_messages(bound: in
         topics=re.compile(rb"gw/[^/]*"), retained=True, arrays=True, readings_max=5, bytes_max=10**6, digests=True,
         complete=TopicFields(pattern, TYPE), expander=Expander(GATEWAY, TYPE, LIMITS),
     )  # fmt: skip
-    one, two = b'{"readings":[{"at":1,"temperature":1}]}', b'{"readings":[{"at":2,"temperature":2},{"at":3,"temperature":3}]}'
+    one = b'{"readings":[{"at":1,"temperature":1}]}'
+    two = b'{"readings":[{"at":2,"temperature":2},{"at":3,"temperature":3}]}'
     payloads = [one, two, b"{", b'{"readings":[]}', two, one]
     topics = [b"gw/%d" % number for number in range(len(payloads))]
     queue.put(Messages(topics, payloads, list(range(1, 7)), [], []))
@@ -228,7 +227,7 @@ def test_a_file_is_cut_between_lines_and_resumes_there(tmp_path: Path, ending: b
             assert rest == [payload for later in batches[place + 1 :] for payload in later.payloads]
     (last,) = taken_from(path, GATEWAY, 1_000, None)
     assert last.describe(6) == f"{path}:4 (byte {len(line) * 2 + 1})"
-    assert last.describe(7).endswith(":5 (byte 173)[0]")
+    assert last.describe(7) == f"{path}:5 (byte {len(line) * 2 + 3})[0]"
 
 
 def test_the_header_of_a_file_is_read_again_at_a_position(tmp_path: Path) -> None:

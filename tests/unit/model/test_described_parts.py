@@ -145,7 +145,11 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
         "headers": [{}, {"a": "b"}, {"a": "c"}],
         "timestamp": [None, "at"],
     },
-    "Mqtt": {"filters": [("a/+",), ("a/{b}",), ("a/+", "b/+"), ("b/+", "a/+")], "retained": [False, True], "format": FORMATS},
+    "Mqtt": {
+        "filters": [("a/+",), ("a/{b}",), ("a/+", "b/+"), ("b/+", "a/+")],
+        "retained": [False, True],
+        "format": FORMATS,
+    },
     "EventTime": {
         "field": ["a", "b"],
         "unit": [None, "s", "ms"],
@@ -203,10 +207,17 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
 }
 """What each constructor takes beside that: it may change at any time."""
 
-TIED = {"EventTime": {"percentile", "sorted"}, "Dedupe": {"unit"}, "SessionWindows": {"max_gap"}}
+DECODED = ("Files", "Directory", "Kafka", "Mqtt")
+
+TIED = {
+    **{name: {"decode"} for name in DECODED},
+    "EventTime": {"percentile", "sorted"},
+    "Dedupe": {"unit"},
+    "SessionWindows": {"max_gap"},
+}
 """Parameters that another one decides here, because not all combinations are accepted."""
 
-OWN_LOGIC = {"Combiner", "Computation", "WindowFunction"}
+OWN_LOGIC = {"Combiner", "Computation", "Format", "WindowFunction"}
 """Parts that users define; see below, and tests/unit/model/test_identity.py."""
 
 
