@@ -62,7 +62,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeSettings:
-    """Settings of an injector of the graph; `computation` is its name, by default the stream's, `format` the source's."""
+    """Settings of an injector; `computation` is its name, by default the stream's; `format` is the source's."""
 
     stream: str
     record_type: RecordType
@@ -119,7 +119,7 @@ class IntakeResult:
         rows: the row of each accepted record in the source batch.
         letter_of: (record, reason, detail) -> a dead letter for an accepted record that a later operator rejects.
         outcomes, requested: the outcome of each request, and the request of each row, if the step was a replay.
-        pause: set if too many records were dead-lettered; the source pauses after this step.
+        pause: set if too many records were dead-lettered.
     """
 
     records: Records

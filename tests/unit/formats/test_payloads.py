@@ -108,7 +108,7 @@ def test_payload_becomes_the_records_of_the_page(
     classes = (own for own in names.values() if isinstance(own, type))
     record_class = next(own for own in classes if own.__module__ == NAMES)
     numeric = record_class.__annotations__.get("at") in ("int", "float", int, float)
-    at = "at" if "at" in record_class.__struct_fields__ else "time"
+    at = "at" if "at" in record_class.__annotations__ else "time"
     unit: Any = ("ms" if name in IN_MS else "s") if numeric else None
     event_time = EventTime(at, unit=unit, max_disorder=minutes(10))
     graph = Graph("payloads")
