@@ -232,8 +232,8 @@ class Steps:
         for blame in blamed:
             letter = result.letter_of(blame.row, "refused", blame.detail)
             letter = replace(letter, computation=self._plan.writer_of(blame.table) or letter.computation)
-            place = result.requested[int(result.rows[blame.row])] if result.outcomes else -1
-            if place >= 0 and result.outcomes[place].dead_letter is None:
+            place = result.places[int(result.rows[blame.row])] if result.outcomes else -1
+            if place >= 0:
                 result.outcomes[place] = RequestOutcome(result.outcomes[place].request, letter)
             else:
                 letters.append(letter)

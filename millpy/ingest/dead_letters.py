@@ -79,22 +79,25 @@ class ReplayRows:
 
     Attributes:
         taken: the batch.
-        requested: the index of the request of each row; a message has a row for each of its records.
+        requests: the request of each row.
+        places: the place of that request among all; -1 for the rows of a message that became several. Such a message is
+            replayed for good, and those of its records that fail are dead letters of their own: replaying it once more
+            would repeat the others.
     """
 
     taken: SourceBatch
-    requested: Sequence[int]
+    requests: Sequence[Request]
+    places: Sequence[int]
 
 
 def replay_rows_of(requests: Sequence[Request], arrived_at: Instant, expander: Expander | None) -> ReplayRows:
     """Return the payloads of dead letters as a batch of their source; all must have the same `wire`."""
     assert len({request.wire for request in requests}) == 1, "requests with several wires"
     wire = msgspec.json.decode(requests[0].wire or b"{}", type=PayloadFormat)
-    if wire.format != "message":
-        return ReplayRows(_batch_of(requests, arrived_at, wire), range(len(requests)))
+    if wire.format != "message" or expander is None:  # a source that has given up its format takes JSON
+        plain = wire if wire.format != "message" else PayloadFormat()
+        return ReplayRows(_batch_of(requests, arrived_at, plain), requests, range(len(requests)))
     messages = [wire.message(request.payload) for request in requests]
-    if expander is None:  # the source has given up its format: then its payloads are JSON
-        return ReplayRows(_batch_of(requests, arrived_at, PayloadFormat()), range(len(requests)))
     found = expander.expand(messages, records_max=NO_BOUND, bytes_max=NO_BOUND)
     taken = SourceBatch(
         "json",
@@ -104,7 +107,10 @@ def replay_rows_of(requests: Sequence[Request], arrived_at: Instant, expander: E
         messages=found.messages,
         describe=found.describe(lambda index: requests[index].position),
     )
-    return ReplayRows(taken, [index for index, _ in found.origins])
+    of_rows = [
+        requests[index] if part < 0 else replace(requests[index], dedupe_id=None) for index, part in found.origins
+    ]
+    return ReplayRows(taken, of_rows, [index if part < 0 else -1 for index, part in found.origins])
 
 
 def _batch_of(requests: Sequence[Request], arrived_at: Instant, wire: PayloadFormat) -> SourceBatch:
@@ -119,16 +125,12 @@ def _batch_of(requests: Sequence[Request], arrived_at: Instant, wire: PayloadFor
 
 
 def outcomes_of(
-    requests: Sequence[Request], requested: Sequence[int], letters: DeadLetterCollector
+    requests: Sequence[Request], places: Sequence[int], letters: DeadLetterCollector
 ) -> tuple[list[RequestOutcome], list[DeadLetter]]:
-    """Return the outcome of each request, and the dead letters of further records of the same message."""
-    first: dict[int, DeadLetter] = {}
-    further: list[DeadLetter] = []
-    for row, place in enumerate(requested):
-        letter = letters.of_row(row)
-        if letter is not None and first.setdefault(place, letter) is not letter:
-            further.append(letter)
-    return [RequestOutcome(request, first.get(place)) for place, request in enumerate(requests)], further
+    """Return the outcome of each request, and the dead letters of the records that messages became."""
+    failed = {place: letters.of_row(row) for row, place in enumerate(places) if place >= 0}
+    further = [letter for row, place in enumerate(places) if place < 0 and (letter := letters.of_row(row)) is not None]
+    return [RequestOutcome(request, failed.get(place)) for place, request in enumerate(requests)], further
 
 
 @dataclass(slots=True)

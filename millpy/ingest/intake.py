@@ -118,7 +118,7 @@ class IntakeResult:
         accepted: number of accepted records, whatever later operators do with `records`.
         rows: the row of each accepted record in the source batch.
         letter_of: (record, reason, detail) -> a dead letter for an accepted record that a later operator rejects.
-        outcomes, requested: the outcome of each request, and the request of each row, if the step was a replay.
+        outcomes, places: of a replay, the outcome of each request, and the place of each row's among them, or -1.
         pause: set if too many records were dead-lettered.
     """
 
@@ -130,7 +130,7 @@ class IntakeResult:
     dead_letters: list[DeadLetter] = field(default_factory=list)
     dedupe_run: DedupeRun | None = None
     outcomes: list[RequestOutcome] = field(default_factory=list)
-    requested: Sequence[int] = ()
+    places: Sequence[int] = ()
     pause: Pause | None = None
     rows: npt.NDArray[np.int64] | None = None
     letter_of: Callable[[int, str, str], DeadLetter] | None = None
@@ -368,12 +368,12 @@ class Intake:
         self._counts["dead_lettered"] -= len(requests)
         self._follow(clock)
         rows = replay_rows_of(requests, arrived_at, self._expander)
-        self._counts["injected"] += len(rows.requested) - len(requests)  # a message counts its records
-        letters = self._take(rows.taken, result, clock, [requests[place] for place in rows.requested])
+        self._counts["injected"] += len(rows.requests) - len(requests)  # a message counts its records
+        letters = self._take(rows.taken, result, clock, rows.requests)
         if self._sites is not None:
             result.records.sites = self._sites.take_progress()  # of sites that a replayed record is the first of
-        result.requested = rows.requested
-        result.outcomes, result.dead_letters = outcomes_of(requests, rows.requested, letters)
+        result.places = rows.places
+        result.outcomes, result.dead_letters = outcomes_of(requests, rows.places, letters)
         result.delta = self._whole_delta(clock.now_us)
         return result
 
