@@ -1,4 +1,4 @@
-"""A format of one's own, as a function from a message to records."""
+"""A format of your own, as a function from a message to records."""
 
 from __future__ import annotations
 

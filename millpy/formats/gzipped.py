@@ -6,6 +6,8 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from millpy.errors import GraphError
 from millpy.formats.message import Format, Message, Part, Reader
 from millpy.model.identity import Identity
@@ -52,7 +54,7 @@ class Gzip(Format):
         def read(message: Message) -> Iterable[Part]:
             return (
                 part if isinstance(part, bytes) else replace(part, payload=zlib.compress(part.payload, wbits=31))
-                for part in inside(replace(message, payload=expanded(message.payload)))
+                for part in inside(msgspec.structs.replace(message, payload=expanded(message.payload)))
             )
 
         return read

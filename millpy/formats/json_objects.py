@@ -134,10 +134,14 @@ class _JsonReader:
         self._arrival = "" if form.arrival is None else names[form.arrival]
         self._arrived = None if form.arrival is None else arrival_writer(record_type, form.arrival)
         self._changes = bool(self._envelope or self._fields or self._arrival)
+        self._plain = not (self._changes or self._path or self._many)
 
     def read(self, message: Message) -> Iterable[Part]:
         """Yield the records of a message."""
         text = message.payload.removeprefix(b"\xef\xbb\xbf")
+        if self._plain and text[:1] == b"{":
+            yield text
+            return
         text.decode()  # msgspec does not check the text that it skips
         _ANY.decode(text)
         envelopes = map(bytes, _LIST.decode(text)) if text.lstrip(_SPACE)[:1] == b"[" else (text,)

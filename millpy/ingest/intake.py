@@ -115,8 +115,7 @@ class IntakeResult:
         dedupe_run: the ids to commit; None without records that have ids.
         watermark: the watermark after the step, which the injector publishes.
         changed: whether there is anything to commit.
-        accepted: number of accepted records, whatever later operators do with `records`.
-        rows: the row of each accepted record in the source batch.
+        accepted, rows: number of accepted records, whatever later operators do; the row of each in the source batch.
         letter_of: (record, reason, detail) -> a dead letter for an accepted record that a later operator rejects.
         outcomes, places: of a replay, the outcome of each request, and the place of each row's among them, or -1.
         pause: set if too many records were dead-lettered.
@@ -368,7 +367,7 @@ class Intake:
         self._counts["dead_lettered"] -= len(requests)
         self._follow(clock)
         rows = replay_rows_of(requests, arrived_at, self._expander)
-        self._counts["injected"] += len(rows.requests) - len(requests)  # a message counts its records
+        self._counts["injected"] += len(rows.requests) - len(requests)
         letters = self._take(rows.taken, result, clock, rows.requests)
         if self._sites is not None:
             result.records.sites = self._sites.take_progress()  # of sites that a replayed record is the first of

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -132,7 +131,7 @@ class GraphDriver:
         if format is None:
             raise UsageError(f"source {node.name!r} has no payload format", hint="feed records, dicts or JSON")
         now_us = self._host.now_us
-        stamped = [replace(message, arrived_at=message.arrived_at or now_us) for message in messages]
+        stamped = [msgspec.structs.replace(each, arrived_at=each.arrived_at or now_us) for each in messages]
         expander = Expander(format, node.record_type, self._limits)
         found = expander.expand(stamped, records_max=2**31, bytes_max=2**31)
         describe = found.describe(lambda index: messages[index].topic)
