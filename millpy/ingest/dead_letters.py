@@ -155,6 +155,7 @@ class DeadLetterCollector:
     devices: tuple[str, ...] = ()
     _by_row: dict[int, DeadLetter] = field(default_factory=dict)
     _wire: str | None = None
+    _wires: dict[tuple[object, ...], str] = field(default_factory=dict)
     _named: list[list[Any]] | None = None
 
     def __len__(self) -> int:
@@ -229,10 +230,24 @@ class DeadLetterCollector:
             self.ids = b"".join(known for known in found if known is not None)
         return held
 
+    def _wire_of(self, message: Message) -> str:
+        """Return the wire of a message. Those that differ in their payload only share it: a header may be long."""
+        same = (
+            message.topic,
+            message.key,
+            tuple(message.headers.items()),
+            message.arrived_at,
+            message.header,
+            message.ending,
+        )
+        if same not in self._wires:
+            self._wires[same] = msgspec.json.encode(PayloadFormat.from_message(message)).decode()
+        return self._wires[same]
+
     def _letter_of_row(self, row: int, reason: str, detail: str) -> DeadLetter:
         message = self.taken.messages.get(row)
         if message is not None:
-            wire = msgspec.json.encode(PayloadFormat.from_message(message)).decode()
+            wire = self._wire_of(message)
         else:
             if self._wire is None:
                 self._wire = msgspec.json.encode(PayloadFormat.from_batch(self.taken)).decode()

@@ -31,6 +31,7 @@ Format = Literal["json", "csv", "parquet"]
 Positions = npt.NDArray[np.int64]
 NONE: Positions = np.empty(0, np.int64)
 _READ_BYTES = 4_000_000
+HEADER_BYTES_MAX = 65_536
 _BOM = b"\xef\xbb\xbf"
 _QUOTE, _NEWLINE = b'"\n'
 _IS_BLANK = np.array([bytes([code]).isspace() for code in range(256)])
@@ -167,14 +168,14 @@ class LineReader:
         self._skip(end, lines=self._buffer[:end].count(b"\n"))
 
     def _read_first_line(self) -> None:
-        """Read the header of a payload format, which may be a line of up to a record's bytes."""
-        while self._line == len(self._ends) and not self._at_end and len(self._buffer) <= self._record_bytes_max:
+        """Read the header of a payload format, of up to HEADER_BYTES_MAX: a dead letter of the file has it, too."""
+        while self._line == len(self._ends) and not self._at_end and len(self._buffer) <= HEADER_BYTES_MAX:
             self._fill()
         whole = self._line < len(self._ends)
         end = int(self._ends[self._line]) + 1 if whole else len(self._buffer)
-        if end - self._start > self._record_bytes_max:
+        if end - self._start > HEADER_BYTES_MAX:
             raise BrokenFileError(
-                f"{self._at.path}: the first line has more than {self._record_bytes_max} bytes",
+                f"{self._at.path}: the first line has more than {HEADER_BYTES_MAX} bytes",
                 hint="begin the file with the names of its columns",
             )
         self._first_line = self._buffer[self._start : end].rstrip(b"\r\n")
