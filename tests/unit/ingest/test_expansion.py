@@ -202,13 +202,15 @@ def taken_from(path: Path, format: Format, records_max: int, position: bytes | N
     async def read() -> list[SourceBatch]:
         injector = Files(path, format=format).connect(setup)
         await injector.open(position)
-        found = []
-        while not found or not found[-1].finished:
-            await setup.ready.wait()
-            setup.ready.clear()
-            if (batch := await injector.take()) is not None:
-                found.append(batch)
-        await injector.close()
+        found: list[SourceBatch] = []
+        try:
+            while not found or not found[-1].finished:
+                await setup.ready.wait()
+                setup.ready.clear()
+                if (batch := await injector.take()) is not None:
+                    found.append(batch)
+        finally:
+            await injector.close()
         return found
 
     yield from asyncio.run(read())
