@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from millpy import Csv, EventTime, Files, Format, Gzip, Json, LineProtocol, minutes
+from millpy import Csv, Decode, EventTime, Files, Format, Gzip, Json, LineProtocol, MessagePack, minutes
 from millpy.clock import SystemClock
 from millpy.errors import BrokenFileError
 from millpy.formats import Message
@@ -251,3 +251,17 @@ def test_the_header_of_a_file_is_read_again_at_a_position(tmp_path: Path) -> Non
         list(taken_from(path, format, 1, None))
     (message,) = (m for batch in others for m in batch.messages.values())
     assert message.header == b"at;device;temperature;x"
+
+
+@pytest.mark.parametrize(
+    ("format", "payload"),
+    [
+        (MessagePack(), msgspec.msgpack.encode({"temperature": float("nan")})),
+        (Decode(lambda message: [Reading("a", 1, float("inf"))]), b""),
+        (Decode(lambda message: 1 / 0), b""),
+        (LineProtocol(time="at"), b"m temperature=NaN 1"),
+    ],
+)
+def test_what_json_cannot_hold_is_a_dead_letter_and_no_null(format: Format, payload: bytes) -> None:
+    found = Expander(format, TYPE, LIMITS).expand([Message(payload)], records_max=9, bytes_max=9)
+    assert [bad.row for bad in found.refused] == [0]
