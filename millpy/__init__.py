@@ -4,6 +4,7 @@
 
 from millpy.computation import Computation, Context, ListCell, MapCell, Value
 from millpy.config.access import Login, Tls
+from millpy.formats import Cbor, Csv, Decode, Format, Gzip, Json, LineProtocol, Message, MessagePack, Scalar
 from millpy.graph import Graph, KeyedStream, Stream, WindowedStream
 from millpy.model.lookup import LookupTable
 from millpy.model.time import days, hours, milliseconds, minutes, seconds
@@ -43,11 +44,14 @@ __all__ = [
     "AfterWatermark",
     "ApproxDistinct",
     "CalendarWindows",
+    "Cbor",
     "Collect",
     "Combiner",
     "Computation",
     "Context",
     "Count",
+    "Csv",
+    "Decode",
     "Dedupe",
     "Directory",
     "ErrorRate",
@@ -59,12 +63,16 @@ __all__ = [
     "FiringBehavior",
     "First",
     "FixedWindows",
+    "Format",
     "GlobalWindow",
     "Graph",
+    "Gzip",
+    "Json",
     "Kafka",
     "KafkaBrokers",
     "KeyedStream",
     "Last",
+    "LineProtocol",
     "ListCell",
     "Login",
     "LookupTable",
@@ -72,6 +80,8 @@ __all__ = [
     "Max",
     "Mean",
     "Median",
+    "Message",
+    "MessagePack",
     "Min",
     "Mqtt",
     "MqttSession",
@@ -81,6 +91,7 @@ __all__ = [
     "Quantile",
     "Repeatedly",
     "Sasl",
+    "Scalar",
     "SessionWindows",
     "SlidingWindows",
     "StandardDeviation",

@@ -34,7 +34,8 @@ class Limits:
 
     Memory. Multiply what is per source or per interval by the number that the worker owns:
 
-        record_bytes_max, message_records_max      one record; the records of one MQTT message
+        record_bytes_max, message_records_max      one record; the records of one message (and four times
+                                                   record_bytes_max is the most bytes of a message, with a format)
         bundle_records_max, bundle_bytes_max       input of one turn, per source; records also per consumer of segments
         replay_records_max                         requested replays that wait, per interval
         segment_poll_bytes_max                     one poll for segments, of all consumers together
@@ -146,6 +147,11 @@ class Limits:
         assert self.archive_bytes_min > 0, "archive_bytes_min must be above 0"
         assert self.clock_step_s > 0, "clock_step_s must be above 0"
         assert 0 <= self.clock_agree_s <= self.clock_settle_s, "clock_agree_s must be at most clock_settle_s"
+
+    @property
+    def message_bytes_max(self) -> int:
+        """The most bytes of one message of a payload format, and of the records that it becomes."""
+        return min(self.bundle_bytes_max, 4 * self.record_bytes_max)
 
     @property
     def heartbeat_s(self) -> float:

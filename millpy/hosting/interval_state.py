@@ -216,4 +216,5 @@ def intake_settings(plan: ComputationPlan, limits: Limits) -> IntakeSettings:
         devices=plan.devices(),
         lax=node.lax,
         limits=limits,
+        format=node.source.payload_format(),
     )

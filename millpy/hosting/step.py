@@ -232,8 +232,8 @@ class Steps:
         for blame in blamed:
             letter = result.letter_of(blame.row, "refused", blame.detail)
             letter = replace(letter, computation=self._plan.writer_of(blame.table) or letter.computation)
-            if result.outcomes:
-                place = int(result.rows[blame.row])
+            place = result.places[int(result.rows[blame.row])] if result.outcomes else -1
+            if place >= 0:
                 result.outcomes[place] = RequestOutcome(result.outcomes[place].request, letter)
             else:
                 letters.append(letter)

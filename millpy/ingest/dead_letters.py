@@ -12,34 +12,109 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpy.formats import Message
 from millpy.ingest.decode import DecodeResult
+from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import SourceBatch
 from millpy.limits import KEY_BYTES_MAX
-from millpy.model.checkpoint import DeadLetter, Request
+from millpy.model.checkpoint import DeadLetter, Request, RequestOutcome
+from millpy.model.dead_letter import printable
 from millpy.model.ids import ID_BYTES
 from millpy.model.keys import key_text
 from millpy.model.record import Instants, column_of, getter
 from millpy.model.time import Instant
 
 Mask = npt.NDArray[np.bool_]
+NO_BOUND = 2**63
 
 
 class PayloadFormat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The format of a dead letter's payload, stored with it as `DeadLetter.wire` so that a replay can decode it."""
+    """The format of a dead letter's payload, stored with it as `DeadLetter.wire` so that a replay can decode it.
 
-    format: Literal["json", "csv"] = "json"
+    A "message" is in the source's own format; the rest of it, beside its payload, is stored here.
+    """
+
+    format: Literal["json", "csv", "message"] = "json"
     header: tuple[str, ...] = ()
+    topic: str = ""
+    key: bytes | None = None
+    headers: dict[str, bytes] = {}
+    arrived_at: int = 0
+    first_line: bytes | None = None
+    ending: bytes = b""
 
     @classmethod
     def from_batch(cls, taken: SourceBatch) -> PayloadFormat:
         """Return the format of a batch's payloads."""
         return cls("csv", tuple(taken.header)) if taken.format == "csv" else cls()
 
+    @classmethod
+    def from_message(cls, message: Message) -> PayloadFormat:
+        """Return what a replay needs of a message."""
+        return cls(
+            "message",
+            topic=printable(message.topic),
+            key=message.key,
+            headers=dict(message.headers),
+            arrived_at=message.arrived_at,
+            first_line=message.header,
+            ending=message.ending,
+        )
 
-def replay_batch_of(requests: Sequence[Request], arrived_at: Instant) -> SourceBatch:
+    def message(self, payload: bytes) -> Message:
+        """Return the message again, with a payload that may be corrected."""
+        return Message(
+            payload, self.topic, self.key, self.headers, self.arrived_at, header=self.first_line, ending=self.ending
+        )
+
+
+def is_message(wire: str | None) -> bool:
+    """Tell whether a dead letter's payload is in its source's own format."""
+    return bool(wire) and msgspec.json.decode(wire or "{}", type=PayloadFormat).format == "message"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRows:
+    """Requests as a batch of their source.
+
+    Attributes:
+        taken: the batch.
+        requests: the request of each row.
+        places: the place of that request among all; -1 for the rows of a message that became several. Such a message is
+            replayed for good, and those of its records that fail are dead letters of their own: replaying it once more
+            would repeat the others.
+    """
+
+    taken: SourceBatch
+    requests: Sequence[Request]
+    places: Sequence[int]
+
+
+def replay_rows_of(requests: Sequence[Request], arrived_at: Instant, expander: Expander | None) -> ReplayRows:
     """Return the payloads of dead letters as a batch of their source; all must have the same `wire`."""
     assert len({request.wire for request in requests}) == 1, "requests with several wires"
     wire = msgspec.json.decode(requests[0].wire or b"{}", type=PayloadFormat)
+    if wire.format != "message" or expander is None:  # a source that has given up its format takes JSON
+        plain = wire if wire.format != "message" else PayloadFormat()
+        return ReplayRows(_batch_of(requests, arrived_at, plain), requests, range(len(requests)))
+    messages = [wire.message(request.payload) for request in requests]
+    found = expander.expand(messages, records_max=NO_BOUND, bytes_max=NO_BOUND)
+    taken = SourceBatch(
+        "json",
+        arrived_at,
+        payloads=found.payloads,
+        refused=found.refused,
+        messages=found.messages,
+        describe=found.describe(lambda index: requests[index].position),
+    )
+    of_rows = [
+        requests[index] if part < 0 else replace(requests[index], dedupe_id=None) for index, part in found.origins
+    ]
+    return ReplayRows(taken, of_rows, [index if part < 0 else -1 for index, part in found.origins])
+
+
+def _batch_of(requests: Sequence[Request], arrived_at: Instant, wire: PayloadFormat) -> SourceBatch:
+    assert wire.format != "message"
     return SourceBatch(
         wire.format,
         arrived_at,
@@ -47,6 +122,15 @@ def replay_batch_of(requests: Sequence[Request], arrived_at: Instant) -> SourceB
         header=wire.header,
         describe=lambda row: requests[row].position,
     )
+
+
+def outcomes_of(
+    requests: Sequence[Request], places: Sequence[int], letters: DeadLetterCollector
+) -> tuple[list[RequestOutcome], list[DeadLetter]]:
+    """Return the outcome of each request, and the dead letters of the records that messages became."""
+    failed = {place: letters.of_row(row) for row, place in enumerate(places) if place >= 0}
+    further = [letter for row, place in enumerate(places) if place < 0 and (letter := letters.of_row(row)) is not None]
+    return [RequestOutcome(request, failed.get(place)) for place, request in enumerate(requests)], further
 
 
 @dataclass(slots=True)
@@ -73,6 +157,7 @@ class DeadLetterCollector:
     arrivals: Instants | None = None
     _by_row: dict[int, DeadLetter] = field(default_factory=dict)
     _wire: str | None = None
+    _wires: dict[tuple[object, ...], str] = field(default_factory=dict)
     _named: list[list[Any]] | None = None
 
     def __len__(self) -> int:
@@ -148,9 +233,28 @@ class DeadLetterCollector:
             self.ids = b"".join(known for known in found if known is not None)
         return held
 
+    def _wire_of(self, message: Message) -> str:
+        """Return the wire of a message. Those that differ in their payload only share it: a header may be long."""
+        same = (
+            message.topic,
+            message.key,
+            tuple(message.headers.items()),
+            message.arrived_at,
+            message.header,
+            message.ending,
+        )
+        if same not in self._wires:
+            self._wires[same] = msgspec.json.encode(PayloadFormat.from_message(message)).decode()
+        return self._wires[same]
+
     def _letter_of_row(self, row: int, reason: str, detail: str) -> DeadLetter:
-        if self._wire is None:
-            self._wire = msgspec.json.encode(PayloadFormat.from_batch(self.taken)).decode()
+        message = self.taken.messages.get(row)
+        if message is not None:
+            wire = self._wire_of(message)
+        else:
+            if self._wire is None:
+                self._wire = msgspec.json.encode(PayloadFormat.from_batch(self.taken)).decode()
+            wire = self._wire
         return DeadLetter(
             reason=reason,
             detail=detail,
@@ -158,6 +262,6 @@ class DeadLetterCollector:
             stream=self.stream,
             computation=self.computation,
             position=self.taken.describe(row),
-            wire=self._wire,
+            wire=wire,
             event_time=None if self.arrivals is None else int(self.arrivals[row]),
         )

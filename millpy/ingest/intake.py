@@ -28,13 +28,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millpy.ingest.dead_letters import DeadLetterCollector, replay_batch_of
+from millpy.formats import Format
+from millpy.ingest.dead_letters import DeadLetterCollector, outcomes_of, replay_rows_of
 from millpy.ingest.decode import Decoder, DecodeResult
 from millpy.ingest.dedupe import DedupeIds, DedupeIndex
 from millpy.ingest.device_stats import DeviceStats
 from millpy.ingest.disorder import Disorder
 from millpy.ingest.error_rate import RecentErrorRate
 from millpy.ingest.event_times import LocalTimeCounters, arrivals_of, field_times, rising_arrivals
+from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, IdlePolicy, Wait
 from millpy.ingest.site_watermarks import SiteColumn, SiteWatermarks, sites_of
@@ -59,7 +61,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeSettings:
-    """Settings of an injector of the graph; `computation` is its name, by default the stream's."""
+    """Settings of an injector; `computation` is its name, by default the stream's; `format` is the source's."""
 
     stream: str
     record_type: RecordType
@@ -71,6 +73,7 @@ class IntakeSettings:
     limits: Limits = field(default_factory=Limits)
     computation: str = ""
     lax: tuple[str, ...] = ()
+    format: Format | None = None
 
     @property
     def sites(self) -> str:
@@ -112,11 +115,10 @@ class IntakeResult:
         dedupe_run: the ids to commit; None without records that have ids.
         watermark: the watermark after the step, which the injector publishes.
         changed: whether there is anything to commit.
-        accepted: number of accepted records, whatever later operators do with `records`.
-        rows: the row of each accepted record in the source batch.
+        accepted, rows: number of accepted records, whatever later operators do; the row of each in the source batch.
         letter_of: (record, reason, detail) -> a dead letter for an accepted record that a later operator rejects.
-        outcomes: the outcome of each request, if the step was a replay.
-        pause: set if too many records were dead-lettered; the source pauses after this step.
+        outcomes, places: of a replay, the outcome of each request, and the place of each row's among them, or -1.
+        pause: set if too many records were dead-lettered.
     """
 
     records: Records
@@ -127,6 +129,7 @@ class IntakeResult:
     dead_letters: list[DeadLetter] = field(default_factory=list)
     dedupe_run: DedupeRun | None = None
     outcomes: list[RequestOutcome] = field(default_factory=list)
+    places: Sequence[int] = ()
     pause: Pause | None = None
     rows: npt.NDArray[np.int64] | None = None
     letter_of: Callable[[int, str, str], DeadLetter] | None = None
@@ -153,6 +156,7 @@ class Intake:
             lax=settings.lax,
             record_bytes_max=limits.record_bytes_max,
         )
+        self._expander = Expander(settings.format, settings.record_type, limits) if settings.format else None
         self._ids = DedupeIds(settings.dedupe, settings.record_type) if settings.dedupe else None
         self._seen = DedupeIndex(settings.dedupe.within_us if settings.dedupe else 0, runs)
         self._error_rate = RecentErrorRate(settings.pause_above)
@@ -365,17 +369,18 @@ class Intake:
         """Replay dead letters, each under its original dedupe id.
 
         They are judged by the source's current watermark but do not move it, and the order of a sorted source does not
-        bind them. A record that passed deduplication before it was dead-lettered is not a duplicate of itself; any
-        other record is dropped if its id has been seen.
+        bind them. A record that passed deduplication before is not a duplicate of itself; any other may be one.
         """
         result = self.empty_result()
         self._counts["dead_lettered"] -= len(requests)
         self._follow(clock)
-        letters = self._take(replay_batch_of(requests, arrived_at), result, clock, requests)
+        rows = replay_rows_of(requests, arrived_at, self._expander)
+        self._counts["injected"] += len(rows.requests) - len(requests)
+        letters = self._take(rows.taken, result, clock, rows.requests)
         if self._sites is not None:
             result.records.sites = self._sites.take_progress()  # of sites that a replayed record is the first of
-        result.outcomes = [RequestOutcome(request, letters.of_row(row)) for row, request in enumerate(requests)]
-        result.dead_letters = []
+        result.places = rows.places
+        result.outcomes, result.dead_letters = outcomes_of(requests, rows.places, letters)
         result.delta = self._whole_delta(clock.now_us)
         return result
 

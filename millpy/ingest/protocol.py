@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from millpy.clock import Clock
 from millpy.ingest.connection_state import ConnectionState
+from millpy.formats import Format, Message
 from millpy.limits import Limits
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
@@ -66,6 +67,7 @@ class SourceBatch:
         finished: whether the source has ended with this batch, which may be empty.
         watermark: the least event time still to come after this batch, from a source that knows one.
         origin: the name of what the batch is from, such as a file; for crash tests, which copy it.
+        messages: rejected row -> the message of which it is a bad part (`Expansion.messages`), for a replay.
     """
 
     format: Literal["json", "csv", "columns"]
@@ -85,6 +87,7 @@ class SourceBatch:
     watermark: Instant = INSTANT_MIN
     origin: str = ""
     arrivals: Callable[[], Instants] | None = None
+    messages: Mapping[int, Message] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.position is not None:
@@ -256,6 +259,13 @@ class Source(GraphPart, ABC):
             ConfigError: there is not.
         """
         return
+
+    def payload_format(self) -> Format | None:
+        """Return the format by which the source expands its messages (`Expander`); None if it gives JSON or columns.
+
+        A source that has one describes it in its `identity`, and sets `SourceBatch.messages`.
+        """
+        return None
 
     def begins_at(self) -> str | None:
         """Name the time of a record by which a partition without a position begins at `SourceSetup.start`.

@@ -9,6 +9,7 @@ from typing import Any
 from millpy.hosting.interval_state import PauseState
 from millpy.hosting.replay import Replay, is_emission
 from millpy.hosting.step import TurnInput
+from millpy.ingest.dead_letters import is_message
 from millpy.model.checkpoint import Request
 from millpy.model.record import SMALL_RECORDS_MAX
 from millpy.model.stage import Release
@@ -42,7 +43,8 @@ def next_replay(interval: OwnedInterval, arrived_at: Instant, records_max: int) 
     def alike(request: Request) -> bool:
         return (is_emission(request, interval), request.wire) == (is_emission(first, interval), first.wire)
 
-    taken = tuple(islice(takewhile(alike, waiting), records_max))
+    # A message of a payload format may become as many records as a turn may have.
+    taken = tuple(islice(takewhile(alike, waiting), 1 if is_message(first.wire) else records_max))
     del waiting[: len(taken)]
     return Replay(taken, arrived_at)
 

@@ -51,7 +51,9 @@ class Reader:
         try:
             for block in blocks:
                 if "title" in block.options:
-                    (self.directory / block.options["title"]).write_text(block.body)
+                    path = self.directory / block.options["title"]
+                    path.parent.mkdir(parents=True, exist_ok=True)  # a topic
+                    path.write_text(block.body)
                 getattr(self, block.language, self.ignore)(block)
             self.graphs()
         finally:

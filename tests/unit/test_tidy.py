@@ -36,6 +36,7 @@ CATCHES_ALL = (
     "operators.callbacks",
     "operators.state_migration",
     "runtime.step_thread",
+    "ingest.expansion",  # calls a function of the user, and decoders of others
     "model.dead_letter",
     "operators.stateless",
     "graph.loader",

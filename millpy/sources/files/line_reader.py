@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Literal
 
@@ -20,6 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpy.errors import BrokenFileError
+from millpy.formats import Message
+from millpy.ingest.expansion import Expander, Expansion
 from millpy.ingest.protocol import FixedBound, RejectedRow, TakeBound
 from millpy.ingest.text_columns import quotes_are_regular
 from millpy.limits import Limits
@@ -31,6 +33,7 @@ Format = Literal["json", "csv", "parquet"]
 Positions = npt.NDArray[np.int64]
 NONE: Positions = np.empty(0, np.int64)
 _READ_BYTES = 4_000_000
+HEADER_BYTES_MAX = 65_536
 _BOM = b"\xef\xbb\xbf"
 _QUOTE, _NEWLINE = b'"\n'
 _IS_BLANK = np.array([bytes([code]).isspace() for code in range(256)])
@@ -47,6 +50,8 @@ class FilePiece:
         notes: see `SourceBatch`.
         finished: see `SourceBatch`.
         records: see `SourceBatch`.
+        messages: see `SourceBatch`.
+        moved: whether the position has moved, even if there are no records.
     """
 
     after: FilePosition
@@ -61,6 +66,29 @@ class FilePiece:
     notes: dict[str, bytes | None] = field(default_factory=dict)
     finished: bool = False
     records: int = 0
+    messages: Mapping[int, Message] = field(default_factory=dict)
+    moved: bool = False
+
+
+class ExpandedLines:
+    """What expands the lines of files by a payload format.
+
+    Args:
+        expander: the source's expander.
+        now_us: returns the time, which is that of the arrival of a line.
+        has_header: whether the first line of a file is not a message but its header.
+    """
+
+    def __init__(self, expander: Expander, now_us: Callable[[], int], *, has_header: bool) -> None:
+        self._expander = expander
+        self._now_us = now_us
+        self.has_header = has_header
+
+    def expand(self, lines: Sequence[bytes], path: str, header: bytes | None, bound: TakeBound) -> Expansion:
+        """Expand lines, from the front, as many as fit into a bundle. Blank lines have no records."""
+        now_us = self._now_us()
+        messages = (Message(line.removesuffix(b"\r"), path, arrived_at=now_us, header=header) for line in lines)
+        return self._expander.expand(messages, records_max=bound.records, bytes_max=bound.bytes, skip_blank=True)
 
 
 class LineReader:
@@ -74,6 +102,7 @@ class LineReader:
         stopping: makes reading raise StoppedError once it is set.
         bound: the bound of a piece, read before each; by default a bundle of `limits`.
         record_type: the type of the records, which the header of a CSV file has to give; None for any.
+        lines: what expands lines by a payload format, for the kind "json"; None for lines that are records.
     """
 
     def __init__(
@@ -85,11 +114,14 @@ class LineReader:
         stopping: threading.Event,
         bound: TakeBound | None = None,
         record_type: RecordType | None = None,
+        lines: ExpandedLines | None = None,
     ) -> None:
         self._opened = opened
         self._stopping = stopping
         self._kind = kind
         self._record_type = record_type
+        self._lines = lines
+        self._first_line: bytes | None = None
         self._bound = bound or FixedBound(limits.bundle_records_max, limits.bundle_bytes_max)
         self._records_max, self._bytes_max = self._bound.records, self._bound.bytes
         self._record_bytes_max = limits.record_bytes_max
@@ -107,6 +139,8 @@ class LineReader:
             self._read_header()
         elif self._peek(len(_BOM)) == _BOM:
             self._skip(len(_BOM), lines=0)
+        if lines is not None and lines.has_header:
+            self._read_first_line()
         if start.offset > self._at.offset:
             self._seek(start)
 
@@ -140,6 +174,20 @@ class LineReader:
             check_header(self._at.path, line, header, self._record_type)
         self._header = header
         self._skip(end, lines=self._buffer[:end].count(b"\n"))
+
+    def _read_first_line(self) -> None:
+        """Read the header of a payload format, of up to HEADER_BYTES_MAX: a dead letter of the file has it, too."""
+        while self._line == len(self._ends) and not self._at_end and len(self._buffer) <= HEADER_BYTES_MAX:
+            self._fill()
+        whole = self._line < len(self._ends)
+        end = int(self._ends[self._line]) + 1 if whole else len(self._buffer)
+        if end - self._start > HEADER_BYTES_MAX:
+            raise BrokenFileError(
+                f"{self._at.path}: the first line has more than {HEADER_BYTES_MAX} bytes",
+                hint="begin the file with the names of its columns",
+            )
+        self._first_line = self._buffer[self._start : end].rstrip(b"\r\n")
+        self._skip(end - self._start, lines=1)
 
     def _peek(self, count: int) -> bytes:
         self._fill()
@@ -203,7 +251,10 @@ class LineReader:
         if not unread:
             return FilePiece(self._at, ended=True)
         before = self._at
+        start, line = self._start, self._line
         block, ends = self._cut()
+        if self._lines is not None:
+            return self._expanded(self._lines, block, before, start, line)
         ended = self._at_end and self._defect is None and self._start == len(self._buffer)
         piece = FilePiece(self._at, header=self._header, format="csv" if self._kind == "csv" else "json", ended=ended)
         piece.records = records_in(block, ends)
@@ -211,6 +262,23 @@ class LineReader:
             return _with_payloads(piece, block, ends, before)
         piece.block = block
         piece.describe = _describer(block, before)
+        return piece
+
+    def _expanded(self, lines: ExpandedLines, block: bytes, before: FilePosition, start: int, line: int) -> FilePiece:
+        """Expand the lines of a block, as many as fit; go back to the first of the others."""
+        texts = block.removesuffix(b"\n").split(b"\n")
+        found = lines.expand(texts, before.path, self._first_line, self._bound)
+        if found.taken < len(texts):
+            size = sum(map(len, texts[: found.taken])) + found.taken
+            self._start, self._line = start + size, line + found.taken
+            self._at = FilePosition(before.path, before.offset, before.line, before.head, before.head_bytes)
+            self._advance(size, found.taken)
+            block = block[:size]
+        ended = self._at_end and self._defect is None and self._start == len(self._buffer)
+        piece = FilePiece(self._at, payloads=found.payloads, refused=tuple(found.refused), ended=ended)
+        piece.records, piece.messages = len(found.payloads), found.messages
+        piece.describe = found.describe(_describer(block, before))
+        piece.moved = True
         return piece
 
     def _fill_bundle(self) -> None:

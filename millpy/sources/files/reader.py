@@ -16,7 +16,7 @@ from millpy.model.record import RecordType
 from millpy.sources.files.byte_reader import FilePosition, StoppedError, check_same, recognize
 from millpy.sources.files.csv_header import HeaderError
 from millpy.sources.files.file_queue import FileQueue, NextFile, Notes
-from millpy.sources.files.line_reader import FilePiece, Format, LineReader
+from millpy.sources.files.line_reader import ExpandedLines, FilePiece, Format, LineReader
 from millpy.sources.files.parquet_reader import ParquetReader
 
 BROKEN = "broken_file"
@@ -40,9 +40,10 @@ class FileReader:
         record_type: the type of the records; None in tests that look at bytes only.
         limits: bounds on records, bundles and reads.
         bound: the bound of a piece; by default a bundle of `limits`.
+        lines: what expands lines by a payload format; None for JSON, CSV and Parquet.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings of a source and its bounds
         self,
         queue: FileQueue,
         notes: Notes,
@@ -52,6 +53,7 @@ class FileReader:
         record_type: RecordType | None,
         limits: Limits,
         bound: TakeBound | None = None,
+        lines: ExpandedLines | None = None,
     ) -> None:
         self._queue = queue
         self._notes = notes
@@ -62,6 +64,7 @@ class FileReader:
         self._fields = tuple(record_type.struct.__struct_encode_fields__) if record_type is not None else ()
         self._limits = limits
         self._bound = bound
+        self._lines = lines
         self._opened: BinaryIO | None = None
         self._file: LineReader | ParquetReader | None = None
         self._size = 0  # size of the open file when it was opened
@@ -137,7 +140,7 @@ class FileReader:
             self._at = piece.after
             if piece.ended:
                 self._finish(piece)
-            if piece.block or piece.payloads or piece.batch is not None or piece.ended:
+            if piece.block or piece.payloads or piece.batch is not None or piece.ended or piece.moved:
                 piece.notes = {**self._pending, **piece.notes}
                 self._pending = {}
                 return piece
@@ -158,7 +161,14 @@ class FileReader:
             self._file = ParquetReader(position, opened, self._fields, self._limits, self._bound)
         else:
             self._file = LineReader(
-                position, opened, kind, self._limits, self._stopping, self._bound, self._record_type
+                position,
+                opened,
+                kind,
+                self._limits,
+                self._stopping,
+                self._bound,
+                record_type=self._record_type if self._lines is None else None,
+                lines=self._lines,
             )
         self._resume = None
         self._pending.update(self._queue.changed_notes())

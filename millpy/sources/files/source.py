@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,8 +23,13 @@ from typing import Any
 import msgspec
 
 from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.formats import Format as PayloadFormat
+from millpy.formats import Message
+from millpy.formats.message import checked_format
+from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import Source, SourceBatch, SourceSetup
 from millpy.model.identity import Identity
+from millpy.model.record import RecordType
 from millpy.sources.files.byte_reader import StoppedError
 from millpy.sources.files.file_names import NamePattern, check_name
 from millpy.sources.files.file_queue import (
@@ -35,7 +41,8 @@ from millpy.sources.files.file_queue import (
     check_directory,
     is_ours,
 )
-from millpy.sources.files.line_reader import FilePiece, Format
+from millpy.sources.files.line_reader import ExpandedLines, FilePiece
+from millpy.sources.files.line_reader import Format as FileFormat
 from millpy.sources.files.reader import Broken, FileReader
 
 log = logging.getLogger(__name__)
@@ -43,12 +50,26 @@ log = logging.getLogger(__name__)
 PARTITION = "files"
 
 
+def _described(format: FileFormat | PayloadFormat | None) -> Any:
+    return format.identity() if isinstance(format, PayloadFormat) else format
+
+
+def _payload_format(format: FileFormat | PayloadFormat | None) -> PayloadFormat | None:
+    return format if isinstance(format, PayloadFormat) else None
+
+
 def _partition_names(count: int) -> tuple[str, ...]:
     return (PARTITION,) if count == 1 else tuple(f"{PARTITION}-{place}" for place in range(count))
 
 
-def _check(format: Format | None, broken: Broken, partitions: int) -> None:
-    if format not in (None, "json", "csv", "parquet"):
+def _check(format: FileFormat | PayloadFormat | None, broken: Broken, partitions: int) -> None:
+    if isinstance(format, PayloadFormat):
+        if not format.reads_lines:
+            raise ConfigError(
+                f"files cannot have the format {format!r}, in which a record is not a line",
+                hint="text formats can: Json, Csv, LineProtocol, Scalar or decode=; files that end in .gz are unpacked",
+            )
+    elif format not in (None, "json", "csv", "parquet"):
         raise ConfigError(f"unknown file format {format!r}", hint='choose "json" (NDJSON), "csv" or "parquet"')
     if broken not in ("stop", "dead_letter"):
         raise ConfigError(f"unknown value broken={broken!r}", hint='choose "stop" or "dead_letter"')
@@ -64,21 +85,28 @@ class Files(Source):
         paths: names and patterns (`data/*.csv`, `**` for any depth), relative to the working directory. They are read
             in this order, the files that match a pattern sorted by name. `.gz` is decompressed.
         format: "json" (NDJSON), "csv" or "parquet"; by default each file's suffix decides (.csv, .parquet, .pq, else
-            NDJSON).
+            NDJSON). Or a payload format for each line, such as `Csv(delimiter=";", decimal=",")`.
         broken: the reaction to a truncated or corrupt file: "stop" stops the worker with an error; "dead_letter" makes
             the rest of the file one dead letter and continues with the next file.
         partitions: the number of source partitions, which are read concurrently. A file's name decides its partition.
             Each partition has its own order and watermark.
+        decode: instead of a format, a function from a `Message`, which is a line, to its records.
     """
 
     paths: tuple[str, ...]
-    format: Format | None
+    format: FileFormat | PayloadFormat | None
     broken: Broken
     count: int
 
     def __init__(
-        self, *paths: str | Path, format: Format | None = None, broken: Broken = "stop", partitions: int = 1
+        self,
+        *paths: str | Path,
+        format: FileFormat | PayloadFormat | None = None,
+        broken: Broken = "stop",
+        partitions: int = 1,
+        decode: Callable[[Message], Iterable[Any]] | None = None,
     ) -> None:
+        format = checked_format(format, decode)
         names = tuple(str(path) for path in paths)
         if not names or len(set(names)) != len(names):
             raise ConfigError(
@@ -92,7 +120,16 @@ class Files(Source):
 
     def identity(self) -> Identity:
         """Describe the files and their form. How many partitions there are decides the partition of each file."""
-        return {"kind": "files", "paths": list(self.paths), "format": self.format, "partitions": self.count}
+        return {"kind": "files", "paths": list(self.paths), "format": _described(self.format), "partitions": self.count}
+
+    def payload_format(self) -> PayloadFormat | None:
+        """Return the payload format of lines."""
+        return _payload_format(self.format)
+
+    def validate(self, record_type: RecordType) -> None:
+        """Check that the format fits the record class. Raises GraphError."""
+        if isinstance(self.format, PayloadFormat):
+            self.format.validate(record_type)
 
     def partitions(self) -> tuple[str, ...]:
         """Return the names of the source partitions, by default one."""
@@ -120,9 +157,14 @@ class Files(Source):
         return FixedFileQueue(self.paths, notes, lambda path: is_ours(path, place, self.count), SkipReporter(setup))
 
 
-def File(path: str | Path, *, format: Format | None = None) -> Files:  # noqa: N802
+def File(  # noqa: N802
+    path: str | Path,
+    *,
+    format: FileFormat | PayloadFormat | None = None,
+    decode: Callable[[Message], Iterable[Any]] | None = None,
+) -> Files:
     """Return a source of one file: `File("readings.ndjson.gz")`."""
-    return Files(path, format=format)
+    return Files(path, format=format, decode=decode)
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -145,27 +187,30 @@ class Directory(Source):
         broken: as for `Files`, but "dead_letter" by default, so that a broken file does not stop the others. After the
             file is replaced by a complete one, reading resumes at the defect.
         partitions: as for `Files`.
+        decode: as for `Files`.
     """
 
     path: str
     pattern: str
     settle: timedelta
     every: timedelta
-    format: Format | None
+    format: FileFormat | PayloadFormat | None
     broken: Broken
     count: int
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a user may say of a feed
         self,
         path: str | Path,
         *,
         pattern: str = "*",
         settle: timedelta = timedelta(seconds=2),
         every: timedelta = timedelta(seconds=1),
-        format: Format | None = None,
+        format: FileFormat | PayloadFormat | None = None,
         broken: Broken = "dead_letter",
         partitions: int = 1,
+        decode: Callable[[Message], Iterable[Any]] | None = None,
     ) -> None:
+        format = checked_format(format, decode)
         check_name(str(path))
         NamePattern(pattern)
         _check(format, broken, partitions)
@@ -182,8 +227,22 @@ class Directory(Source):
 
     def identity(self) -> Identity:
         """Describe the directory, the pattern, the format and the number of partitions."""
-        described = {"path": self.path, "pattern": self.pattern, "format": self.format, "partitions": self.count}
+        described = {
+            "path": self.path,
+            "pattern": self.pattern,
+            "format": _described(self.format),
+            "partitions": self.count,
+        }
         return {"kind": "directory", **described}
+
+    def payload_format(self) -> PayloadFormat | None:
+        """Return the payload format of lines."""
+        return _payload_format(self.format)
+
+    def validate(self, record_type: RecordType) -> None:
+        """Check that the format fits the record class. Raises GraphError."""
+        if isinstance(self.format, PayloadFormat):
+            self.format.validate(record_type)
 
     def partitions(self) -> tuple[str, ...]:
         """Return the names of the source partitions, by default one."""
@@ -222,20 +281,25 @@ class FileInjector:
         queue: FileQueue,
         notes: Notes,
         *,
-        format: Format | None,
+        format: FileFormat | PayloadFormat | None,
         broken: Broken,
         every_s: float | None = None,
     ) -> None:
         self._setup = setup
         self._every_s = every_s
+        record_type, lines = setup.record_type, None
+        if isinstance(format, PayloadFormat) and record_type is not None:
+            expander = Expander(format, record_type, setup.limits)
+            lines = ExpandedLines(expander, setup.clock.now_us, has_header=format.has_header)
         self._reading = FileReader(
             queue,
             notes,
-            format=format,
+            format="json" if isinstance(format, PayloadFormat) else format,
             broken=broken,
-            record_type=setup.record_type,
+            record_type=record_type,
             limits=setup.limits,
             bound=setup.take_bound,
+            lines=lines,
         )
         self._ahead: asyncio.Task[FilePiece | None] | None = None
         self._closing = asyncio.Event()
@@ -318,6 +382,7 @@ class FileInjector:
             header=piece.header,
             refused=piece.refused,
             describe=piece.describe,
+            messages=piece.messages,
             position=msgspec.json.encode(piece.after),
             notes=piece.notes,
             finished=piece.finished,

@@ -6,17 +6,18 @@ the records, their offsets and the limits, so the same range is the same bundles
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from millpy.errors import SourceUnavailableError
+from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.sources.kafka.beginning import NotThereError, begins, check_lost, first_offset, gone, look
 from millpy.sources.kafka.client import Client, OutOfRangeError
-from millpy.sources.kafka.records import Payloads, arrivals_of, offsets_of
+from millpy.sources.kafka.records import ExpandedRecords, Payloads, arrivals_of, offsets_of
 from millpy.sources.kafka.source import Kafka, KafkaPosition, size_of
 
 FETCH_WAIT_S = 0.5
@@ -42,6 +43,9 @@ class KafkaRangeReader:
         self._source = source
         self._setup = setup
         self._payloads = Payloads(source.fields, setup.record_type, source.tombstones)
+        self._expander: Expander | None = None
+        if source.format is not None and setup.record_type is not None:
+            self._expander = Expander(source.format, setup.record_type, setup.limits)
         self._stored: int | None = None  # the offset of the committed position
         self._next = -1  # offset to fetch
         self._waiting: list[Any] = []
@@ -97,6 +101,13 @@ class KafkaRangeReader:
         while self._next < until and len(self._waiting) < bound.records and self._size() < bound.bytes:
             await self._fetch(until)
         records = self._cut(bound.records, bound.bytes)
+        now_us = self._setup.clock.now_us()
+        skipped = self._payloads.skipped
+        expanded: ExpandedRecords | None = None
+        if self._expander is not None:
+            expanded = self._payloads.expand(records, self._source.topic, self._expander, bound, now_us)
+            self._waiting[:0] = records[expanded.taken :]
+            records = records[: expanded.taken]
         if self._waiting:
             self.offset = _first(self._waiting[0])
         elif records or self._next >= until:
@@ -104,18 +115,23 @@ class KafkaRangeReader:
         if self.offset == self._stored:
             return None
         self._stored = self.offset
-        skipped = self._payloads.skipped
-        counted, payloads, refused = self._payloads.encode(records)
-        count = len(records) - (self._payloads.skipped - skipped)
+        if expanded is None:
+            counted, payloads, refused = self._payloads.encode(records)
+            count = len(records) - (self._payloads.skipped - skipped)
+        else:
+            counted, payloads, refused = expanded.records, expanded.payloads, expanded.refused
+            count = len(payloads)
         self._total += count
         partition = self._setup.partition
+        describe: Callable[[int], str] = lambda row: f"{partition}@{offsets_of(counted[row])}"  # noqa: E731
         return SourceBatch(
             format="json",
-            arrived_at=self._setup.clock.now_us(),
-            arrivals=lambda: arrivals_of(counted),
+            arrived_at=now_us,
+            arrivals=lambda: arrivals_of(counted if expanded is None else expanded.record_of_each()),
             payloads=payloads,
             refused=refused,
-            describe=lambda row: f"{partition}@{offsets_of(counted[row])}",
+            describe=describe if expanded is None else expanded.describe(describe),
+            messages={} if expanded is None else expanded.messages,
             position=msgspec.json.encode(KafkaPosition(self.offset)),
             records=count,
             total=self._total,

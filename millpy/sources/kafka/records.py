@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
@@ -13,8 +13,10 @@ import msgspec
 import numpy as np
 
 from millpy.errors import GraphError
+from millpy.formats import Message
+from millpy.ingest.expansion import EXPANDED_RECORDS_MAX, Expander, Expansion
 from millpy.ingest.json_append import EMPTY_OR_SPACED, completed
-from millpy.ingest.protocol import RejectedRow
+from millpy.ingest.protocol import RejectedRow, TakeBound
 from millpy.model.identity import Identity, identity_of_value
 from millpy.model.identity_text import GraphPart
 from millpy.model.record import Instants, RecordType
@@ -82,6 +84,52 @@ class FieldMapping(GraphPart):
             raise GraphError(f"fields filled from Kafka do not fit {struct}, which is written as an array")
 
 
+@dataclass(slots=True)
+class ExpandedRecords:
+    """The payloads of Kafka records whose values a payload format has expanded.
+
+    Attributes:
+        taken: the number of Kafka records that were used; the others did not fit.
+        records: those of them that count, without skipped tombstones.
+        payloads, refused, messages: see `Expansion`; `size` is its `bytes`.
+    """
+
+    taken: int = 0
+    records: list[Any] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    refused: list[RejectedRow] = field(default_factory=list)
+    messages: dict[int, Message] = field(default_factory=dict)
+    size: int = 0
+    _origins: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, record: Any, expansion: Expansion) -> None:
+        """Append what a record has become."""
+        begin = len(self.payloads)
+        self.refused += [replace(bad, row=begin + bad.row) for bad in expansion.refused]
+        self.messages |= {begin + row: message for row, message in expansion.messages.items()}
+        self._origins += [(len(self.records), part) for _, part in expansion.origins]
+        self.payloads += expansion.payloads
+        self.size += expansion.bytes
+        self.records.append(record)
+        self.taken += 1
+
+    def add_plain(self, records: Sequence[Any], payloads: Sequence[bytes], refused: Sequence[RejectedRow]) -> None:
+        """Append a record without a value, which may be skipped."""
+        self.refused += [replace(bad, row=len(self.payloads) + bad.row) for bad in refused]
+        self._origins += [(len(self.records) + row, -1) for row in range(len(payloads))]
+        self.payloads += payloads
+        self.records += records
+        self.taken += 1
+
+    def record_of_each(self) -> list[Any]:
+        """Return, for each payload, the record that it comes from."""
+        return [self.records[place] for place, _ in self._origins]
+
+    def describe(self, place: Callable[[int], str]) -> Callable[[int], str]:
+        """Return a function that names the origin of a row, given one that names that of a record."""
+        return Expansion(origins=self._origins).describe(place)
+
+
 class Payloads:
     """A converter from consumer records to payloads.
 
@@ -142,6 +190,30 @@ class Payloads:
             values[row] = b""
             refused.append(RejectedRow(row, UNREADABLE, records[row].detail))
         return records, values, refused
+
+    def expand(
+        self, records: Sequence[Any], topic: str, expander: Expander, bound: TakeBound, arrived_at: int
+    ) -> ExpandedRecords:
+        """Expand the values of records, from the front, as many as fit into a bundle."""
+        found = ExpandedRecords()
+        endings = self._endings(records) or [b""] * len(records)
+        for record, ending in zip(records, endings, strict=True):
+            if record.value is None:
+                if len(found.payloads) >= min(bound.records, EXPANDED_RECORDS_MAX):
+                    break
+                counted, payloads, refused = self.encode([record])
+                found.add_plain(counted, payloads, refused)
+                continue
+            headers = {name: value or b"" for name, value in record.headers or ()}
+            message = Message(record.value, topic, record.key, headers, arrived_at, ending=ending)
+            room = min(bound.records, EXPANDED_RECORDS_MAX) - len(found.payloads), bound.bytes - found.size
+            expansion = expander.expand(
+                [message], records_max=room[0], bytes_max=room[1], at_least_one=not found.payloads
+            )
+            if not expansion.taken:
+                break
+            found.add(record, expansion)
+        return found
 
     def _endings(self, records: Sequence[Any]) -> list[bytes]:
         parts: list[list[bytes]] = []

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,12 +28,22 @@ from millpy.config.access import Tls, files_of, text_of
 from millpy.config.extras import to_install
 from millpy.config.secrets import goes_elsewhere, secret
 from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.formats import Format, Message
+from millpy.formats.message import checked_format
+from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import Source, SourceBatch, SourceSetup, TakeBound
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 from millpy.model.time import describe
-from millpy.sources.kafka.records import FieldMapping, Payloads, Tombstones, arrivals_of, offsets_of
+from millpy.sources.kafka.records import (
+    ExpandedRecords,
+    FieldMapping,
+    Payloads,
+    Tombstones,
+    arrivals_of,
+    offsets_of,
+)
 
 if TYPE_CHECKING:
     from millpy.sources.kafka.client import Client, Cluster
@@ -107,7 +117,7 @@ DEFAULT_BROKERS = KafkaBrokers()
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Kafka(Source):
-    """The records of a topic; each value is one JSON record.
+    """The records of a topic; by default each value is one JSON record.
 
     The repr and the identity leave out the brokers' addresses, the credentials, `start` and `lost`.
 
@@ -121,6 +131,8 @@ class Kafka(Source):
             key, headers and timestamp).
         lost: the reaction when the committed offset is gone: "stop", or "continue" at the oldest offset, with an event.
         brokers: the brokers' addresses, our login and TLS; by default those of the environment.
+        format: the payload format of values, such as `MessagePack()`; by default each value is one JSON record.
+        decode: instead of a format, a function from a `Message` to its records.
     """
 
     topic: str
@@ -130,8 +142,9 @@ class Kafka(Source):
     tombstones: Tombstones
     lost: Literal["stop", "continue"]
     brokers: KafkaBrokers
+    format: Format | None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a user may say of a feed
         self,
         topic: str,
         *,
@@ -141,6 +154,8 @@ class Kafka(Source):
         tombstones: Tombstones = "dead_letter",
         lost: Literal["stop", "continue"] = "stop",
         brokers: KafkaBrokers = DEFAULT_BROKERS,
+        format: Format | None = None,
+        decode: Callable[[Message], Iterable[Any]] | None = None,
     ) -> None:
         if not topic or partitions < 1:
             raise ConfigError(
@@ -158,19 +173,24 @@ class Kafka(Source):
             )
         values = {
             "topic": topic, "count": partitions, "fields": fields, "start": start, "tombstones": tombstones,
-            "lost": lost, "brokers": brokers,
+            "lost": lost, "brokers": brokers, "format": checked_format(format, decode),
         }  # fmt: skip
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def identity(self) -> Identity:
         """Describe the topic and the records that it becomes; the number of partitions may grow."""
-        return {
+        found = {
             "kind": "kafka",
             "topic": self.topic,
             "fields": self.fields.identity(),
             "tombstones": self.tombstones,
         }
+        return found if self.format is None else {**found, "format": self.format.identity()}
+
+    def payload_format(self) -> Format | None:
+        """Return `format`."""
+        return self.format
 
     def partitions(self) -> tuple[str, ...]:
         """Return one source partition for each Kafka partition."""
@@ -179,6 +199,8 @@ class Kafka(Source):
     def validate(self, record_type: RecordType) -> None:
         """Check that the fields can be filled. Raises GraphError."""
         self.fields.validate(record_type)
+        if self.format is not None:
+            self.format.validate(record_type)
 
     def begins_at(self) -> str:
         """Name the time by which `start=` and `--from` look up a position."""
@@ -240,6 +262,10 @@ class KafkaInjector:
         self._cluster = cluster
         self._number = int(setup.partition.rpartition("/")[2])
         self._payloads = Payloads(source.fields, setup.record_type, source.tombstones)
+        self._expander: Expander | None = None
+        if source.format is not None and setup.record_type is not None:
+            self._expander = Expander(source.format, setup.record_type, setup.limits)
+        self._grown = 0  # records of expanded messages beyond one each, since `open`
         self._position: KafkaPosition | None = None  # of the records returned by `take`
         self._offset = -1  # of the next record to fetch
         self._moved = False  # `take` must return a position without records
@@ -454,20 +480,35 @@ class KafkaInjector:
             return None
         assert self._position is not None
         records = self._take_records()
+        now_us = self._setup.clock.now_us()
+        expanded: ExpandedRecords | None = None
+        if self._expander is not None:
+            bound = self._setup.take_bound
+            expanded = self._payloads.expand(records, self._source.topic, self._expander, bound, now_us)
+            if expanded.taken < len(records):
+                rest = records[expanded.taken :]
+                self._inbox.appendleft(_Chunk(rest, sum(map(size_of, rest))))
+                records = records[: expanded.taken]
+            self._grown += len(expanded.payloads) - len(expanded.records)
         after = records[-1].offset + 1 if records else self._offset if not self._inbox else self._position.offset
         self._moved = False
         self._position = KafkaPosition(after, self._position.begun)
-        counted, payloads, refused = self._payloads.encode(records)
+        if expanded is None:
+            counted, payloads, refused = self._payloads.encode(records)
+        else:
+            counted, payloads, refused = expanded.records, expanded.payloads, expanded.refused
         partition = self._setup.partition
+        describe: Callable[[int], str] = lambda row: f"{partition}@{offsets_of(counted[row])}"  # noqa: E731
         waiting = sum(len(chunk.records) for chunk in self._inbox)
-        before, self._total = self._total, self._fetched - waiting - self._payloads.skipped
+        before, self._total = self._total, self._fetched - waiting - self._payloads.skipped + self._grown
         return SourceBatch(
             format="json",
-            arrived_at=self._setup.clock.now_us(),
-            arrivals=lambda: arrivals_of(counted),
+            arrived_at=now_us,
+            arrivals=lambda: arrivals_of(counted if expanded is None else expanded.record_of_each()),
             payloads=payloads,
             refused=refused,
-            describe=lambda row: f"{partition}@{offsets_of(counted[row])}",
+            describe=describe if expanded is None else expanded.describe(describe),
+            messages={} if expanded is None else expanded.messages,
             position=msgspec.json.encode(self._position),
             records=self._total - before,
             total=self._total,

@@ -18,13 +18,16 @@ import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
 import msgspec
 from xxhash import xxh3_128_digest
 
+from millpy.formats import Message
+from millpy.ingest.expansion import EXPANDED_RECORDS_MAX, Expander, Expansion
+from millpy.ingest.protocol import RejectedRow
 from millpy.sources.mqtt.packets import Messages
 
 MARKER_PREFIX = "millpy/marker/"
@@ -65,6 +68,7 @@ class Run:
         refused: why the single message of this run is rejected; only the beginning of its topic may be kept.
         digests: one digest per message, if the queue computes them; empty for messages that never yield records.
         redelivered: whether the broker has sent the single message of this run to this session before.
+        origins: of expanded messages, the message of each record, and its place there (`Expansion.origins`).
     """
 
     topics: list[bytes]
@@ -77,6 +81,7 @@ class Run:
     refused: str = ""
     digests: list[bytes] = field(default_factory=list)
     redelivered: bool = False
+    origins: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.size = self.size or sum(map(len, self.payloads))
@@ -118,6 +123,7 @@ class MessageBatch:
         counted: the number of records that left the inbox with the batch, in terms of `MessageQueue.received`.
         digests: one digest per message, if the queue computes them; includes skipped messages.
         skipped: the number of committed messages that were redelivered and skipped.
+        bad, messages: the parts of expanded messages that are no records, and the message of each (`Expansion`).
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -128,6 +134,8 @@ class MessageBatch:
     counted: int = 0
     digests: list[bytes] = field(default_factory=list)
     skipped: int = 0
+    bad: list[RejectedRow] = field(default_factory=list)
+    messages: dict[int, Message] = field(default_factory=dict)
 
     def add(self, run: Run) -> None:
         """Append a run."""
@@ -160,6 +168,10 @@ class MessageBatch:
         def place(row: int) -> str:
             index = bisect_right(ends, row)
             run, at = self.runs[index], row - (ends[index - 1] if index else 0)
+            if run.origins:
+                message, at = run.origins[at]
+                text = f"{_shown(run.topics[message])} (packet {run.packet_ids[message]})"
+                return text if at < 0 else f"{text}[{at}]"
             message = 0 if run.is_array else at
             text = f"{_shown(run.topics[message])} (packet {run.packet_ids[message]})"
             return f"{text}[{at}]" if run.is_array else text
@@ -182,9 +194,10 @@ class MessageQueue:
         bytes_max: the largest number of bytes that the readings of a message may have; a larger message is rejected.
         complete: adds the fields of the topic to payloads; None when the filter names no levels.
         digests: whether to compute digests, by which redelivered messages are recognized.
+        expander: makes records of a message when it is taken; None for JSON. Until then a message counts as a record.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings of a source and its bounds
         self,
         *,
         topics: re.Pattern[bytes],
@@ -194,10 +207,12 @@ class MessageQueue:
         bytes_max: int,
         complete: PayloadCompleter | None = None,
         digests: bool = False,
+        expander: Expander | None = None,
     ) -> None:
         self._topics = topics
         self._retained = retained
-        self._arrays = arrays
+        self._arrays = arrays and expander is None
+        self._expander = expander
         self._readings_max = readings_max
         self._bytes_max = bytes_max
         self._complete = complete
@@ -303,7 +318,7 @@ class MessageQueue:
         return _rejected_run(topic, payload, packet_id, why)
 
     def _append(self, run: Run) -> None:
-        if self._complete is not None and not (run.is_array or run.refused):
+        if self._complete is not None and self._expander is None and not (run.is_array or run.refused):
             run.payloads = self._complete(run.topics, run.payloads)
             run.size = sum(map(len, run.payloads))
         self._runs.append(run)
@@ -311,7 +326,12 @@ class MessageQueue:
         self.bytes += run.waiting_bytes
 
     def take(
-        self, *, records_max: int, bytes_max: int, is_committed: Callable[[bytes], bool | None] = lambda _digest: False
+        self,
+        *,
+        records_max: int,
+        bytes_max: int,
+        is_committed: Callable[[bytes], bool | None] = lambda _digest: False,
+        arrived_at: int = 0,
     ) -> MessageBatch:
         """Remove and return the next records: at most a bundle, but at least one message if one is ready.
 
@@ -320,6 +340,7 @@ class MessageQueue:
             bytes_max: the largest number of bytes in the bundle; a single run may exceed it.
             is_committed: called for each redelivered message. True skips the message without counting it (I8).
                 None means that the outcome is not known yet: the message and everything behind it wait.
+            arrived_at: the time of this take, in µs, for messages that are expanded.
         """
         bundle, size = MessageBatch(), 0
         while self._runs and bundle.records < records_max:
@@ -332,6 +353,14 @@ class MessageQueue:
                 self._leave(run)
                 self.received -= len(run)
                 bundle.skip_run(run)
+                continue
+            if self._expander is not None and run.payloads and not run.refused:
+                room = min(records_max, EXPANDED_RECORDS_MAX) - bundle.records, bytes_max - size
+                expansion = self._expand(self._expander, run, *room, arrived_at, at_least_one=not bundle.records)
+                if not expansion.taken:
+                    break
+                self._take_expanded(bundle, run, expansion)
+                size += expansion.bytes
                 continue
             if bundle.records and size + run.size > bytes_max:
                 break
@@ -346,6 +375,28 @@ class MessageQueue:
             size += run.size
             bundle.add(run.parsed(self._complete))
         return bundle
+
+    def _expand(
+        self, expander: Expander, run: Run, records_max: int, bytes_max: int, arrived_at: int, *, at_least_one: bool
+    ) -> Expansion:
+        """Expand the first messages of a run, as many as fit."""
+        ending = (lambda topic: b"") if self._complete is None else self._complete.ending
+        messages = (
+            Message(payload, topic.decode(errors="replace"), arrived_at=arrived_at, ending=ending(topic))
+            for topic, payload in zip(run.topics, run.payloads, strict=True)
+        )
+        return expander.expand(messages, records_max=records_max, bytes_max=bytes_max, at_least_one=at_least_one)
+
+    def _take_expanded(self, bundle: MessageBatch, run: Run, expansion: Expansion) -> None:
+        """Move the expanded messages of the first run, and their records, to a bundle."""
+        whole = expansion.taken == len(run.packet_ids)
+        taken = self._runs.popleft() if whole else run.cut(expansion.taken)
+        self._leave(taken)
+        self.received += len(expansion.payloads) - len(taken)
+        taken.payloads, taken.origins = expansion.payloads, expansion.origins
+        bundle.bad += [replace(bad, row=bundle.records + bad.row) for bad in expansion.refused]
+        bundle.messages |= {bundle.records + row: message for row, message in expansion.messages.items()}
+        bundle.add(taken)
 
     def _leave(self, run: Run) -> None:
         self.records -= len(run)

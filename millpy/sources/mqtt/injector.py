@@ -32,6 +32,8 @@ from typing import Any
 
 from millpy.clock import random_id
 from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.formats import Format
+from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import RejectedRow, SourceBatch, SourceSetup
 from millpy.model.time import Instant
 from millpy.sources.mqtt.address import BrokerAddress
@@ -55,7 +57,15 @@ ANOTHER_CLIENT = "give two deployments on one broker different client ids with M
 class _Session:
     """The messages that one connection has delivered and we have not acknowledged; discarded with the connection."""
 
-    def __init__(self, setup: SourceSetup, address: BrokerAddress, pattern: TopicPattern, *, retained: bool) -> None:
+    def __init__(
+        self,
+        setup: SourceSetup,
+        address: BrokerAddress,
+        pattern: TopicPattern,
+        *,
+        retained: bool,
+        format: Format | None,
+    ) -> None:
         self._setup = setup
         self._limits = limits = setup.limits
         record_type = setup.record_type
@@ -67,12 +77,13 @@ class _Session:
             bytes_max=limits.bundle_bytes_max,
             complete=TopicFields(pattern, record_type) if pattern.levels and record_type is not None else None,
             digests=setup.deduplicated,
+            expander=Expander(format, record_type, limits) if format is not None and record_type is not None else None,
         )
         self.connection: MqttConnection = MqttConnection(
             address,
             self._deliver,
             packet_bytes_max=max(limits.bundle_bytes_max, limits.record_bytes_max + _HEAD_BYTES_MAX),
-            kept_bytes=limits.record_bytes_max + 1,
+            kept_bytes=(limits.record_bytes_max if format is None else limits.message_bytes_max) + 1,
         )
         self.marker_topic = marker_topic(address.client_id).encode()
         self.marker = b""
@@ -150,6 +161,7 @@ class _Session:
             records_max=min(self._take_max, bound.records),
             bytes_max=bound.bytes,
             is_committed=redeliveries.recognize,
+            arrived_at=self._setup.clock.now_us(),
         )
         self.drained |= (self.marker_topic, self.marker) in bundle.markers
         left = self.inbox.received - self.inbox.records
@@ -208,8 +220,17 @@ class _Token:
 class MqttInjector:
     """Reads one topic filter, and reconnects in the background; `retained`: whether retained messages are records."""
 
-    def __init__(self, setup: SourceSetup, address: BrokerAddress, pattern: TopicPattern, *, retained: bool) -> None:
+    def __init__(
+        self,
+        setup: SourceSetup,
+        address: BrokerAddress,
+        pattern: TopicPattern,
+        *,
+        retained: bool,
+        format: Format | None = None,
+    ) -> None:
         self._setup = setup
+        self._format = format
         self._address = address
         self._pattern = pattern
         self._retained = retained
@@ -240,7 +261,7 @@ class MqttInjector:
         self._keeper.add_done_callback(lambda _: self._setup.ready.set())
 
     async def _connect(self) -> _Session:
-        session = _Session(self._setup, self._address, self._pattern, retained=self._retained)
+        session = _Session(self._setup, self._address, self._pattern, retained=self._retained, format=self._format)
         await session.connection.open()
         subscribing = session.subscribe(self._subscribe(session))
         full = asyncio.create_task(session.full.wait(), name="millpy-mqtt-full")
@@ -383,8 +404,9 @@ class MqttInjector:
             format="json",
             arrived_at=self._setup.clock.now_us(),
             payloads=bundle.payloads(),
-            refused=[RejectedRow(row, "oversize", why) for row, why in bundle.refused],
+            refused=[*(RejectedRow(row, "oversize", why) for row, why in bundle.refused), *bundle.bad],
             describe=bundle.describe(),
+            messages=bundle.messages,
             notes=notes,
             token=token,
             records=bundle.counted,

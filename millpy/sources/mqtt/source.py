@@ -6,11 +6,11 @@ owners. The broker keeps the position: it sends unacknowledged messages again on
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import xxhash
 
@@ -18,6 +18,8 @@ from millpy.config.access import NO_LOGIN, Login, Tls, files_of, text_of
 from millpy.config.extras import to_install
 from millpy.config.secrets import is_other_machine
 from millpy.errors import ConfigError
+from millpy.formats import Format, Message
+from millpy.formats.message import checked_format
 from millpy.ingest.protocol import Source, SourceSetup
 from millpy.model.deployment import permanent_name
 from millpy.model.finding import Finding
@@ -63,7 +65,7 @@ DEFAULT_SESSION = MqttSession()
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Mqtt(Source):
-    """Messages under one or more topic filters; each payload is one JSON record or an array of records.
+    """Messages under one or more topic filters; by default each payload is one JSON record or an array of records.
 
     The repr and the identity leave out the broker's address and the credentials.
 
@@ -79,6 +81,8 @@ class Mqtt(Source):
         session: the name and the times of our sessions at the broker.
         protocol: 5, or 311 for brokers that only speak MQTT 3.1.1 (mosquitto then keeps only 20 messages in flight).
         retained: whether a new subscription also takes retained messages; by default False, as they may be old.
+        format: the payload format, such as `Scalar("temperature")`; by default JSON.
+        decode: instead of a format, a function from a `Message` to its records.
     """
 
     filters: tuple[str, ...]
@@ -89,8 +93,9 @@ class Mqtt(Source):
     session: MqttSession
     protocol: Literal[5, 311]
     retained: bool
+    format: Format | None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a user may say of a feed
         self,
         *filters: str,
         host: str | None = None,
@@ -100,6 +105,8 @@ class Mqtt(Source):
         session: MqttSession = DEFAULT_SESSION,
         protocol: Literal[5, 311] = 5,
         retained: bool = False,
+        format: Format | None = None,
+        decode: Callable[[Message], Iterable[Any]] | None = None,
     ) -> None:
         if not filters:
             raise ConfigError("Mqtt needs a topic filter", hint='name one or more: Mqtt("sensors/+/reading")')
@@ -108,14 +115,19 @@ class Mqtt(Source):
             raise ConfigError(f"unknown MQTT protocol {protocol!r}", hint="choose 5 or 311")
         values = {
             "filters": filters, "host": host, "port": port, "login": login, "tls": tls, "session": session,
-            "protocol": protocol, "retained": retained,
+            "protocol": protocol, "retained": retained, "format": checked_format(format, decode),
         }  # fmt: skip
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def identity(self) -> Identity:
         """Describe the topic filters with the fields that they fill."""
-        return {"kind": "mqtt", "filters": list(self.filters), "retained": self.retained}
+        found = {"kind": "mqtt", "filters": list(self.filters), "retained": self.retained}
+        return found if self.format is None else {**found, "format": self.format.identity()}
+
+    def payload_format(self) -> Format | None:
+        """Return `format`."""
+        return self.format
 
     def partitions(self) -> tuple[str, ...]:
         """Return the source partitions: the topic filters, with `+` for each named level."""
@@ -125,6 +137,8 @@ class Mqtt(Source):
         """Check that the named topic levels fit the record. Raises GraphError."""
         for text in self.filters:
             TopicPattern.parse(text).validate(record_type)
+        if self.format is not None:
+            self.format.validate(record_type)
 
     def connect(self, setup: SourceSetup) -> MqttInjector:
         """Return the injector of one filter, not yet connected.
@@ -139,7 +153,7 @@ class Mqtt(Source):
         address = self.address(setup)
         tls_context(address)
         pattern = next(p for p in map(TopicPattern.parse, self.filters) if p.filter == setup.partition)
-        return MqttInjector(setup, address, pattern, retained=self.retained)
+        return MqttInjector(setup, address, pattern, retained=self.retained, format=self.format)
 
     def examine(self, graph: str, stream: str) -> AsyncIterator[Finding]:
         """Check the broker, its logins and its queues. Raises MillError."""

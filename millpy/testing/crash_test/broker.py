@@ -24,7 +24,7 @@ import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
 from millpy.embedded import EmbeddedBroker
-from millpy.errors import SourceUnavailableError
+from millpy.errors import SourceUnavailableError, UsageError
 from millpy.graph import Graph, InjectorNode
 from millpy.ingest.protocol import Injector, Source, SourceBatch, SourceSetup
 from millpy.model.identity import Identity
@@ -145,8 +145,19 @@ def _is(message: bytes, payload: bytes) -> bool:
 
 
 def injectors_over_broker(graph: Graph) -> list[InjectorNode]:
-    """Return the injectors whose source is MQTT; a crash test can run and kill no other kind of broker."""
-    return [node for node in graph.injectors() if isinstance(node.source, Mqtt)]
+    """Return the injectors whose source is MQTT; a crash test can run and kill no other kind of broker.
+
+    Raises:
+        UsageError: one has a payload format.
+    """
+    found = [node for node in graph.injectors() if isinstance(node.source, Mqtt)]
+    for node in found:
+        if node.source.payload_format() is not None:
+            raise UsageError(
+                f"a crash test cannot mark the end of source {node.name!r}, because it has a payload format",
+                hint="test the graph with its messages as lines of a File of the same format",
+            )
+    return found
 
 
 def source_at_broker(source: Source, directory: Path) -> EndingMqtt | None:

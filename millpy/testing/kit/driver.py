@@ -18,10 +18,12 @@ from typing import Any
 import msgspec
 
 from millpy.errors import UsageError
+from millpy.formats import Message
 from millpy.graph import Graph, InjectorNode, StageNode
 from millpy.graph.loader import load_graph
 from millpy.hosting.host import HostedGraph
 from millpy.hosting.interval_state import IntervalState
+from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import AdvanceWithClock
 from millpy.ingest.table_rows import check_size, table_version
@@ -107,18 +109,39 @@ class GraphDriver:
 
         Args:
             source: the stream that the source makes.
-            records: objects of the stream's class, dicts (encoded as JSON), or JSON as bytes.
+            records: objects of the stream's class, dicts (encoded as JSON), or JSON as bytes; or, for a source with
+                a payload format, a `Message` each, with the bytes that a device sends.
             partition: the source partition; a source with several needs it.
 
         Raises:
             UsageError: a name is unknown, the source has ended, or a record is none of these.
         """
         node = self._source(source)
+        if (messages := _messages_of(records, node)) is not None:
+            self._feed_messages(node, messages, self._partition(source, partition))
+            return
         payloads = [_payload(record, node) for record in _several(records)]
         place = self._partition(source, partition)
         if self._host.intervals[place].finished:
             raise UsageError(f"source {source!r} has ended", hint="feed it before end()")
         self._turn({place: SourceBatch("json", self._host.now_us, payloads=payloads)})
+
+    def _feed_messages(self, node: InjectorNode, messages: list[Message], place: int) -> None:
+        format = node.source.payload_format()
+        if format is None:
+            raise UsageError(f"source {node.name!r} has no payload format", hint="feed records, dicts or JSON")
+        now_us = self._host.now_us
+        stamped = [msgspec.structs.replace(each, arrived_at=each.arrived_at or now_us) for each in messages]
+        expander = Expander(format, node.record_type, self._limits)
+        found = expander.expand(stamped, records_max=2**31, bytes_max=2**31)
+        describe = found.describe(lambda index: messages[index].topic)
+        self._turn(
+            {
+                place: SourceBatch(
+                    "json", now_us, found.payloads, refused=found.refused, messages=found.messages, describe=describe
+                )
+            }
+        )
 
     def set_table(self, table: str, rows: Sequence[Any]) -> None:
         """Let a lookup table have these rows, as the next read of a worker would find them.
@@ -401,6 +424,15 @@ def _several(records: Sequence[Any], call: str = "feed", of: str = "record") -> 
     if isinstance(records, str | bytes | dict | msgspec.Struct) or not isinstance(records, Iterable):
         raise UsageError(f"{call} takes a list of {of}s", hint=f"for one {of}, pass [{of}]")
     return list(records)
+
+
+def _messages_of(records: Sequence[Any], node: InjectorNode) -> list[Message] | None:
+    """Return the messages, or None for records. Raises UsageError for a mixture of both."""
+    listed = _several(records)
+    found = [record for record in listed if isinstance(record, Message)]
+    if found and len(found) < len(listed):
+        raise UsageError(f"messages and records for {node.name!r} at once", hint="feed them one after the other")
+    return found or None
 
 
 def _payload(record: Any, node: InjectorNode) -> bytes:

@@ -32,7 +32,7 @@ MARKER = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class PublishedMessage:
     """One publication; `number` identifies it, even among messages with the same payload."""
 
     number: int
@@ -43,7 +43,7 @@ class Message:
 class Batch:
     """The messages of one `take`."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[PublishedMessage, ...]
     arrived_at: int
     finished: bool = False
 
@@ -66,10 +66,10 @@ class Broker:
 
     rng: random.Random
     is_log: bool = False
-    queue: deque[Message] = field(default_factory=deque)
-    unacknowledged: dict[int, Message] = field(default_factory=dict)
-    waiting: list[Message] = field(default_factory=list)
-    published: list[Message] = field(default_factory=list)
+    queue: deque[PublishedMessage] = field(default_factory=deque)
+    unacknowledged: dict[int, PublishedMessage] = field(default_factory=dict)
+    waiting: list[PublishedMessage] = field(default_factory=list)
+    published: list[PublishedMessage] = field(default_factory=list)
     up: bool = True
     ending: bool = False
     shuffles: bool = False
@@ -81,7 +81,7 @@ class Broker:
 
     def publish(self, payloads: Sequence[bytes]) -> None:
         """Accept publications; while the broker is away its publishers keep them."""
-        messages = [Message(len(self.published) + place, payload) for place, payload in enumerate(payloads, 1)]
+        messages = [PublishedMessage(len(self.published) + place, payload) for place, payload in enumerate(payloads, 1)]
         self.published.extend(messages)
         if self.up:
             self.queue.extend(() if self.is_log else messages)
@@ -129,7 +129,7 @@ class Broker:
     def redeliver(self, count: int) -> int:
         """Redeliver some unacknowledged messages on the same connection, as brokers may."""
         again = list(self.unacknowledged.values())[:count]
-        self.queue.extend(Message(message.number, message.payload) for message in again)
+        self.queue.extend(PublishedMessage(message.number, message.payload) for message in again)
         self.wake()
         return len(again)
 
@@ -152,7 +152,7 @@ class Broker:
         if self.shuffles:
             self.shuffle()
             self.shuffles = False
-        self.queue.append(Message(MARKER, b""))
+        self.queue.append(PublishedMessage(MARKER, b""))
 
     def disconnect(self) -> None:
         """Break the present connection."""
@@ -162,7 +162,7 @@ class Broker:
 
     def hand_over(self, records_max: int, arrived_at: int) -> tuple[Batch | None, bool]:
         """Return (a batch of waiting messages or None, whether the marker was met)."""
-        messages: list[Message] = []
+        messages: list[PublishedMessage] = []
         met = False
         while self.queue and len(messages) < records_max:
             message = self.queue.popleft()
@@ -238,7 +238,7 @@ class SimulatedInjector:
         self._drained = False
         self._ended = False
         self._total = 0
-        self._delivered: dict[int, tuple[Message, ...]] = {}
+        self._delivered: dict[int, tuple[PublishedMessage, ...]] = {}
 
     async def open(self, position: bytes | None) -> None:
         """Connect; the position is for the checkers, not for the broker."""

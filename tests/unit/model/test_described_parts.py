@@ -19,17 +19,22 @@ import millpy
 from millpy import (
     AfterCount,
     Combiner,
+    Csv,
+    Decode,
     EventTime,
     Every,
     FieldMapping,
+    Json,
     Kafka,
     KafkaBrokers,
+    LineProtocol,
     ListCell,
     Login,
     MapCell,
     MqttSession,
     Never,
     Sasl,
+    Scalar,
     Tls,
     Value,
     minutes,
@@ -48,7 +53,11 @@ def takes_a_field_only(part: object) -> bool:
 
 
 FIELD = {"field": ["a", "b"]}
-FILES = {"format": [None, "csv", "json"], "partitions": [1, 2]}
+FORMATS = [None, Json(), Json(many="a"), Csv(), Csv(delimiter=";"), Scalar("a"), LineProtocol(), Decode(len)]
+FILES = {"format": ["csv", "json", *FORMATS], "partitions": [1, 2]}
+PATHS = [None, "a", "a.b"]
+ARRIVAL = {"arrival": [None, "at"]}
+INSIDE = {"inside": [Json(), Json(many="a")]}
 SEVERAL = ("AfterAny", "AfterAll", "AfterEach")
 LENGTHS = [seconds(10), minutes(1), seconds(0.001)]
 
@@ -102,13 +111,45 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
             FieldMapping(timestamp="at"),
         ],
         "tombstones": ["dead_letter", "skip", "record"],
+        "format": FORMATS,
     },
+    "Json": {
+        "path": PATHS,
+        "many": PATHS,
+        "envelope": [None, {"a": "b"}, {"a": "c"}, {"a": "b.c"}, {"a": ("b.c",)}],
+        "fields": [None, {"a": "b"}, {"b": "a"}],
+        **ARRIVAL,
+    },
+    "Scalar": {**FIELD, "decimal": [".", ","], **ARRIVAL},
+    "Csv": {
+        "delimiter": [";", "\t"],
+        "decimal": [".", ","],
+        "encoding": ["utf-8", "cp1252"],
+        "null": [("",), ("", "---")],
+        "quote": ['"', None, "'"],
+        "header": [True, ("a",), ("a", "b")],
+        "rename": [None, {"a": "b"}, {"b": "a"}],
+    },
+    "LineProtocol": {
+        "precision": ["ns", "us", "ms", "s"],
+        "time": ["time", "at"],
+        "measurement": [None, "a"],
+        "arrival": [False, True],
+    },
+    "MessagePack": INSIDE,
+    "Cbor": INSIDE,
+    "Gzip": {"format": [Json(), Scalar("a")]},
+    "Decode": {"function": [len, str]},
     "FieldMapping": {
         "key": [None, "k"],
         "headers": [{}, {"a": "b"}, {"a": "c"}],
         "timestamp": [None, "at"],
     },
-    "Mqtt": {"filters": [("a/+",), ("a/{b}",), ("a/+", "b/+"), ("b/+", "a/+")], "retained": [False, True]},
+    "Mqtt": {
+        "filters": [("a/+",), ("a/{b}",), ("a/+", "b/+"), ("b/+", "a/+")],
+        "retained": [False, True],
+        "format": FORMATS,
+    },
     "EventTime": {
         "field": ["a", "b"],
         "unit": [None, "s", "ms"],
@@ -166,10 +207,17 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
 }
 """What each constructor takes beside that: it may change at any time."""
 
-TIED = {"EventTime": {"percentile", "sorted", "format", "zone"}, "Dedupe": {"unit"}, "SessionWindows": {"max_gap"}}
+DECODED = ("Files", "Directory", "Kafka", "Mqtt")
+
+TIED = {
+    **{name: {"decode"} for name in DECODED},
+    "EventTime": {"percentile", "sorted", "format", "zone"},
+    "Dedupe": {"unit"},
+    "SessionWindows": {"max_gap"},
+}
 """Parameters that another one decides here, because not all combinations are accepted."""
 
-OWN_LOGIC = {"Combiner", "Computation", "WindowFunction"}
+OWN_LOGIC = {"Combiner", "Computation", "Format", "WindowFunction"}
 """Parts that users define; see below, and tests/unit/model/test_identity.py."""
 
 

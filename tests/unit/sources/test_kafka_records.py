@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millpy import Json
 from millpy.errors import ConfigError, GraphError
 from millpy.ingest.decode import Decoder
-from millpy.ingest.protocol import SourceBatch
+from millpy.ingest.expansion import Expander
+from millpy.ingest.protocol import FixedBound, SourceBatch
+from millpy.limits import Limits
 from millpy.model.record import RecordType
 from millpy.model.time import Instant
 from millpy.sources.kafka.records import FieldMapping, Payloads, arrivals_of
@@ -125,3 +128,24 @@ def test_arrivals_are_the_timestamps_of_the_broker() -> None:
     assert arrivals_of(records).tolist()[:3] == [5_000, 0, -1]
     assert arrivals_of(records[3:]).tolist() == [253_402_300_799_999_000]
     assert arrivals_of([]).tolist() == []
+
+
+def test_values_in_a_format_fill_a_bundle_and_the_other_records_wait() -> None:
+    """Tombstones keep their meaning, and a message's records stay together."""
+    many = b'[{"temperature":1},{"temperature":2}]'
+    records = [Record(many, b"a"), Record(None, b"b"), Record(b"[", b"c"), Record(many, b"d"), Record(many, b"e")]
+    payloads = Payloads(FieldMapping("device"), TYPE, "dead_letter")
+    expander = Expander(Json(), TYPE, Limits())
+    found = payloads.expand(records, "t", expander, FixedBound(5, 10**6), 7)
+    assert found.taken == len(found.records) == 3
+    assert found.payloads[:2] == [b'{"temperature":1,"device":"a"}', b'{"temperature":2,"device":"a"}']
+    assert [(bad.row, bad.reason) for bad in found.refused] == [(2, "tombstone"), (3, "undecodable")]
+    (message,) = found.messages.values()
+    assert (message.key, message.payload, message.ending) == (b"c", b"[", b',"device":"c"}')
+    assert [found.describe(str)(row) for row in range(4)] == ["0[0]", "0[1]", "1", "2"]
+    assert [record.key for record in found.record_of_each()] == [b"a", b"a", b"b", b"c"]
+    rest = payloads.expand(records[3:], "t", expander, FixedBound(1, 10**6), 7)
+    assert (rest.taken, len(rest.payloads)) == (1, 2), "one message is always taken"
+    skipping = Payloads(FieldMapping("device"), TYPE, "skip")
+    assert len(skipping.expand(records[:3], "t", expander, FixedBound(9, 10**6), 7).records) == 2
+    assert skipping.skipped == 1

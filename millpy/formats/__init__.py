@@ -1,0 +1,25 @@
+"""Payload formats: what turns a message of any source into records, before their types are checked."""
+
+from millpy.formats.binary import Cbor, MessagePack
+from millpy.formats.csv_lines import Csv
+from millpy.formats.function import Decode
+from millpy.formats.gzipped import Gzip
+from millpy.formats.json_objects import Json, Scalar
+from millpy.formats.line_protocol import LineProtocol
+from millpy.formats.message import BadPart, Format, Message, Part, Reader
+
+__all__ = [
+    "BadPart",
+    "Cbor",
+    "Csv",
+    "Decode",
+    "Format",
+    "Gzip",
+    "Json",
+    "LineProtocol",
+    "Message",
+    "MessagePack",
+    "Part",
+    "Reader",
+    "Scalar",
+]

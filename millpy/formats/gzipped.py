@@ -1,0 +1,76 @@
+"""Compressed payloads."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from millpy.errors import GraphError
+from millpy.formats.message import Format, Message, Part, Reader
+from millpy.model.identity import Identity
+from millpy.model.record import RecordType
+
+EXPANDED_BYTES_MAX = 4_000_000
+"""The most bytes of one message after it is decompressed."""
+_ANY_HEADER = 32 + 15  # gzip or zlib, as the bytes say
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Gzip(Format):
+    """A payload compressed by gzip or zlib, of at most 4 MB when expanded: `Gzip(Json(many="readings"))`.
+
+    A payload that is not compressed is a dead letter.
+
+    Args:
+        format: the format of the payload inside.
+    """
+
+    format: Format
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.format, Format) or isinstance(self.format, Gzip):
+            raise GraphError(f"Gzip({self.format!r}): name the format inside", hint="for example Gzip(Json())")
+
+    @property
+    def reads_lines(self) -> bool:
+        """A line of a file is no message; files ending in .gz are decompressed without this."""
+        return False
+
+    def identity(self) -> Identity:
+        """Describe the format inside."""
+        return {"kind": "gzip", "format": self.format.identity()}
+
+    def validate(self, record_type: RecordType) -> None:
+        """Check the format inside. Raises GraphError."""
+        self.format.validate(record_type)
+
+    def reader(self, record_type: RecordType) -> Reader:
+        """Return a function that decompresses a message and reads it."""
+        inside = self.format.reader(record_type)
+
+        def read(message: Message) -> Iterable[Part]:
+            return (
+                part if isinstance(part, bytes) else replace(part, payload=zlib.compress(part.payload, wbits=31))
+                for part in inside(msgspec.structs.replace(message, payload=expanded(message.payload)))
+            )
+
+        return read
+
+
+def expanded(payload: bytes) -> bytes:
+    """Decompress a payload. Raises ValueError if it is damaged, or too large."""
+    machine = zlib.decompressobj(_ANY_HEADER)
+    try:
+        found = machine.decompress(payload, EXPANDED_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise ValueError(f"not gzip: {error}") from error
+    if len(found) > EXPANDED_BYTES_MAX:
+        raise ValueError(f"expands to more than {EXPANDED_BYTES_MAX} bytes")
+    if not machine.eof:
+        raise ValueError("the compressed payload is cut off")
+    if machine.unused_data:
+        raise ValueError("bytes follow the compressed payload")
+    return found

@@ -1,0 +1,108 @@
+"""Python values as JSON text, strictly: nothing is rounded, replaced or left out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from millpy.formats.message import NESTING_MAX
+
+JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_NUMBER = re.compile(r"([-+]?)([0-9]*)(?:\.([0-9]*))?([eE][-+]?[0-9]+)?")
+_TRUE = frozenset(("true", "t", "1", "on", "yes"))
+_FALSE = frozenset(("false", "f", "0", "off", "no"))
+_CHARACTERS_MAX = 400
+_INT64 = range(-(2**63), 2**64)
+
+
+def json_of(value: Any) -> bytes:
+    """Encode a value of a binary payload, or a record of a user's function.
+
+    Raises:
+        ValueError: JSON cannot hold it: NaN, an integer beyond 64 bits, a key that is no text, deep nesting.
+    """
+    return msgspec.json.encode(_checked(value, NESTING_MAX))
+
+
+def object_of(value: Any) -> bytes:
+    """Encode a value that must be an object. Raises ValueError."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"a record is {type(value).__name__}, not an object")
+    return json_of(value)
+
+
+def _checked(value: Any, levels: int) -> Any:
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return value
+    if kind is float:
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is not a number that can be stored")
+        return value
+    if kind is int:
+        if value not in _INT64:
+            raise ValueError("an integer exceeds 64 bits")
+        return value
+    if levels == 0:
+        raise ValueError(f"nested more than {NESTING_MAX} deep")
+    if isinstance(value, Mapping):
+        return {_key(key): _checked(each, levels - 1) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_checked(each, levels - 1) for each in value]
+    if isinstance(value, bytes | bytearray | memoryview | datetime | date | UUID):
+        return value
+    if isinstance(value, Decimal):
+        if not value.is_finite():
+            raise ValueError(f"{value} is not a number that can be stored")
+        return msgspec.Raw(str(value).encode()) if JSON_NUMBER.fullmatch(str(value)) else str(value)
+    raise ValueError(f"a value of type {kind.__name__} has no form in JSON")
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    if isinstance(key, int) and not isinstance(key, bool):
+        return str(key)
+    raise ValueError(f"a key is {type(key).__name__}, not text")
+
+
+def number_text(text: str) -> bytes | None:
+    """Return the JSON of a number as devices write it (`+5`, `.5`, `5.`, `007`); None for other text."""
+    if JSON_NUMBER.fullmatch(text):
+        return text.encode() if len(text) <= _CHARACTERS_MAX else None
+    found = _NUMBER.fullmatch(text)
+    if found is None or len(text) > _CHARACTERS_MAX or not (found[2] or found[3]):
+        return None
+    whole = found[2].lstrip("0") or "0"
+    fraction = f".{found[3]}" if found[3] else ""
+    return f"{'-' if found[1] == '-' else ''}{whole}{fraction}{found[4] or ''}".encode()
+
+
+def cell_writer(kind: type, decimal: str = ".") -> Callable[[str], bytes]:
+    """Return a function from text to JSON, by the type of the record's field.
+
+    A text that is no number becomes JSON text in a number field, so that decoding rejects the record and says why.
+    """
+
+    def number(text: str) -> bytes:
+        plain = text.strip()
+        if decimal != ".":
+            if "." in plain:
+                return msgspec.json.encode(text)  # 1.234,5 and 1.234 may mean anything
+            plain = plain.replace(decimal, ".", 1)
+        return number_text(plain) or msgspec.json.encode(text)
+
+    def truth(text: str) -> bytes:
+        plain = text.strip().lower()
+        return b"true" if plain in _TRUE else b"false" if plain in _FALSE else msgspec.json.encode(text)
+
+    if kind in (int, float):
+        return number
+    return truth if kind is bool else msgspec.json.encode

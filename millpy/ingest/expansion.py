@@ -1,0 +1,155 @@
+"""Expansion: messages become JSON records by a source's payload format, within the bounds of a bundle.
+
+A source expands messages when it takes them, and stops before the bundle would exceed its bound; the messages behind
+wait for the next take. The records of one message are taken together, because the message is acknowledged, or its
+position committed, as a whole. `Limits.message_records_max` and `Limits.message_bytes_max` bound what one message can
+become: a message beyond them is one dead letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from millpy.formats import BadPart, Format, Message, Part
+from millpy.ingest.json_append import completed
+from millpy.ingest.protocol import RejectedRow
+from millpy.limits import Limits
+from millpy.model.dead_letter import error_text
+from millpy.model.record import RecordType
+from millpy.model.step_progress import is_user_error
+
+EXPANDED_RECORDS_MAX = 8_192
+"""The most records of a bundle that a source expands in the event loop, which must not stop for long."""
+
+
+@dataclass(slots=True)
+class Expansion:
+    """The records of some messages.
+
+    Attributes:
+        payloads: one JSON object per record, or the bytes of a part that is none.
+        refused: the rows that are no records.
+        messages: row -> the message of which that row is a bad part; its payload is that of the row.
+        origins: the message of each row, and its number among the rows of that message; -1 if it is the only one.
+        taken: the number of messages that were expanded; the others did not fit.
+        bytes: the bytes of all payloads.
+    """
+
+    payloads: list[bytes] = field(default_factory=list)
+    refused: list[RejectedRow] = field(default_factory=list)
+    messages: dict[int, Message] = field(default_factory=dict)
+    origins: list[tuple[int, int]] = field(default_factory=list)
+    taken: int = 0
+    bytes: int = 0
+
+    def describe(self, place: Callable[[int], str]) -> Callable[[int], str]:
+        """Return a function that names the origin of a row, given one that names that of a message."""
+        origins = self.origins
+
+        def described(row: int) -> str:
+            message, part = origins[row]
+            return place(message) if part < 0 else f"{place(message)}[{part}]"
+
+        return described
+
+    def add(self, message: Message, parts: Sequence[Part], reason: str = "undecodable") -> None:
+        """Append the parts of the next message."""
+        alone = len(parts) == 1
+        for number, part in enumerate(parts):
+            self.origins.append((self.taken, -1 if alone else number))
+            if isinstance(part, BadPart):
+                row = len(self.payloads)
+                self.refused.append(RejectedRow(row, reason, part.detail))
+                self.messages[row] = _with_payload(message, part.payload)
+                part = part.payload
+            self.payloads.append(part)
+            self.bytes += len(part)
+        self.taken += 1
+
+
+def _with_payload(message: Message, payload: bytes) -> Message:
+    """Return the message with another payload."""
+    return (
+        message
+        if payload is message.payload
+        else Message(
+            payload, message.topic, message.key, message.headers, message.arrived_at, message.header, message.ending
+        )
+    )
+
+
+class Expander:
+    """Expands the messages of one source.
+
+    Args:
+        format: the source's format.
+        record_type: the record type of the stream.
+        limits: bounds on what one message can become.
+    """
+
+    def __init__(self, format: Format, record_type: RecordType, limits: Limits) -> None:
+        self._read = format.reader(record_type)
+        self._records_max = limits.message_records_max
+        self._bytes_max = limits.message_bytes_max
+
+    def expand(
+        self,
+        messages: Iterable[Message],
+        *,
+        records_max: int,
+        bytes_max: int,
+        at_least_one: bool = True,
+        skip_blank: bool = False,
+    ) -> Expansion:
+        """Expand messages from the front until the next would exceed a bound.
+
+        Args:
+            messages: the waiting messages, in order.
+            records_max: the largest number of records.
+            bytes_max: the largest number of bytes of all records.
+            at_least_one: whether the first message is taken even if it alone exceeds a bound.
+            skip_blank: whether a message without a visible character has no records.
+        """
+        found = Expansion()
+        for message in messages:
+            if found.taken and (len(found.payloads) >= records_max or found.bytes >= bytes_max):
+                break
+            if skip_blank and not message.payload.strip():
+                found.taken += 1
+                continue
+            parts, reason = self._parts(message)
+            fits = len(found.payloads) + len(parts) <= records_max
+            fits = fits and found.bytes + sum(map(_size, parts)) <= bytes_max
+            if not fits and (found.payloads or not at_least_one):
+                break
+            found.add(message, parts, reason)
+        return found
+
+    def _parts(self, message: Message) -> tuple[list[Part], str]:
+        """Return the parts of a message, completed by its source; one bad part if it is bad as a whole."""
+        if len(message.payload) > self._bytes_max:
+            return [BadPart(message.payload, f"the message has more than {self._bytes_max} bytes")], "oversize"
+        parts: list[Part] = []
+        size = 0
+        try:
+            for part in self._read(message):
+                if isinstance(part, bytes) and message.ending:
+                    part = completed(part, message.ending)
+                parts.append(part)
+                size += _size(part)
+                if len(parts) > self._records_max:
+                    detail = f"the message has more than {self._records_max} records"
+                    return [BadPart(message.payload, detail)], "oversize"
+                if size > self._bytes_max:
+                    detail = f"the records of the message have more than {self._bytes_max} bytes"
+                    return [BadPart(message.payload, detail)], "oversize"
+        except BaseException as error:  # a user's function, and libraries, may raise anything
+            if not is_user_error(error):
+                raise
+            return [BadPart(message.payload, error_text(error))], "undecodable"
+        return parts, "undecodable"
+
+
+def _size(part: Part) -> int:
+    return len(part) if isinstance(part, bytes) else len(part.payload)
