@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 
-from millpy.errors import OwnershipError
+from millpy.errors import OwnershipError, TransientError
 from millpy.hosting.failpoints import Failpoint
 from millpy.hosting.interval_state import PauseState
 from millpy.runtime.archive_skipper import ArchiveSkipper
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 FORGET_PIECES = 20
 """Most pieces of expired rows that one call of `turn_rings` deletes; the next call continues."""
+FINISHED_BYTES = 1_000_000
+"""A finished graph leaves a ring's slot below this size as it is, so that many short runs do not use up the slots."""
 WARN_AGAIN_S_MIN = 30.0
 """Seconds until the next warning that archives wait; after that, twice as long each time."""
 
@@ -101,6 +104,14 @@ class Maintenance:
                 break
         if freed:
             await self._failpoints.reach(Failpoint.AFTER_SLOT_FREED)
+
+    async def empty_rings(self) -> None:
+        """Free what a finished graph leaves in the rings, if it is large; no worker may come that turns them again.
+
+        A slot that another graph still needs stays, and so does one that a reader holds just now.
+        """
+        with suppress(TransientError):
+            await self._store.turn_rings(epoch_s=self._limits.epoch_s, epoch_bytes=FINISHED_BYTES)
 
     async def poll_requests(self) -> bool:
         """Read operators' replays, releases and resumptions of owned intervals; return whether there are any."""

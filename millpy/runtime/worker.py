@@ -86,9 +86,12 @@ class Worker:
                     if await self.owned.have_finished():
                         break
                     await self._wait()
-            if not stop.is_set():
+            finished = not stop.is_set()
+            if finished:
                 log.info("all sources have ended; saving state and exiting")
-            await self._drain(self.context.limits.drain_grace_s if stop.is_set() else None)
+            await self._drain(None if finished else self.context.limits.drain_grace_s)
+            if finished:
+                await self.maintenance.empty_rings()
         except (UsageError, GraphVersionError):
             # The graph will be fixed or planned again; its next worker need not wait for this lease to expire.
             await report_at_last(self.context.sources)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millpy.errors import ConfigError
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest revision in `migrations/`; a test compares the two."""
 
 

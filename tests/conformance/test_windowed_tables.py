@@ -96,12 +96,25 @@ def graph_of(path: Path, name: str) -> Graph:
     return graph
 
 
-async def test_no_table_depends_on_the_size_of_bundles(tmp_path: Path, database_url: str) -> None:
+IN_DELTAS = "SELECT sum(pg_table_size(relid))::bigint FROM pg_partition_tree('mill.deltas') WHERE isleaf"
+EMPTY = 16 * 8_192  # sixteen slots, each with a TOAST index of one page
+
+
+async def test_no_table_depends_on_the_size_of_bundles(
+    tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "readings.ndjson"
     path.write_text("".join(json.dumps(reading) + "\n" for reading in readings()))
 
+    sizes = []
     for name, size in (("large", 65_536), ("small", 100)):
         await run_worker(graph_of(path, name), database_url, limits=Limits(bundle_records_max=size))
+        with psycopg.connect(database_url) as connection:
+            sizes += connection.execute(IN_DELTAS).fetchone() or ()
+        monkeypatch.setattr("millpy.runtime.maintenance.FINISHED_BYTES", 1)
+
+    assert sizes[0] > EMPTY, "a little is left"
+    assert sizes[1] <= EMPTY, "a finished graph empties its rings"
 
     columns = ", ".join(["device", "window_start", "window_end", *AGGREGATES, "pane_timing", "late_count"])
     columns = columns.replace("variance,", "round(variance::numeric, -30),").replace(

@@ -26,6 +26,7 @@ from millpy.model.taking_back import description_after
 from millpy.model.versions import only_grows
 from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
 from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.deployment.comments import column_comments
 from millpy.store.postgres.deployment.ddl import (
     columns_text,
     create_tables,
@@ -205,6 +206,8 @@ async def _change_table(
         connection, statement("read_columns"), {"schema": schema, "relation": f"{table.name}_status"}
     )
     await connection.execute(status_view(schema, table, [*(row[0] for row in shown), *added]))
+    for comment in column_comments(schema, table, added):
+        await connection.execute(comment)
     tables = await all_rows(connection, statement("read_result_tables"), {"graph_id": graph_id})
     stored = {row[1]: {name: may_be_null for name, _, may_be_null in row[4]} for row in tables}[table.name]
     loose = {*added, *nullable, *(name for name, may_be_null in stored.items() if may_be_null)}
