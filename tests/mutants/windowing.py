@@ -155,7 +155,7 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/windowing/firing.py",
-        "        emits = fires and (firing.since > 0 or (not firing.closed and self._gives_empty(timing, last)))",
+        "        emits = fires and (firing.since > 0 or (not firing.closed and self._gives_empty(firing, timing, last)))",
         "        emits = bool(fires)",
         killers=("tests/property/test_pane_triggers.py::test_when_triggers_fire",),
     ),
