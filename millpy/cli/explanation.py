@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from datetime import timedelta
 
+from millpy.admin.loaders import utc_text
 from millpy.admin.queries import Row
 from millpy.cli import text_table as tables
+from millpy.config.durations import format_duration
 from millpy.config.escape import visible
 
 INDENT = "  "
@@ -41,5 +44,6 @@ def wrapped(steps: Sequence[Row], width: int) -> str:
 
 
 def _text(value: object) -> str:
-    text = str(value)
-    return tables.with_z(tables.SENTINELS.get(text, text))
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    return utc_text(tables.SENTINELS.get(str(value), str(value)))

@@ -22,8 +22,8 @@ import msgspec
 import pyarrow as pa
 
 from millpy.clock import Clock
-from millpy.ingest.connection_state import ConnectionState
 from millpy.formats import Format, Message
+from millpy.ingest.connection_state import ConnectionState
 from millpy.limits import Limits
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity

@@ -105,7 +105,7 @@ class LineReader:
         lines: what expands lines by a payload format, for the kind "json"; None for lines that are records.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - as `FileReader`
         self,
         start: FilePosition,
         opened: BinaryIO,
