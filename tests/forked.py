@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -75,9 +76,10 @@ class ForkedProcess:
         return out, err
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless the end was noticed."""
+        """Send a signal, unless the process has ended, which the server may not have told yet."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL."""
