@@ -94,7 +94,7 @@ class ForkedProcess:
 
 
 def _taken(output: IO[bytes]) -> str:
-    """Return what a file has, and close it."""
+    """Return the contents of a file, and close it."""
     with output:
         output.seek(0)
         return output.read().decode()

@@ -9,37 +9,37 @@ from contextlib import suppress
 from millpy.ingest.protocol import Source, SourceSetup
 
 log = logging.getLogger(__name__)
-LOOK_S = 5.0
-"""How long a worker whose sources have ended waits for the looks at them."""
+CHECK_S = 5.0
+"""How long a worker that ends waits for checks that still run."""
 SHOWN_MAX = 5
 """How many things a warning names."""
 
 
 class EndedSources:
-    """Looks at each ended partition once, beside the turns: a place that does not answer delays none of them."""
+    """Checks each ended partition once, beside the turns, which a place that does not answer must not delay."""
 
     def __init__(self) -> None:
-        self._looks: dict[int, asyncio.Task[None]] = {}
+        self._checks: dict[int, asyncio.Task[None]] = {}
 
-    def look(self, interval_id: int, source: Source, setup: SourceSetup) -> None:
-        """Begin to look at an ended partition, unless this process has."""
-        if interval_id not in self._looks:
-            look = self._looks[interval_id] = asyncio.create_task(_look(source, setup), name=setup.stream)
-            look.add_done_callback(_log_failure)
+    def check(self, interval_id: int, source: Source, setup: SourceSetup) -> None:
+        """Begin to check an ended partition, unless this process has done so."""
+        if interval_id not in self._checks:
+            check = self._checks[interval_id] = asyncio.create_task(_check(source, setup), name=setup.stream)
+            check.add_done_callback(_log_failure)
 
-    async def await_looks(self) -> None:
-        """Wait for the looks that have begun, for at most LOOK_S."""
+    async def await_checks(self) -> None:
+        """Wait for the checks that have begun, for at most CHECK_S."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
-                await asyncio.gather(*self._looks.values(), return_exceptions=True)
+            async with asyncio.timeout(CHECK_S):
+                await asyncio.gather(*self._checks.values(), return_exceptions=True)
 
     def close(self) -> None:
-        """Cancel the looks that have not ended."""
-        for look in self._looks.values():
-            look.cancel()
+        """Cancel the checks that still run."""
+        for check in self._checks.values():
+            check.cancel()
 
 
-async def _look(source: Source, setup: SourceSetup) -> None:
+async def _check(source: Source, setup: SourceSetup) -> None:
     unread = await asyncio.to_thread(source.unread, setup)
     if not unread:
         return
@@ -52,7 +52,7 @@ async def _look(source: Source, setup: SourceSetup) -> None:
     setup.tell("came_after_end", {"stream": setup.stream, "partition": setup.partition, "what": what})
 
 
-def _log_failure(look: asyncio.Task[None]) -> None:
+def _log_failure(check: asyncio.Task[None]) -> None:
     """Log what a source has raised, whatever it is: only a warning depends on it."""
-    if not look.cancelled() and (error := look.exception()) is not None:
-        log.warning("source %s has ended; what has come since is not known: %s", look.get_name(), error)
+    if not check.cancelled() and (error := check.exception()) is not None:
+        log.warning("source %s has ended; what has come since is not known: %s", check.get_name(), error)

@@ -204,7 +204,7 @@ class OwnedIntervals:
             node = interval.plan.node
             if interval.finished and interval.intake is not None and isinstance(node, InjectorNode):
                 setup = self._setup(node, interval.deployed, interval.intake)
-                self.ended_sources.look(interval.interval_id, node.source, setup)
+                self.ended_sources.check(interval.interval_id, node.source, setup)
 
     async def _connect_one(self, interval: OwnedInterval) -> None:
         node, intake = interval.plan.node, interval.intake

@@ -246,7 +246,7 @@ class Worker:
             async with asyncio.timeout(grace_s):
                 await self.cycle.await_in_flight()
                 if grace_s is None:
-                    await self.owned.ended_sources.await_looks()
+                    await self.owned.ended_sources.await_checks()
                 with suppress(TransientError):  # an event is no reason to keep the intervals
                     await self.context.events.store_all()
                 await self.owned.leave(grace_s and grace_s / 2)
