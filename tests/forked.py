@@ -18,7 +18,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO
@@ -66,18 +67,14 @@ class ForkedProcess:
         """
         self.stdin.close()
         self.wait(timeout)
-        texts = []
-        for output in self._outputs:
-            output.seek(0)
-            texts.append(output.read().decode())
-            output.close()
-        out, err = texts
+        out, err = (_taken(output) for output in self._outputs)
         return out, err
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless the end was noticed."""
+        """Send a signal, unless the process has ended, which the server may not have told yet."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -94,6 +91,13 @@ class ForkedProcess:
             assert told, "the fork server has ended"
             self.returncode = int(told)
         return self.returncode
+
+
+def _taken(output: IO[bytes]) -> str:
+    """Return the contents of a file, and close it."""
+    with output:
+        output.seek(0)
+        return output.read().decode()
 
 
 class ForkServer:
@@ -195,17 +199,14 @@ def tell_ends(running: dict[int, int]) -> None:
         os.close(descriptor)
 
 
-def run(program: str, arguments: list[str], programs: Mapping[str, Callable[[], None]]) -> None:
-    sys.argv = [program, *arguments]
-    programs[program]()
-
-
 if __name__ == "__main__":
     from millpy.cli import app
     from millpy.process import launcher  # noqa: F401 - what most commands import later
     from millpy.testing import crash_worker
 
-    run(
-        *serve(socket.socket(fileno=int(sys.argv[1]))),
-        {"millpy": app.main, "crash_worker": lambda: sys.exit(crash_worker.main(sys.argv[1:]))},
-    )
+    program, given = serve(socket.socket(fileno=int(sys.argv[1])))
+    sys.argv = [program, *given]
+    if program == "millpy":
+        app.main()
+    else:
+        sys.exit(crash_worker.main(given))

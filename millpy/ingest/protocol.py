@@ -281,8 +281,7 @@ class Source(GraphPart, ABC):
     def unread(self, setup: SourceSetup) -> Sequence[str]:
         """Say what a partition that has ended will not read, because it came after the end; by default nothing.
 
-        Raises:
-            SourceUnavailableError: the source cannot be looked at now.
+        It is called in a thread, beside the turns. What it raises is logged, and stops nothing.
         """
         del setup
         return ()

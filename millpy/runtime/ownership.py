@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from millpy.errors import GraphVersionError, MillError, SourceUnavailableError, StaleSequencerError, TransientError
+from millpy.errors import GraphVersionError, MillError, StaleSequencerError, TransientError
 from millpy.graph import InjectorNode
 from millpy.hosting.failpoints import Failpoint
 from millpy.hosting.interval_state import PauseState, intake_of
@@ -26,13 +26,13 @@ from millpy.model.checkpoint import Grant
 from millpy.model.deployment import DeployedInterval
 from millpy.runtime.balance import moves
 from millpy.runtime.context import WorkerContext
+from millpy.runtime.ended_sources import EndedSources
 from millpy.runtime.owned_interval import OwnedInterval, owned
 from millpy.store.protocol import Event, OwnerSnapshot, WorkerInfo
 
 log = logging.getLogger(__name__)
 ASK_FINISHED_EVERY_S = 0.1
 """Seconds between questions to the store whether the graph has finished."""
-UNREAD_SHOWN_MAX = 5
 
 
 class OwnedIntervals:
@@ -51,7 +51,7 @@ class OwnedIntervals:
         if self._only & set(self._not_awaited):  # an archiver awaits them
             self._not_awaited = []
         self._ask_finished_at = 0.0
-        self._told_unread: set[int] = set()
+        self.ended_sources = EndedSources()
         self.intervals: dict[int, OwnedInterval] = {}
 
     async def rebalance(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -210,30 +210,10 @@ class OwnedIntervals:
         for task in closed.values():
             task.result()
         for interval in intervals:
-            if interval.finished and interval.intake is not None and interval.interval_id not in self._told_unread:
-                self._told_unread.add(interval.interval_id)
-                await self._tell_unread(interval, interval.intake)
-
-    async def _tell_unread(self, interval: OwnedInterval, intake: Intake) -> None:
-        """Warn of what has come to a source partition since it ended: its windows are closed, so it is not read."""
-        node = interval.plan.node
-        assert isinstance(node, InjectorNode)
-        setup = self._setup(node, interval.deployed, intake)
-        try:
-            unread = await asyncio.to_thread(node.source.unread, setup)
-        except SourceUnavailableError as error:
-            log.warning("source %s has ended; what has come since is not known: %s", node.name, error.message)
-            return
-        self._lease.progressed()
-        if not unread:
-            return
-        more = f" and {len(unread) - UNREAD_SHOWN_MAX} more" if len(unread) > UNREAD_SHOWN_MAX else ""
-        these = "; ".join(unread[:UNREAD_SHOWN_MAX]) + more
-        what = f"it has ended and its windows are closed, so this is not read: {these}"
-        log.warning(
-            "source %s: %s (for files that come or grow later, use Directory in a new generation)", node.name, what
-        )
-        setup.tell("came_after_end", {"stream": node.name, "partition": setup.partition, "what": what})
+            node = interval.plan.node
+            if interval.finished and interval.intake is not None and isinstance(node, InjectorNode):
+                setup = self._setup(node, interval.deployed, interval.intake)
+                self.ended_sources.check(interval.interval_id, node.source, setup)
 
     async def _connect_one(self, interval: OwnedInterval) -> None:
         node, intake = interval.plan.node, interval.intake
@@ -294,6 +274,7 @@ class OwnedIntervals:
 
     async def close(self) -> None:
         """Close all sources and forget all intervals, without releasing them in the store."""
+        self.ended_sources.close()
         for interval in self.intervals.values():
             if interval.injector is not None:
                 await interval.injector.close()

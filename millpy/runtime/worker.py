@@ -252,7 +252,10 @@ class Worker:
         try:
             async with asyncio.timeout(grace_s):
                 await self.cycle.await_in_flight()
-                await self.context.events.store_all()
+                if grace_s is None:
+                    await self.owned.ended_sources.await_checks()
+                with suppress(TransientError):  # an event is no reason to keep the intervals
+                    await self.context.events.store_all()
                 await self.owned.leave(grace_s and grace_s / 2)
         except (OwnershipError, TransientError, PoisonError, TimeoutError) as error:
             log.warning("exiting without releasing all intervals: %s", error)

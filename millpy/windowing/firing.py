@@ -207,7 +207,7 @@ class PaneTriggers:
 
     def _gives_empty(self, firing: FiringState, timing: str, last: bool) -> bool:
         """Tell whether an empty pane is emitted: the last one, or the first since the end of the window."""
-        first_since_end = timing != "early" and firing.timing not in ("on_time", "late")
+        first_since_end = timing != "early" and firing.on_time_index < 0
         return (last and self._always_final) or (first_since_end and self._always_on_time)
 
     def _judge(self, predicate: Predicate, due: DuePane, timing: str) -> bool:

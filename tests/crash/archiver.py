@@ -33,7 +33,7 @@ from tests.crash.archive_graph import START_US, archived_graph
 LIMITS = Limits(lease_ttl_s=0.5, bundle_records_max=20)
 WORKER_LIMITS = Limits(lease_ttl_s=0.5, bundle_records_max=100, archive_bytes_min=1_500)
 MAINTAINED_S = 20.0
-"""A lease for a whole maintenance, which beats none on a slow machine; the next one seizes it without a wait."""
+"""The lease of a maintenance run, which sends no heartbeats. The next run seizes the intervals without waiting."""
 KEPT_S = 1_800.0
 ERASED = "d5"
 ARCHIVED = ("writing", "written", "fenced", "committed", "published")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import psycopg
 
-from tests.forked import ForkedProcess, fork_millpy
+from tests.forked import ForkedProcess
 
 DEVICES = 5
 MIDDLE, END = 90, 240
@@ -90,10 +90,6 @@ def drop(place: Path, start: int, end: int) -> None:
     hidden = place / f".{start:06}.ndjson"
     hidden.write_bytes(b"".join(line + b"\n" for line in feed_of((start, end))))
     hidden.rename(place / "feed" / f"{start:06}.ndjson")
-
-
-def millpy(place: Path, *arguments: str) -> ForkedProcess:
-    return fork_millpy(place, *arguments)
 
 
 def done(process: ForkedProcess) -> tuple[int, str, str]:

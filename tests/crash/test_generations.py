@@ -18,8 +18,9 @@ from millpy.errors import GraphError
 from millpy.graph import Graph
 from millpy.hosting.failpoints import Failpoint
 from tests.commands import millpy as run
-from tests.crash.graph_files import DEVICES, END, GRAPH, MIDDLE, done, drop, forgotten, millpy, one, rows, sums
+from tests.crash.graph_files import DEVICES, END, GRAPH, MIDDLE, done, drop, forgotten, one, rows, sums
 from tests.crash.harness import Worker, await_true
+from tests.forked import fork_millpy
 
 NEXT = (
     GRAPH.replace('Graph("factory")', 'Graph("factory", generation=2)')
@@ -129,7 +130,7 @@ def test_switch_that_is_killed_changes_nothing(place: Path, database_url: str) -
     before = rows(database_url, "SELECT name, generation, version FROM mill.graphs ORDER BY 1")
     with psycopg.connect(database_url) as reader:
         reader.execute("SELECT * FROM factory.minutes")  # its table cannot be moved until this has ended
-        killed = millpy(place, "switch", "factory", "2", "--database", database_url)
+        killed = fork_millpy(place, "switch", "factory", "2", "--database", database_url)
         waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'ALTER TABLE%'"
         await_true(lambda: one(database_url, waits + " AND wait_event_type = 'Lock'") == 1, "it is in the middle")
         killed.kill()
@@ -320,7 +321,7 @@ def test_worker_that_registers_while_a_drop_begins_is_seen(place: Path, database
     )
     with psycopg.connect(database_url) as worker:
         worker.execute(registers)
-        dropping = millpy(place, "drop", "factory_2", "--yes", "--database", database_url)
+        dropping = fork_millpy(place, "drop", "factory_2", "--yes", "--database", database_url)
         await_true(lambda: waiting(database_url) == 1, "the drop waits")
     status, _, err = done(dropping)
     assert (status, "cannot drop graph 'factory_2': live workers run it: 1" in err) == (2, True), err
@@ -418,7 +419,7 @@ def test_switch_and_deployment_cannot_give_one_name_to_two_graphs(place: Path, d
     with psycopg.connect(database_url) as holding:
         holding.execute("LOCK TABLE mill.graphs IN SHARE MODE")  # both look for names, neither can take its own
         files = ("new.py", "first.py")
-        both = [millpy(place, "deploy", file, "--database", database_url) for file in files]
+        both = [fork_millpy(place, "deploy", file, "--database", database_url) for file in files]
         await_true(lambda: waiting(database_url) == 2, "both are at it")
     ended = [done(process) for process in both]
     assert sorted(status for status, _, _ in ended) == [0, 2], ended

@@ -10,9 +10,10 @@ import pytest
 
 from millpy.embedded import EmbeddedPostgres
 from tests.commands import millpy as run
-from tests.crash.graph_files import DEVICES, END, GRAPH, consumed, done, drop, millpy, one, rows
+from tests.crash.graph_files import DEVICES, END, GRAPH, consumed, done, drop, one, rows
 from tests.crash.harness import Worker, await_true
 from tests.databases import fresh_database
+from tests.forked import fork_millpy
 
 WAITS = """
 SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0
@@ -34,7 +35,7 @@ def killed_while(url: str, place: Path, held: str, *arguments: str) -> None:
     """Kill a command while it waits for an uncommitted change of another session."""
     with psycopg.connect(url) as holding:
         holding.execute(held)
-        process = millpy(place, *arguments, "--database", url)
+        process = fork_millpy(place, *arguments, "--database", url)
         await_true(lambda: one(url, WAITS) == 1, "it is in the middle")
         process.kill()
         done(process)

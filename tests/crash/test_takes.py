@@ -20,10 +20,11 @@ from millpy.spark.job import make_job
 from millpy.spark.takes import takes_of
 from tests.crash.cases.takes import archiver_case, worker_case
 from tests.crash.conftest import Survives
-from tests.crash.graph_files import done, millpy, rows
+from tests.crash.graph_files import done, rows
 from tests.crash.growing_graph import graph_text, write, write_end
 from tests.crash.harness import Worker
 from tests.crash.takes import replay_faults, write_feeds
+from tests.forked import fork_millpy
 from tests.property.test_spark_tasks import by_tasks
 
 
@@ -86,7 +87,7 @@ def test_takes_that_are_added_to_a_running_graph_begin_there_and_are_refused_as_
     with running(tmp_path, database_url, graph) as old:
         old.await_while_running(lambda: consumed(database_url) == 180, "the first part is consumed")
         graph.write_text(graph_text("one", takes=True))
-        status, out, err = done(millpy(tmp_path, "deploy", str(graph), "--database", database_url))
+        status, out, err = done(fork_millpy(tmp_path, "deploy", str(graph), "--database", database_url))
         assert (status, err) == (0, ""), err
         assert "windows_takes: the archive is new" in out
         at_deploy = dict(rows(database_url, BUNDLES))

@@ -31,13 +31,13 @@ from tests.crash.graph_files import (
     done,
     drop,
     feed_of,
-    millpy,
     one,
     rows,
     sums,
 )
 from tests.crash.harness import Worker, await_true, committed
 from tests.feed import Feed
+from tests.forked import fork_millpy
 
 LIMITS = Limits(progress_every_s=0.02, fold_every_s=0.2)
 
@@ -184,15 +184,15 @@ def test_deployment_whose_workers_die_at_once_can_be_reverted(place: Path, datab
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("CREATE ROLE reader_of_status")
         connection.execute("GRANT SELECT (device, high) ON factory.minutes_status TO reader_of_status")
-    status, _, err = done(millpy(place, "deploy", "old.py", "--database", database_url))
+    status, _, err = done(fork_millpy(place, "deploy", "old.py", "--database", database_url))
     assert (status, "the file lacks parts of the deployed graph" in err) == (2, True), err
 
-    status, out, err = done(millpy(place, "deploy", "old.py", "--back", "--database", database_url))
+    status, out, err = done(fork_millpy(place, "deploy", "old.py", "--back", "--database", database_url))
 
     assert (status, "- dies: the computation was removed" in out, "version 3 is deployed" in out) == (0, True, True), (
         err
     )
-    status, _, err = done(millpy(place, "run", "new.py", "--database", database_url))
+    status, _, err = done(fork_millpy(place, "run", "new.py", "--database", database_url))
     assert (status, "additions to graph 'factory' have been taken back" in err) == (1, True), err
     drop(place, 1_000, 1_001)
     with Worker(place, database_url, place, graph=place / "old.py") as again:
@@ -207,10 +207,10 @@ def test_deployment_whose_workers_die_at_once_can_be_reverted(place: Path, datab
 
 def test_killed_deploy_leaves_the_old_version_intact(place: Path, database_url: str) -> None:
     (place / "new.py").write_text(COLUMN + ADDED)
-    assert done(millpy(place, "deploy", "old.py", "--database", database_url))[0] == 0
+    assert done(fork_millpy(place, "deploy", "old.py", "--database", database_url))[0] == 0
     with psycopg.connect(database_url) as reader:
         reader.execute("SELECT * FROM factory.minutes")  # its table cannot be altered until this has ended
-        killed = millpy(place, "deploy", "new.py", "--database", database_url)
+        killed = fork_millpy(place, "deploy", "new.py", "--database", database_url)
         waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'ALTER TABLE%'"
         await_true(lambda: one(database_url, waits + " AND wait_event_type = 'Lock'") == 1, "it is in the middle")
         killed.kill()
@@ -219,11 +219,11 @@ def test_killed_deploy_leaves_the_old_version_intact(place: Path, database_url: 
 
     assert rows(database_url, "SELECT version, (SELECT count(*) FROM mill.computations) FROM mill.graphs") == [(1, 2)]
     assert one(database_url, "SELECT count(*) FROM mill.intervals WHERE graph_version <> 1") == 0
-    status, out, err = done(millpy(place, "deploy", "old.py", "--database", database_url))
+    status, out, err = done(fork_millpy(place, "deploy", "old.py", "--database", database_url))
     assert (status, err) == (0, "")
     assert "graph factory is deployed already: version 1" in out
 
-    status, out, err = done(millpy(place, "deploy", "new.py", "--database", database_url, "--json"))
+    status, out, err = done(fork_millpy(place, "deploy", "new.py", "--database", database_url, "--json"))
     assert status == 0, err
     assert (json.loads(out)["deployed"], len(json.loads(out)["changes"])) == (2, 4)
     rows(database_url, "SELECT high FROM factory.minutes")
@@ -237,7 +237,7 @@ def test_worker_that_was_frozen_during_a_deployment_writes_nothing(
     drop(place, 1_000, 1_001)
     with Worker(place, database_url, place, graph=place / "old.py", failpoint=f"{point}:3:stop") as old:
         old.await_frozen()
-        status, out, err = done(millpy(place, "deploy", "new.py", "--database", database_url))
+        status, out, err = done(fork_millpy(place, "deploy", "new.py", "--database", database_url))
         assert status == 0, err
         assert "version 2 is deployed" in out
         owners = "SELECT count(*) FROM mill.intervals WHERE worker_id IS NOT NULL OR graph_version <> 2"
@@ -258,13 +258,13 @@ def test_worker_that_was_frozen_during_a_deployment_writes_nothing(
 
 def test_deploy_as_the_owner_terminates_the_commit_of_a_frozen_worker(place: Path, database_url: str) -> None:
     run("migrate", "--roles", "--database", database_url)
-    assert done(millpy(place, "deploy", "old.py", "--database", database_url))[0] == 0
+    assert done(fork_millpy(place, "deploy", "old.py", "--database", database_url))[0] == 0
     drop(place, 0, END)
     as_worker = database_url.replace("//millpy@", "//millpy_worker@")
     with Worker(place, as_worker, place, graph=place / "old.py", failpoint=f"{Failpoint.AFTER_FENCE}:2:stop") as old:
         old.await_frozen()
         as_owner = database_url.replace("//millpy@", "//millpy_owner@")
-        status, out, err = done(millpy(place, "deploy", "new.py", "--database", as_owner))
+        status, out, err = done(fork_millpy(place, "deploy", "new.py", "--database", as_owner))
 
     assert (status, "version 2 is deployed" in out) == (0, True), err
 
@@ -273,7 +273,7 @@ def test_idle_worker_of_the_old_version_stops_too(place: Path, database_url: str
     drop(place, 0, 10)
     with Worker(place, database_url, place, graph=place / "old.py") as old:
         old.await_while_running(consumed(database_url, 10 * DEVICES), "the feed")
-        assert done(millpy(place, "deploy", "new.py", "--database", database_url))[0] == 0
+        assert done(fork_millpy(place, "deploy", "new.py", "--database", database_url))[0] == 0
 
         await_true(lambda: old.process.poll() is not None, "the old one has stopped")
 
@@ -358,13 +358,13 @@ def test_field_with_a_default_can_be_added_while_old_records_are_in_flight(place
         drop(place, 60, 120)
         waiting = "SELECT pending FROM millpy.accounting WHERE consumer = 'minutes'"
         injecting.await_while_running(lambda: one(database_url, waiting) == 60 * DEVICES, "records on their way")
-    status, out, err = done(millpy(place, "deploy", "new.py", "--database", database_url))
+    status, out, err = done(fork_millpy(place, "deploy", "new.py", "--database", database_url))
     assert (status, "+ stream readings: field 'unit' is new, str" in out) == (0, True), (out, err)
     lines = [{"device": "d0", "at": at, "value": 1, "unit": "km", "tags": ["far"]} for at in (130, 300)]
     (place / "feed" / "999999.ndjson").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with Worker(place, database_url, place, graph=place / "new.py") as new:
         new.await_while_running(consumed(database_url, 120 * DEVICES + 2), "the rest")
-        again = millpy(place, "run", "old.py", "--database", database_url)
+        again = fork_millpy(place, "run", "old.py", "--database", database_url)
         status, _, err = done(again)
 
     assert (status, "has more than this file" in err) == (1, True), err
@@ -387,12 +387,12 @@ def test_state_is_migrated_completely_or_not_at_all(place: Path, database_url: s
     deploy = ("deploy", "new.py", "--database", database_url)
     with Worker(place, database_url, place, graph=place / "old.py") as old:
         old.await_while_running(consumed(database_url, MIDDLE * DEVICES), "the first part")
-        status, out, err = done(millpy(place, *deploy))
+        status, out, err = done(fork_millpy(place, *deploy))
         assert (status, "^ minutes: cell 'n' was removed" in out) == (2, True), out
         assert "graph.upgrade" in err
 
         (place / "hold").touch()
-        killed = millpy(place, *deploy, "--upgrade")
+        killed = fork_millpy(place, *deploy, "--upgrade")
         await_true((place / "called").exists, "it is in the middle")
         killed.kill()
         done(killed)
@@ -401,10 +401,10 @@ def test_state_is_migrated_completely_or_not_at_all(place: Path, database_url: s
         old.await_while_running(consumed(database_url, 120 * DEVICES), "the old version runs on")
 
         (place / "wrong.py").write_text(STRUCT.replace('cells.get("n", 0)', '"many"'))
-        status, _, err = done(millpy(place, "deploy", "wrong.py", "--database", database_url, "--upgrade"))
+        status, _, err = done(fork_millpy(place, "deploy", "wrong.py", "--database", database_url, "--upgrade"))
         assert (status, "the upgrade of 'minutes' fails for key" in err) == (2, True), err
 
-        status, out, err = done(millpy(place, *deploy, "--upgrade"))
+        status, out, err = done(fork_millpy(place, *deploy, "--upgrade"))
         assert (status, "version 2 is deployed" in out) == (0, True), err
         await_true(lambda: old.process.poll() is not None, "the old one has stopped")
     drop(place, 120, END)

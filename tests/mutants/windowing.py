@@ -126,14 +126,14 @@ MUTANTS = [
         "        joined.since = sum(firing.since for firing in known)",
         "        joined.since = 0 * len(known)",
         killers=(
-            "tests/property/test_pane_triggers.py::test_a_session_holds_the_low_watermark_for_records_on_time_that_no_pane_has",
+            "tests/property/test_session_triggers.py::test_a_session_holds_the_low_watermark_for_records_on_time_that_no_pane_has",
         ),
     ),
     Mutant(
         "millpy/windowing/triggers.py",
         "        return [0, min((state[1] for state in states if state[1]), default=0)]",
         "        return [0, max((state[1] for state in states if state[1]), default=0)]",
-        killers=("tests/property/test_pane_triggers.py::test_what_triggers_know_survives_a_merge_of_sessions",),
+        killers=("tests/property/test_session_triggers.py::test_what_triggers_know_survives_a_merge_of_sessions",),
     ),
     Mutant(
         "millpy/windowing/firing.py",
@@ -213,7 +213,7 @@ MUTANTS = [
         "        return self._triggered is not None and (key, start, end) in self._triggered.closed",
         "        return False",
         killers=(
-            "tests/property/test_pane_triggers.py::test_sessions_that_close_or_fill_lose_only_what_they_count_as_late",
+            "tests/property/test_session_triggers.py::test_sessions_that_close_or_fill_lose_only_what_they_count_as_late",
         ),
     ),
     Mutant(
@@ -241,7 +241,7 @@ MUTANTS = [
         "        if not firing.trigger[0]:\n            self._set_alarm",
         "        if True:\n            self._set_alarm",
         killers=(
-            "tests/property/test_pane_triggers.py::"
+            "tests/property/test_session_triggers.py::"
             "test_an_alarm_is_that_of_the_open_session_not_of_a_closed_one_with_its_start",
         ),
     ),

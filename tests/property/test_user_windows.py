@@ -42,7 +42,8 @@ from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.pane_rules import DEFAULT_RULES, PaneRules
 from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import Windows
-from tests.property.test_pane_triggers import check_flags, check_sessions, rules_of_panes, totals, triggers
+from tests.property.test_pane_triggers import check_flags, rules_of_panes, triggers
+from tests.property.test_session_triggers import check_sessions, totals
 from tests.stage_driver import StageDriver, timedelta_us
 
 SIZE, EVERY, GAP, MAX_DISORDER = 10, 4, 5, 5

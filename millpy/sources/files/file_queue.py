@@ -248,7 +248,7 @@ class FixedFileQueue:
         return {}
 
     def unread(self) -> list[str]:
-        """Say which files are new or have another size since all files were read. Raises SourceUnavailableError."""
+        """Say which files are new or have another size since all files were read."""
         found = []
         for name in dict.fromkeys(name for path in self._paths for name in files_of(path, self._report_skipped)):
             if not self._ours(name):
@@ -291,8 +291,6 @@ def _size_of(path: str) -> int | None:
         return Path(path).stat().st_size
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise SourceUnavailableError(f"{path}: {error}", hint="make the file readable") from error
 
 
 def is_pattern(path: str) -> bool:

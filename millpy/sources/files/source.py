@@ -149,7 +149,7 @@ class Files(Source):
         return FileInjector(setup, self._queue(setup, notes), notes, format=self.format, broken=self.broken)
 
     def unread(self, setup: SourceSetup) -> list[str]:
-        """Say which files are new or have another size since the partition ended. Raises SourceUnavailableError."""
+        """Say which files are new or have another size since the partition ended."""
         return self._queue(setup, Notes.recovered(setup.notes)).unread()
 
     def _queue(self, setup: SourceSetup, notes: Notes) -> FixedFileQueue:

@@ -85,6 +85,8 @@ class WindowJudge:
             return
         for name in self.windows.unproven:
             pane = self.windows.panes[name]
+            if pane.unsure_time:
+                continue
             at = pane.earliest if combiner is TimestampCombiner.EARLIEST else pane.latest
             if name[0] in self.homes and name not in self.emitted and at is not None and low > at:
                 yield f"the low watermark is at {low}, and window {name} at {at}"
@@ -117,12 +119,14 @@ class WindowJudge:
         """What the event time of a pane is."""
         return BY_TABLE[self.table].combiner if self.table in BY_TABLE else TimestampCombiner.END_OF_WINDOW
 
-    def time_of(self, row: Row) -> int:
-        """Return the event time of the pane in a row."""
+    def time_of(self, row: Row) -> int | None:
+        """Return the event time of the pane in a row; None if it depends on the order of partitions."""
         pane = self.windows.panes.get((row[self.key], row["window_start"], row["window_end"]))
         combiner = self.combiner
         if combiner is TimestampCombiner.END_OF_WINDOW or pane is None or row["pane_index"] > 0:
             return int(row["window_end"]) - 1
+        if pane.unsure_time:
+            return None
         at = pane.earliest if combiner is TimestampCombiner.EARLIEST else pane.latest
         return int(row["window_end"]) - 1 if at is None else at
 

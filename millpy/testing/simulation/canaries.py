@@ -285,7 +285,7 @@ def _nothing(_: Any) -> Any:
 
 
 def _never(_: Any) -> Any:
-    return lambda self, now_us, items_max: []
+    return lambda *_arguments: []
 
 
 def _from_anew(recover: Any) -> Any:

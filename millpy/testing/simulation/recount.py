@@ -81,6 +81,7 @@ class RecountedPane:
     Attributes:
         unsure: whether `late` depends on the order of partitions.
         earliest, latest: of the records that were not behind the watermark.
+        unsure_time: whether these depend on the order of partitions.
         last: the latest of all records.
     """
 
@@ -92,11 +93,13 @@ class RecountedPane:
     unsure: bool = False
     earliest: int | None = None
     latest: int | None = None
+    unsure_time: bool = False
     last: int = BEGINNING
 
-    def add(self, value: int, at: int, watermark: int) -> None:
-        """Add a record."""
-        if at >= watermark:
+    def add(self, value: int, at: int, least: int, most: int) -> None:
+        """Add a record that was judged by a watermark between these two."""
+        self.unsure_time |= least <= at < most
+        if at >= least:
             self.earliest = at if self.earliest is None else min(self.earliest, at)
             self.latest = at if self.latest is None else max(self.latest, at)
         self.last = max(self.last, at)
@@ -182,7 +185,7 @@ class Windows:
                 if pane is None:
                     pane = self.panes[key, start, end] = RecountedPane()
                     self.unproven.add((key, start, end))
-                pane.add(value, at, least)
+                pane.add(value, at, least, most)
                 pane.late += least >= end
                 pane.unsure |= (least >= end) != (most >= end)
 
@@ -202,7 +205,7 @@ class Windows:
             return
         for name in met:
             merged.absorb(self._close(name))
-        merged.add(value, at, least)
+        merged.add(value, at, least, most)
         merged.late += least >= end
         merged.unsure |= (least >= end) != (most >= end)
         self._open((key, start, end), merged)
@@ -227,7 +230,7 @@ class Windows:
         full = [name for name in live if self.panes[name].n >= FULL_RECORDS]
         for name in full:
             if name[1] <= at < name[2]:
-                self.panes[name].add(value, at, least)
+                self.panes[name].add(value, at, least, most)
                 self.panes[name].late += least >= name[2]
                 self.unproven.add(name)
                 return
@@ -240,7 +243,7 @@ class Windows:
         for name in met:
             start, end = min(start, name[1]), max(end, name[2])
             pane.absorb(self._close(name))
-        pane.add(value, at, least)
+        pane.add(value, at, least, most)
         if pane.n >= FULL_RECORDS:
             end = min(end, max(pane.last, least) + 1)
         pane.late += least >= end

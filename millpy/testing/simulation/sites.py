@@ -125,11 +125,10 @@ class SiteFollower(Follower):
         for source, (seq, _) in cursors.items():
             others = [other for other in sited if other != source]
             for number in range(self.at.get(source, 0) + 1, seq + 1):
-                heard = sited[source].by_site[number - 1]
                 for truth, watermark in sited[source].by_bundle[number][0]:
                     place = sited[source].place_of(truth.device)
                     least, most = self.reached.get(place, (BEGINNING, BEGINNING))
-                    if place not in heard:
+                    if place not in before[source]:  # the others may have moved it before
                         most = max(most, _highest(place, others, before, after))
                     low = min((self._lowest(place, other, cursors[other][0]) for other in others), default=END)
                     caps = (after[o][place] if place in before[o] else END for o in others)
