@@ -32,11 +32,14 @@ from millpy.store.memory.tables import column_values
 
 SOURCE = 7
 
+Stored = dict[tuple[Kind, str, bytes, str], tuple[bytes, int, int]]
+
 
 class StageDriver:
     """Drives one interval of one computation behind one source.
 
-    `stored` is what a database would have: (kind, namespace, key, subkey) -> (value, hash, fire_at).
+    `stored` is what a database would have: (kind, namespace, key, subkey) -> (value, hash, fire_at); `folded` is the
+    part of it that is in rows.
     """
 
     def __init__(
@@ -66,7 +69,8 @@ class StageDriver:
         self.source_fed = source_fed
         self.max_disorder = max_disorder
         self.hasher = KeyHasher()
-        self.stored: dict[tuple[Kind, str, bytes, str], tuple[bytes, int, int]] = {}
+        self.stored: Stored = {}
+        self.folded = dict(self.stored)
         self.bundle = 0
         self.watermark = INSTANT_MIN
         self.largest: int | None = None
@@ -119,7 +123,7 @@ class StageDriver:
         self.now_us = max(self.now_us, now_us or 0)
         missing = self.interval.missing_keys([a.bundle for a in arrived])
         if missing:
-            self.interval.load_state(missing, self.entries({Kind.STATE}, set(missing)))
+            self.interval.load_state(missing, self.entries({Kind.STATE}, set(missing), self.folded))
         self.bundle += 1
         work = Work(self.bundle, arrived, before, self.watermark, Instant(self.now_us), releases, self.panes_max)
         result = self.interval.step(work)
@@ -151,17 +155,26 @@ class StageDriver:
                 else:
                     self.stored[name] = (value, hashed, fire_at)
 
-    def entries(self, kinds: Iterable[Kind], keys: set[bytes] | None = None) -> list[Entries]:
+    def fold(self) -> None:
+        """Make the deltas rows, which state that is loaded comes from."""
+        self.folded = dict(self.stored)
+        self.interval.on_folded(self.bundle)
+
+    def entries(
+        self, kinds: Iterable[Kind], keys: set[bytes] | None = None, stored: Stored | None = None
+    ) -> list[Entries]:
         """Return the stored entries in an order unrelated to that of writing."""
         found: dict[tuple[Kind, str], Entries] = {}
-        for (kind, namespace, key, subkey), (value, hashed, fire_at) in sorted(self.stored.items()):
+        chosen = self.stored if stored is None else stored
+        for (kind, namespace, key, subkey), (value, hashed, fire_at) in sorted(chosen.items()):
             if kind in kinds and (keys is None or key in keys):
                 part = found.setdefault((kind, namespace), Entries(kind, namespace))
                 part.add(key, hashed, subkey, value, fire_at)
         return list(found.values())
 
     def restart(self, *, state_complete: bool = True) -> None:
-        """What another worker would have after a takeover."""
+        """What another worker would have after a takeover, which folds the deltas if it does not read all state."""
+        self.folded = dict(self.stored)
         kinds = set(Kind) if state_complete else set(Kind) - {Kind.STATE}
         oldest, due = self.interval.oldest_work(), self.interval.next_due()
         self.interval = self.stage.open(
