@@ -263,7 +263,10 @@ def test_what_is_kept_of_a_long_line_is_no_shorter_line(tmp_path: Path, bytes_ma
     path.write_bytes(b"device,at,temperature\na,1,1%s\nb,2,2.5%s\nc,3,3\n" % (long, b" " * 2_000))
     found = list(taken_from(path, Csv(), 9, None, limits, bytes_max))
     assert [bad.reason for batch in found for bad in batch.refused] == ["oversize"]
-    assert [payload for batch in found for payload in batch.payloads][1:] == [b'{"device":"b","at":2,"temperature":2.5}', b'{"device":"c","at":3,"temperature":3}']
+    assert [payload for batch in found for payload in batch.payloads][1:] == [
+        b'{"device":"b","at":2,"temperature":2.5}',
+        b'{"device":"c","at":3,"temperature":3}',
+    ]
 
 
 def test_a_function_that_cannot_be_repeated_is_refused() -> None:
