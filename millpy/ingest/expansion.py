@@ -8,6 +8,7 @@ become: a message beyond them is one dead letter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -86,12 +87,30 @@ class Expander:
         format: the source's format.
         record_type: the record type of the stream.
         limits: bounds on what one message can become.
+        monotonic: the clock that bounds a take in seconds, for a source that expands in the event loop: a slow function
+            of the user must not hold up the worker until it loses its lease. None for no bound.
     """
 
-    def __init__(self, format: Format, record_type: RecordType, limits: Limits) -> None:
+    def __init__(
+        self,
+        format: Format,
+        record_type: RecordType,
+        limits: Limits,
+        monotonic: Callable[[], float] | None = None,
+    ) -> None:
         self._read = format.reader(record_type)
+        self._take_s_max = limits.step_s_max
+        self._monotonic = monotonic
         self._records_max = limits.message_records_max
         self._bytes_max = limits.message_bytes_max
+
+    def deadline(self) -> float:
+        """Return when a take that begins now is to end; its messages are expanded until then, one at least."""
+        return math.inf if self._monotonic is None else self._monotonic() + self._take_s_max
+
+    def is_over(self, deadline: float) -> bool:
+        """Tell whether a take has lasted until its deadline."""
+        return self._monotonic is not None and self._monotonic() >= deadline
 
     def expand(
         self,
@@ -101,6 +120,7 @@ class Expander:
         bytes_max: int,
         at_least_one: bool = True,
         skip_blank: bool = False,
+        deadline: float = math.inf,
     ) -> Expansion:
         """Expand messages from the front until the next would exceed a bound.
 
@@ -110,10 +130,13 @@ class Expander:
             bytes_max: the largest number of bytes of all records.
             at_least_one: whether the first message is taken even if it alone exceeds a bound.
             skip_blank: whether a message without a visible character has no records.
+            deadline: when to stop.
         """
         found = Expansion()
         for message in messages:
             if found.taken and (len(found.payloads) >= records_max or found.bytes >= bytes_max):
+                break
+            if (found.taken or not at_least_one) and self.is_over(deadline):
                 break
             if skip_blank and not message.payload.strip():
                 found.taken += 1

@@ -155,6 +155,7 @@ class OwnedIntervals:
             await self.announce()
         fresh = await self._store.take_over_from_self(self._context.worker_id, grants) if grants else []
         self.intervals.clear()
+        self._context.sources.keep_only({grant.interval_id for grant in fresh})
         await self._open(fresh, {})
 
     async def announce(self) -> None:
