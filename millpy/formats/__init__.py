@@ -7,6 +7,7 @@ from millpy.formats.gzipped import Gzip
 from millpy.formats.json_objects import Json, Scalar
 from millpy.formats.line_protocol import LineProtocol
 from millpy.formats.message import BadPart, Format, Message, Part, Reader
+from millpy.formats.sparkplug import Sparkplug, SparkplugMessage
 
 __all__ = [
     "BadPart",
@@ -22,4 +23,6 @@ __all__ = [
     "Part",
     "Reader",
     "Scalar",
+    "Sparkplug",
+    "SparkplugMessage",
 ]

@@ -52,6 +52,7 @@ CONSTRUCTORS: Mapping[str, Constructor] = {
     "kafka": Constructor("Kafka", ("topic",), defaults=(("tombstones", "dead_letter"), ("fields", _NO_FIELDS))),
     "field_mapping": Constructor("FieldMapping", defaults=(("headers", {"dict": []}),)),
     "gzip": Constructor("Gzip", ("format",)),
+    "sparkplug": Constructor("Sparkplug"),
     "decode": Constructor("Decode", ("function",)),
     "separated_values": Constructor(
         "Csv",

@@ -139,6 +139,7 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
     "MessagePack": INSIDE,
     "Cbor": INSIDE,
     "Gzip": {"format": [Json(), Scalar("a")]},
+    "Sparkplug": {},
     "Decode": {"function": [len, str]},
     "FieldMapping": {
         "key": [None, "k"],
