@@ -103,6 +103,6 @@ def cell_writer(kind: type, decimal: str = ".") -> Callable[[str], bytes]:
         plain = text.strip().lower()
         return b"true" if plain in _TRUE else b"false" if plain in _FALSE else msgspec.json.encode(text)
 
-    if kind in (int, float):
+    if kind in (int, float, Decimal):
         return number
     return truth if kind is bool else msgspec.json.encode
