@@ -5,6 +5,7 @@
 from millpy.computation import Computation, Context, ListCell, MapCell, Value
 from millpy.config.access import Login, Tls
 from millpy.formats import (
+    Avro,
     Cbor,
     Csv,
     Decode,
@@ -14,7 +15,9 @@ from millpy.formats import (
     LineProtocol,
     Message,
     MessagePack,
+    Protobuf,
     Scalar,
+    SchemaRegistry,
     Sparkplug,
     SparkplugMessage,
 )
@@ -57,6 +60,7 @@ __all__ = [
     "AfterProcessingTime",
     "AfterWatermark",
     "ApproxDistinct",
+    "Avro",
     "CalendarWindows",
     "Cbor",
     "Collect",
@@ -102,11 +106,13 @@ __all__ = [
     "Never",
     "OrFinally",
     "Pattern",
+    "Protobuf",
     "Quantile",
     "RejectedMetric",
     "Repeatedly",
     "Sasl",
     "Scalar",
+    "SchemaRegistry",
     "SessionWindows",
     "SlidingWindows",
     "Sparkplug",

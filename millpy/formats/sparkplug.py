@@ -130,7 +130,7 @@ def _message(message: Message, group: str, edge_node: str, device: str, kind: st
     check_metrics(payload)
     own = time_of(payload)
     times = [] if own is None else [own]
-    times += [at for metric in payload.metrics if (at := time_of(metric)) is not None]
+    times += [found for metric in payload.metrics if (found := time_of(metric)) is not None]
     at = message.arrival if not times else _EPOCH + timedelta(milliseconds=min(times))
     name = None
     if own is not None and kind != "NDEATH":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -56,7 +56,7 @@ def _checked(value: Any, levels: int) -> Any:
         return {_key(key): _checked(each, levels - 1) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_checked(each, levels - 1) for each in value]
-    if isinstance(value, bytes | bytearray | memoryview | datetime | date | UUID):
+    if isinstance(value, bytes | bytearray | memoryview | datetime | date | time | UUID):
         return value
     if isinstance(value, Decimal):
         if not value.is_finite():

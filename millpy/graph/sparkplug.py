@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millpy.errors import GraphError
 from millpy.formats.sparkplug import SparkplugMessage
@@ -23,7 +23,7 @@ class SparkplugStreams(NamedTuple):
 
 
 def sparkplug_streams(
-    messages: Stream[SparkplugMessage], *, name: str, rebirth_every: timedelta, intervals: int
+    messages: Stream[Any], *, name: str, rebirth_every: timedelta, intervals: int
 ) -> SparkplugStreams:
     """Add the step; see `Stream.sparkplug`."""
     checked_name(name, "step")

@@ -129,7 +129,7 @@ def units_of(value: Decimal | str) -> int:
     """Return a Decimal as a whole number of units of 10**-38, exactly."""
     text = value if isinstance(value, str) else decimal_text(value)
     whole, _, fraction = text.partition(".")
-    return int(whole + fraction) * 10 ** (DIGITS_MAX - len(fraction))
+    return int(whole + fraction + "0" * (DIGITS_MAX - len(fraction)))
 
 
 def decimal_of(units: int) -> Decimal:

@@ -141,7 +141,7 @@ class SparkplugSession(Computation):
 
     def __init__(self, name: str, rebirth_every: timedelta) -> None:
         check_positive("rebirth_every", rebirth_every, "for example rebirth_every=seconds(30)")
-        self.outputs = {
+        self.outputs: dict[str, type[msgspec.Struct]] = {
             f"{name}_metrics": SparkplugMetric,
             f"{name}_events": SparkplugEvent,
             f"{name}_rejected": RejectedMetric,
@@ -249,7 +249,8 @@ class _Call:
         Raises:
             ValueError: there are too many, or two have one name or alias.
         """
-        device, found = self._message.device, {}
+        device = self._message.device
+        found: dict[str, Definition] = {}
         for metric in self._payload.metrics:
             if not metric.name or metric.name == BD_SEQ or not is_known(metric.datatype):
                 continue  # `_pass` rejects it
@@ -282,8 +283,9 @@ class _Call:
                 self._reject(metric, str(error)[:500], own.name)
                 continue
             whose = (message.group, message.edge_node, message.device)
-            facts = (NAMES[own.datatype], metric.is_null, metric.is_historical, is_birth)
-            made = SparkplugMetric(*whose, own.name, to_datetime(Instant(at)), value, whole, text, *facts)
+            when, kind = to_datetime(Instant(at)), NAMES[own.datatype]
+            marks = metric.is_null, metric.is_historical, is_birth
+            made = SparkplugMetric(*whose, own.name, when, value, whole, text, kind, *marks)
             self._context.produce(made, to=self._metrics, at=at)
         if unknown and not is_birth:
             self._need_birth(f"{unknown} is in no birth")

@@ -1,4 +1,4 @@
-"""Sparkplug sessions: metrics get names by the births before them, and events and rejected metrics say what is missing or wrong.
+"""Sparkplug sessions: metrics get names by the births before them, and what is missing or wrong is in other streams.
 
 The golden payloads are of another encoder, with the schema that Eclipse Tahu publishes.
 """
