@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -91,7 +91,7 @@ class _Checker:
 
 
 def _of_other_type(value: Any) -> Any:
-    if isinstance(value, bytes | bytearray | memoryview | datetime | date | UUID):
+    if isinstance(value, bytes | bytearray | memoryview | datetime | date | time | UUID):
         return value
     if isinstance(value, Decimal):
         if not value.is_finite():
@@ -138,6 +138,6 @@ def cell_writer(kind: type, decimal: str = ".") -> Callable[[str], bytes]:
         plain = text.strip().lower()
         return b"true" if plain in _TRUE else b"false" if plain in _FALSE else msgspec.json.encode(text)
 
-    if kind in (int, float):
+    if kind in (int, float, Decimal):
         return number
     return truth if kind is bool else msgspec.json.encode

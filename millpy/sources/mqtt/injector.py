@@ -77,9 +77,7 @@ class _Session:
             bytes_max=limits.bundle_bytes_max,
             complete=TopicFields(pattern, record_type) if pattern.levels and record_type is not None else None,
             digests=setup.deduplicated,
-            expander=None
-            if format is None or record_type is None
-            else Expander(format, record_type, limits, setup.clock.monotonic),
+            expander=Expander(format, record_type, limits, setup) if format and record_type else None,
         )
         self.connection: MqttConnection = MqttConnection(
             address,

@@ -29,6 +29,7 @@ from millpy.sources.kafka.records import FieldMapping, Payloads
 from millpy.sources.mqtt.inbox import MessageQueue
 from millpy.sources.mqtt.packets import Messages
 from millpy.sources.mqtt.topics import TopicFields, TopicPattern
+from millpy.testing.clock import ManualClock
 
 NOW = Instant(1_700_000_000_000_000)
 
@@ -165,14 +166,15 @@ def test_messages_that_do_not_fit_wait_for_the_next_take() -> None:
 
 def test_a_slow_function_ends_a_take_in_time() -> None:
     """Thousands of calls in the event loop would hold up the worker until it has lost its lease, again and again."""
-    now = 0.0
+    clock = ManualClock()
 
     def slow(message: Message) -> list[Reading]:
-        nonlocal now
-        now += 1.5
+        clock.advance(1.5)
         return [] if message.payload == b"-" else [Reading("a", 1, 1.0)]
 
-    expander = Expander(Decode(slow), TYPE, Limits(step_s_max=2.0), lambda: now)
+    limits = Limits(step_s_max=2.0)
+    setup = SourceSetup(graph="g", stream="s", partition="p", limits=limits, clock=clock, ready=asyncio.Event())
+    expander = Expander(Decode(slow), TYPE, limits, setup)
     found = expander.expand([Message(b"")] * 9, records_max=9, bytes_max=10**6, deadline=expander.deadline())
     assert found.taken == 2
     queue = MessageQueue(
