@@ -2,7 +2,8 @@
 
     addition   stored data keeps its meaning: a computation, stream, table, source partition or cell is new, a windowed
                step has one more aggregate at the end, or a record has one more field, with a default
-    setting    stored data stays; only the future estimate of the watermark changes
+    setting    stored data stays; only what becomes of records to come changes: the watermark, when windows are over,
+               when ids are forgotten (`horizons.py`)
     state      cells of a computation were removed or have other types: needs a function that migrates them
     meaning    stored state, positions or result rows would change their meaning: refused
     back       an addition is removed with its stored data: only when an operator requests it (`taking_back.py`)
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal
 
+from millpy.model.horizons import HORIZON, LATENESS, by_site, effect_of, horizon_changes
 from millpy.model.identity import allows_none, or_none
 from millpy.model.identity_text import fields_text, identity_text, parameter_name, parameter_text, type_text
 
@@ -31,6 +33,7 @@ _PARTS = {
     "stored_form": "the stored form",
     "source": "the source",
     "event_time": "the event time",
+    HORIZON: "the horizon of dedupe ids",
 }
 _LEFT_OUT = {
     "accumulation": "accumulating",
@@ -76,7 +79,12 @@ def changes_between(stored: Description, wanted: Description) -> list[GraphChang
 
     A file with fewer source partitions than are deployed runs all deployed ones, so that is no change.
     """
-    found = [*_computations(stored, wanted), *_streams(stored, wanted), *_subscriptions(stored, wanted)]
+    found = [
+        *_computations(stored, wanted),
+        *_horizons(stored, wanted),
+        *_streams(stored, wanted),
+        *_subscriptions(stored, wanted),
+    ]
     found += _tables(stored, wanted)
     return found
 
@@ -160,10 +168,18 @@ def _computation(name: str, before: Description, after: Description) -> Iterator
     yield from _parts("setting", name, before["settings"], after["settings"])
 
 
+def _horizons(stored: Description, wanted: Description) -> Iterator[GraphChange]:
+    """Yield the horizons that must not grow: of a window by site, no watermark says which sites it was over for."""
+    for change in horizon_changes(stored, wanted):
+        if change.setting == LATENESS and change.after_us > change.before_us and by_site(change.computation, stored):
+            words = "its source has a watermark for each site (watermark_by=), so its allowed lateness cannot grow"
+            yield GraphChange("meaning", change.computation, words)
+
+
 def _parts(kind: Kind, name: str, before: Description, after: Description) -> Iterator[GraphChange]:
     for part in sorted({*before, *after}):
         was, now = (found.get(part, _LEFT_OUT.get(part)) for found in (before, after))
-        if was == now:
+        if was == now or (part in (LATENESS, HORIZON) and None in (was, now)):  # with the step or the ids
             continue
         if part == "cells":
             yield from _cells(name, dict(was or ()), dict(now or ()))
@@ -173,7 +189,7 @@ def _parts(kind: Kind, name: str, before: Description, after: Description) -> It
             yield from _parameters(kind, name, was or {}, now or {})
         else:
             words = _changed(_PARTS.get(part, parameter_name(part)), *(_part_text(part, value) for value in (was, now)))
-            yield GraphChange(kind, name, words)
+            yield GraphChange(kind, name, words + effect_of(part, was, now))
 
 
 def _parameters(kind: Kind, name: str, before: Description, after: Description) -> Iterator[GraphChange]:
@@ -347,10 +363,11 @@ def _unknown_to_some_windows(stream: str, stored: Description) -> list[str]:
 def _may_retract(stream: str, stored: Description) -> bool:
     """Tell whether a deployed stream may retract records that it has."""
     producer = stored["streams"].get(stream, {}).get("producer")
-    identity = stored["computations"].get(producer, {"identity": {}})["identity"]
+    found = stored["computations"].get(producer, {"identity": {}, "settings": {}})
+    identity = found["identity"]
     if identity.get("kind") in ("deduplicate", "interval_join"):
         return bool(identity.get("takes_retractions"))
-    repeats = bool(identity.get("allowed_lateness_us")) or identity.get("trigger") != {"kind": "after_watermark"}
+    repeats = bool(found["settings"].get(LATENESS)) or identity.get("trigger") != {"kind": "after_watermark"}
     return identity.get("accumulation") == "retracting" and repeats
 
 

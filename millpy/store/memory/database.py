@@ -19,8 +19,9 @@ from millpy.errors import CommitUnknownError
 from millpy.model.checkpoint import Checkpoint, DeadLetter, Kind, LateRows
 from millpy.model.deployment import ComputationSpec, DeployedInterval, Deployment, GraphSpec, generation_name
 from millpy.model.graph_changes import changes_between
+from millpy.model.horizons import LATENESS, HorizonChange, horizon_changes
 from millpy.model.keys import KeyInterval, tile_key_space
-from millpy.model.time import INSTANT_MIN
+from millpy.model.time import INSTANT_MIN, Instant
 from millpy.model.versions import refuse_changes, refuse_older
 from millpy.store.memory.commit import StagedRows, apply, check, check_fence, document_of
 from millpy.store.memory.faults import Faults
@@ -255,6 +256,7 @@ class MemoryDatabase:
             refuse_changes(spec.name, version, before, after, on_purpose=on_purpose, changes=changes)
             if not changes:
                 return deployed.deployment
+            self._change_horizons(deployed.deployment, horizon_changes(before, after))
             self._migrate(deployed, with_deployed_partitions(spec, deployed.spec))
             return replace(deployed.deployment, changes=tuple(map(str, changes)))
         known = [deployed.spec.generation for deployed in self.graphs.values() if deployed.spec.name == spec.name]
@@ -321,6 +323,17 @@ class MemoryDatabase:
             table_ids=self._add_tables(before, spec),
         )
         deployed.spec, deployed.subscriptions = spec, tuple(subscriptions)
+
+    def _change_horizons(self, deployment: Deployment, changes: Sequence[HorizonChange]) -> None:
+        """Set the floors of the intervals, and keep the ids that are not forgotten for a longer horizon."""
+        for change in changes:
+            for interval in deployment.intervals_of(change.computation):
+                header = self.headers[interval.interval_id]
+                reached = header.input_watermark if change.setting == LATENESS else header.dedupe_clock
+                header.horizon_floor = max(header.horizon_floor, Instant(reached - change.before_us))
+                if change.setting != LATENESS and change.after_us > change.before_us:
+                    longer = change.after_us - change.before_us
+                    self.dedupe_runs.replace(lambda stored, header=header, longer=longer: stored.longer(header, longer))
 
     def _new_intervals(
         self, graph_id: int, computation: ComputationSpec, siblings: Sequence[DeployedInterval]

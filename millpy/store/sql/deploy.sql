@@ -96,6 +96,41 @@ UPDATE mill.cursors AS k SET watermark = c.input_watermark
  WHERE k.consumer = c.interval_id AND k.producer = p.interval_id
    AND p.computation_id = %(computation_id)s AND p.place >= %(first_place)s::integer;
 
+-- name: read_reached
+-- Reads the watermark that each computation has reached, as text: records before it have been judged. Zero rows: the
+-- graph has no computation.
+SELECT c.name, mill.moment(min(CASE c.kind WHEN 'injector' THEN i.low_watermark ELSE i.input_watermark END))::text
+  FROM mill.computations AS c JOIN mill.intervals AS i USING (computation_id)
+ WHERE c.graph_id = %(graph_id)s GROUP BY c.name;
+
+-- name: raise_window_floors
+-- The windows that are over stay over when the allowed lateness grows (I9). Always one row for each interval.
+UPDATE mill.intervals AS i SET horizon_floor = greatest(i.horizon_floor, i.input_watermark - %(before_us)s::bigint)
+  FROM mill.computations AS c
+ WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s AND i.computation_id = c.computation_id;
+
+-- name: raise_id_floors
+-- The ids that are forgotten stay forgotten when the dedupe horizon grows (I9). Zero rows: the source has no ids.
+UPDATE mill.intervals AS i SET horizon_floor = greatest(i.horizon_floor, latest.clock - %(before_us)s::bigint)
+  FROM mill.computations AS c
+  JOIN mill.intervals AS p USING (computation_id)
+ CROSS JOIN LATERAL (SELECT max(r.clock) AS clock FROM mill.dedupe_runs AS r WHERE r.interval_id = p.interval_id) AS latest
+ WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s AND i.interval_id = p.interval_id;
+
+-- name: keep_runs_longer
+-- Keeps the runs that have not expired until the longer horizon has passed. Zero rows: there are none.
+UPDATE mill.dedupe_runs AS r SET expires_at = r.expires_at + %(longer_us)s::bigint
+  FROM mill.computations AS c
+  JOIN mill.intervals AS p USING (computation_id)
+ WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s AND r.interval_id = p.interval_id
+   AND r.expires_at >= (SELECT max(n.clock) FROM mill.dedupe_runs AS n WHERE n.interval_id = p.interval_id);
+
+-- name: change_table_lateness
+-- Zero rows: the computation has no result table.
+UPDATE mill.result_tables AS t SET allowed_lateness_us = %(allowed_lateness_us)s::bigint
+  FROM mill.computations AS c
+ WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s AND t.computation_id = c.computation_id;
+
 -- name: place_computation
 -- Always one row.
 UPDATE mill.computations SET place = %(place)s WHERE graph_id = %(graph_id)s AND name = %(computation)s;

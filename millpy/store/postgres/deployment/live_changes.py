@@ -22,10 +22,12 @@ from psycopg import sql
 from millpy.errors import TransientError
 from millpy.model.deployment import GraphSpec, TableSpec, Upgrade
 from millpy.model.graph_changes import GraphChange, new_columns, new_partitions, nullable_columns, of_kind
+from millpy.model.horizons import horizon_changes
 from millpy.model.taking_back import description_after
 from millpy.model.versions import only_grows
 from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
 from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.deployment.changed_horizons import change_horizons
 from millpy.store.postgres.deployment.comments import column_comments
 from millpy.store.postgres.deployment.ddl import (
     columns_text,
@@ -87,9 +89,17 @@ async def migrate(
     if not only_grows(before, after, changes):
         await _add_computations(connection, stored.graph_id, version, spec, before)
         await _change_tables(connection, stored, spec, after)
+        await change_horizons(connection, stored.graph_id, stored.name, spec, horizon_changes(before, after))
     changed = {change.computation for change in of_kind("state", changes)}
     await upgrade(connection, stored.graph_id, {name: upgrades[name] for name in sorted(changed)})
-    detail = {"version": version, "changes": [str(change) for change in changes]}
+    changed = {change.subject for change in changes}
+    detail = {
+        "version": version,
+        "changes": [str(change) for change in changes],
+        "watermarks": {
+            name: at for name, at in await all_rows(connection, statement("read_reached"), ids) if name in changed
+        },
+    }
     events: dict[str, Any] = {
         **ids,
         "kinds": Texts(["deployed"]),
