@@ -35,6 +35,10 @@ _PARTS = {
     "event_time": "the event time",
     HORIZON: "the horizon of dedupe ids",
 }
+GROWING = {"mqtt": "filters"}
+"""Kind of a source -> the list in its identity that may get more members, each of which is a source partition."""
+SOURCE_PART = "source part"
+"""Mark of a change that removes such a member; it cannot be taken back."""
 _LEFT_OUT = {
     "accumulation": "accumulating",
     "takes_retractions": False,
@@ -185,11 +189,25 @@ def _parts(kind: Kind, name: str, before: Description, after: Description) -> It
             yield from _cells(name, dict(was or ()), dict(now or ()))
         elif part == "aggregates":
             yield from _aggregates_of(name, dict(was or ()), dict(now or ()))
+        elif part == "source":
+            yield from _source(name, was or {}, now or {})
         elif part == "parameters":
             yield from _parameters(kind, name, was or {}, now or {})
         else:
             words = _changed(_PARTS.get(part, parameter_name(part)), *(_part_text(part, value) for value in (was, now)))
             yield GraphChange(kind, name, words + effect_of(part, was, now))
+
+
+def _source(name: str, before: Description, after: Description) -> Iterator[GraphChange]:
+    """Compare sources. Each part of a list that may grow is a source partition, whose addition is reported as such."""
+    what = GROWING.get(before.get("kind"))
+    if what is None or {**before, what: ()} != {**after, what: ()}:
+        yield GraphChange("meaning", name, _changed("the source", identity_text(before), identity_text(after)))
+        return
+    for part in before[what]:
+        if part not in after[what]:
+            words = f"{part!r} is no longer among its {what}, but its broker may still keep messages for it"
+            yield GraphChange("meaning", name, words, addition=(SOURCE_PART, name, part))
 
 
 def _parameters(kind: Kind, name: str, before: Description, after: Description) -> Iterator[GraphChange]:

@@ -25,6 +25,7 @@ from millpy import (
     Max,
     Mean,
     Min,
+    Mqtt,
     Stream,
     Sum,
     Value,
@@ -33,8 +34,12 @@ from millpy import (
 )
 from millpy.errors import GraphError, GraphVersionError
 from millpy.model.graph_changes import changes_between
+from millpy.model.taking_back import cannot_take_back, changes_back
 from millpy.model.versions import merged, refuse_changes
 from millpy.windowing.triggers import Trigger
+
+
+MONTH = minutes(60 * 24 * 30)
 
 
 class Reading(msgspec.Struct):
@@ -197,9 +202,7 @@ GOES_IN = {
     ),
     "a longer lateness": (
         varied(window={"lateness": 5}),
-        [
-            "setting per_minute: allowed_lateness changed from seconds(0) to minutes(5); windows that are over stay over",
-        ],
+        ["setting per_minute: allowed_lateness changed from seconds(0) to minutes(5); windows that are over stay over"],
     ),
     "what silence means": (
         varied(idle=AdvanceWithClock(after=seconds(30))),
@@ -422,6 +425,34 @@ def test_lateness_cannot_grow_where_each_site_has_a_watermark() -> None:
 
     assert [change.kind for change in changes_between(sites(5), sites(1))] == ["setting"]
     assert [change.kind for change in changes_between(sites(1), sites(5))] == ["setting", "meaning"]
+
+
+def feeds(*filters: str) -> Any:
+    graph = Graph("factory")
+    time = EventTime("at", unit="s", max_disorder=seconds(10))
+    windows(graph.inject("readings", Mqtt(*filters), schema=Reading, event_time=time, dedupe=Dedupe("at", within=MONTH)))
+    return graph.spec().description()
+
+
+def test_source_takes_more_topics_and_keeps_those_that_it_has() -> None:
+    stored, wanted = feeds("a/{device}"), feeds("b/+", "a/{device}")
+
+    (added,) = changes_between(stored, wanted)
+    assert f"{added.kind} {added}" == "addition readings: source partition 'b/+' is new"
+    lost = changes_between(merged(stored, wanted), stored)
+    assert [f"{change.kind} {change}" for change in lost] == [
+        "meaning readings: 'b/+' is no longer among its filters, but its broker may still keep messages for it"
+    ]
+    assert changes_back(merged(stored, wanted), stored, lost) is None
+    assert "'b/+' is no longer" in str(cannot_take_back("factory", 2, merged(stored, wanted), stored))
+    with pytest.raises(GraphVersionError, match=r"more than this file: readings: source partition 'b/\+' is new"):
+        refuse_changes("factory", 2, merged(stored, wanted), stored, on_purpose=False, changes=lost)
+
+
+def test_topic_whose_names_fill_other_fields_is_refused() -> None:
+    found = changes_between(feeds("a/{device}"), feeds("a/+"))
+
+    assert [change.kind for change in found] == ["meaning"]
 
 
 def test_source_partitions_are_kept_when_a_program_declares_fewer() -> None:
