@@ -105,7 +105,7 @@ def aggregate_names(computation: Description) -> list[str]:
 
 
 def _lost_sources(changes: Sequence[GraphChange]) -> list[GraphChange]:
-    """Return the changes that remove a part of a source. Source partitions stay, with their positions."""
+    """Return the changes that remove what a source or step reads: positions there cannot be taken back."""
     return [change for change in changes if change.addition[:1] == (SOURCE_PART,)]
 
 

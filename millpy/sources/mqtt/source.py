@@ -42,8 +42,8 @@ class MqttSession:
     Attributes:
         client_id: the session's name at the broker; by default derived from graph, stream, filter and a secret of the
             deployment. The sessions of all filters but the first get a suffix, and so do those of the second generation
-            of a graph (`ID_2`) and every later one. Two deployments on one broker need different client ids. A user who can log
-            in to the broker and knows a client id can end its session: choose one that cannot be guessed.
+            of a graph (`ID_2`) and every later one. Two deployments on one broker need different client ids. A user who
+            can log in to the broker and knows a client id can end its session: choose one that cannot be guessed.
         expiry_s: how long the broker keeps messages while no worker is connected, in seconds (MQTT 5).
         keepalive_s: the MQTT keep-alive in seconds; a dead connection is detected within one and a half times this.
     """

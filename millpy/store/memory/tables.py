@@ -118,11 +118,11 @@ class StoredRun:
         """Bytes that the entry takes in the ring."""
         return len(self.run.ids) + len(self.run.times)
 
-    def longer(self, header: Header, longer_us: int) -> StoredRun:
+    def longer(self, header: Header, by_us: int) -> StoredRun:
         """Return the run, kept longer if it is the interval's and has not expired."""
         if self.interval_id != header.interval.interval_id or self.run.expires_at < header.dedupe_clock:
             return self
-        return replace(self, run=replace(self.run, expires_at=Instant(self.run.expires_at + longer_us)))
+        return replace(self, run=replace(self.run, expires_at=Instant(self.run.expires_at + by_us)))
 
 
 class RingEntry(Protocol):

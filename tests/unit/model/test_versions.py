@@ -38,7 +38,6 @@ from millpy.model.taking_back import cannot_take_back, changes_back
 from millpy.model.versions import merged, refuse_changes
 from millpy.windowing.triggers import Trigger
 
-
 MONTH = minutes(60 * 24 * 30)
 
 
@@ -430,7 +429,9 @@ def test_lateness_cannot_grow_where_each_site_has_a_watermark() -> None:
 def feeds(*filters: str) -> Any:
     graph = Graph("factory")
     time = EventTime("at", unit="s", max_disorder=seconds(10))
-    windows(graph.inject("readings", Mqtt(*filters), schema=Reading, event_time=time, dedupe=Dedupe("at", within=MONTH)))
+    windows(
+        graph.inject("readings", Mqtt(*filters), schema=Reading, event_time=time, dedupe=Dedupe("at", within=MONTH))
+    )
     return graph.spec().description()
 
 
