@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from millpy.errors import GraphError
-from millpy.model.deployment import GraphSpec
-from millpy.model.time import INSTANT_MIN, Instant
+from millpy.model.deployment import ComputationSpec, GraphSpec, StreamSpec, SubscriptionSpec
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from tests.conformance.store_builders import Owner, World, a_graph
 from tests.conformance.store_reading_suite import a_run
 
@@ -28,6 +28,27 @@ async def deployed(world: World, spec: GraphSpec) -> Owner:
     await owner.register()
     await owner.claim()
     return owner
+
+
+def with_north(graph: GraphSpec) -> GraphSpec:
+    """The graph with one more source, which `sums` reads beside its other streams."""
+    return replace(
+        graph,
+        computations=(ComputationSpec("north", "injector", partitions=("n",)), *graph.computations),
+        streams=(*graph.streams, StreamSpec("north", "north", graph.streams[0].schema)),
+        subscriptions=(*graph.subscriptions, SubscriptionSpec("north", "sums", 2, ("device",))),
+    )
+
+
+def as_computation(graph: GraphSpec) -> GraphSpec:
+    """The graph with the kind of step that a Computation is."""
+    return replace(
+        graph,
+        computations=tuple(
+            replace(c, identity={**c.identity, "kind": "computation"}) if c.name == "sums" else c
+            for c in graph.computations
+        ),
+    )
 
 
 class ChangeSuite:
@@ -69,3 +90,30 @@ class ChangeSuite:
 
         with pytest.raises(GraphError, match="allowed_lateness changed"):
             await world.store.deploy(with_horizons(20, 100))
+
+    async def test_source_that_joins_a_step_begins_at_its_watermark(self, world: World) -> None:
+        base = as_computation(with_horizons(10, 100))
+        owner = await deployed(world, base)
+        ahead, behind = owner.deployment.intervals_of("sums")
+        await owner.commit(owner.checkpoint(ahead, input_watermark=Instant(1_000), low_watermark=Instant(900)))
+        await owner.commit(owner.checkpoint(behind, input_watermark=Instant(400), low_watermark=Instant(400)))
+
+        owner = await deployed(world, with_north(base))
+
+        (north,) = owner.deployment.intervals_of("north")
+        assert (await owner.opened(north)).recovered.low_watermark == 1_000
+        for interval in (ahead, behind):
+            opened = await owner.opened(interval)
+            assert opened.cursors[north.interval_id] == (0, 1_000)
+        assert owner.deployment.subscription_ids["north", "sums", 2]
+        with pytest.raises(GraphError, match="no longer reads north"):
+            await world.store.deploy(base, on_purpose=True)
+
+    async def test_step_whose_sources_have_ended_takes_no_other(self, world: World) -> None:
+        base = as_computation(with_horizons(10, 100))
+        owner = await deployed(world, base)
+        for interval in owner.deployment.intervals_of("sums"):
+            await owner.commit(owner.checkpoint(interval, input_watermark=INSTANT_MAX, low_watermark=INSTANT_MAX))
+
+        with pytest.raises(GraphError, match="all its sources have ended"):
+            await world.store.deploy(with_north(base), on_purpose=True)
