@@ -9,7 +9,7 @@ import msgspec
 import psycopg
 import pytest
 
-from millpy.errors import GraphError
+from millpy.errors import GraphError, GraphVersionError
 from millpy.graph import Graph
 from millpy.ingest.settings import Dedupe, EventTime
 from millpy.limits import Limits
@@ -71,8 +71,10 @@ async def test_each_record_is_judged_by_the_description_of_its_time(database_url
     await deploy(graph_of(north, **changed), database_url)
 
     assert rows(database_url, OVER) == [(0, True), (60, True)]
-    with pytest.raises(GraphError):
+    with pytest.raises(GraphVersionError, match="version 2 of graph 'factory' has more than this file"):
         await run_worker(graph_of(north), database_url, limits=LIMITS)
+    with pytest.raises(GraphVersionError, match="has other settings than deployed version 2"):
+        await run_worker(graph_of(north, **{**changed, "lateness": 0}), database_url, limits=LIMITS)
     again = [(1, 200, 100), (4, 200, 100)]  # id 1 was forgotten before the change, id 4 was not
     north.push(*lines([(5, 30, 9), (6, 140, 2), (7, 145, -9), *again, (8, 320, 1), (9, 130, 4)]))
     await fed(database_url, graph_of(north, **changed), north, LIMITS)
