@@ -15,9 +15,10 @@ from millpy.ingest.settings import Dedupe, EventTime
 from millpy.limits import Limits
 from millpy.model.time import minutes, seconds
 from millpy.process.assembly import deploy, run_worker
+from millpy.store.postgres.store import PostgresStore
 from millpy.windowing.aggregates.numeric import Count, Sum
 from millpy.windowing.window import FixedWindows
-from tests.crash.graph_files import rows
+from tests.crash.graph_files import one, rows
 from tests.crash.test_versions import fed
 from tests.feed import Feed
 
@@ -140,4 +141,46 @@ async def test_stream_that_lags_behind_a_step_is_refused_and_nothing_changes(dat
         (180, 2),
     ]
     assert rows(database_url, LATE) == [("south", 150), ("south", 150)]
+    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
+
+
+async def test_reset_computation_begins_anew_and_the_others_stay(database_url: str) -> None:
+    feed = Feed()
+
+    def graph(lateness: int = 0) -> Graph:
+        made = Graph("factory")
+        time = EventTime("at", unit="s", max_disorder=seconds(0))
+        keyed = made.inject("north", feed, schema=Reading, event_time=time).key_by("device")
+        keyed.window(FixedWindows(minutes(1)), allowed_lateness=seconds(lateness)).aggregate(n=Count()).to_table("a")
+        inner = keyed.window(FixedWindows(minutes(1))).aggregate(n=Count()).to_table("b")
+        inner.key_by("device").window(FixedWindows(minutes(5))).aggregate(n=Sum("n")).to_table("c")
+        return made
+
+    feed.push(*lines([(1, 10, 1), (2, 70, 1), (3, 130, 1)]))
+    await fed(database_url, graph(), feed, LIMITS)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE reader_of_c")
+        connection.execute("GRANT SELECT ON factory.c, factory.c_status TO reader_of_c")
+    async with PostgresStore(database_url) as store:
+        with pytest.raises(GraphError, match="c reads b, and would get its records again") as refused:
+            await store.reset(graph().spec(), ["b"])
+        assert refused.value.hint == "reset it, too: --reset c"
+        with pytest.raises(GraphError, match="has no computation 'd'"):
+            await store.reset(graph().spec(), ["d"])
+        with pytest.raises(GraphError, match="is not deployed as in this file: a: allowed_lateness changed"):
+            await store.reset(graph(60).spec(), ["a"])
+        await store.reset(graph().spec(), ["c", "b"], dry_run=True)
+        assert rows(database_url, "SELECT n FROM factory.b ORDER BY window_start") == [(1,), (1,)]
+
+        deployment = await store.reset(graph().spec(), ["c", "b"])
+
+    assert deployment.version == 3
+    assert rows(database_url, "SELECT n FROM factory.b") == []
+    assert one(database_url, "SELECT has_table_privilege('reader_of_c', 'factory.c_status', 'SELECT')")
+    feed.push(*lines([(4, 140, 1), (5, 300, 1)]))
+    feed.end()
+    await run_worker(graph(), database_url, limits=LIMITS)
+    assert rows(database_url, "SELECT n FROM factory.a ORDER BY window_start") == [(1,), (1,), (2,), (1,)]
+    assert rows(database_url, "SELECT n FROM factory.b ORDER BY window_start") == [(1,), (1,)]
+    assert rows(database_url, "SELECT n FROM factory.c ORDER BY window_start") == [(1,), (1,)]
     assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
