@@ -495,10 +495,18 @@ CREATE VIEW millpy.late_records AS
 SELECT g.name AS graph, l.computation, l.stream, l.key, mill.moment(l.event_time) AS event_time,
        mill.moment(l.watermark) AS watermark, mill.moment(l.window_start) AS window_start,
        mill.moment(l.window_end) AS window_end, mill.readable(l.payload) AS payload_text, l.payload, l.recorded_at,
-       l.late_record_id, l.state, l.state_at, l.attempts, l.whole AS replayable, l.retracts
+       l.late_record_id, l.state, l.state_at, l.attempts, l.whole AS replayable, l.retracts, l.into_window,
+       l.requested_by, l.why, l.detail
   FROM mill.late_records AS l
   JOIN mill.intervals AS i USING (interval_id)
   JOIN mill.graphs AS g ON g.graph_id = i.graph_id;
+
+-- The rows of finished windows that operators have changed.
+CREATE VIEW millpy.corrections AS
+SELECT g.name AS graph, c.table_name, c.key, mill.moment(c.window_start) AS window_start,
+       mill.moment(c.window_end) AS window_end, c.why, c.requested_by, c.corrected_at, c.old_row, c.new_row,
+       c.late_record_id, c.correction_id
+  FROM mill.corrections AS c JOIN mill.graphs AS g USING (graph_id);
 
 -- Dead letters and late records by cause: how many occurred (`seen`), how many of these were stored (`kept`; the others
 -- are only counted), and how many were deleted by age (`expired`).
@@ -545,8 +553,27 @@ $$;
 CREATE FUNCTION millpy.replay_late_records(p_ids bigint[]) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH requested AS (
-        UPDATE mill.late_records SET state = 'requested', state_at = now()
+        UPDATE mill.late_records
+           SET state = 'requested', state_at = now(), into_window = false, requested_by = session_user, why = '', detail = ''
          WHERE late_record_id = ANY (p_ids) AND state = 'open' AND whole
+        RETURNING interval_id
+    ), notified AS (
+        SELECT pg_notify('millpy_' || graph_id, 'replay')
+          FROM (SELECT DISTINCT i.graph_id FROM requested JOIN mill.intervals AS i USING (interval_id)) AS graphs
+    )
+    SELECT count(*) FROM requested WHERE (SELECT count(*) FROM notified) >= 0
+$$;
+
+-- Requests that late records are added to their finished windows. Returns the number of requests. The owner of the window
+-- adds them to its row, and marks them in the same transaction: as replayed, or as open again, with the reason in
+-- `detail`. Each row of a record that missed several windows is for its own window.
+CREATE FUNCTION millpy.replay_into_window(p_ids bigint[], p_why text DEFAULT '') RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    WITH requested AS (
+        UPDATE mill.late_records
+           SET state = 'requested', state_at = now(), into_window = true, requested_by = session_user,
+               why = left(coalesce(p_why, ''), 1000), detail = ''
+         WHERE late_record_id = ANY (p_ids) AND state = 'open' AND window_start IS NOT NULL
         RETURNING interval_id
     ), notified AS (
         SELECT pg_notify('millpy_' || graph_id, 'replay')
