@@ -276,6 +276,7 @@ class PastWindow:
         whole: whether the record is counted as late; one that missed several windows is counted once.
         row: the window's row in the result table as a JSON object; None without a row.
         table_id: id of the result table; None if the computation writes none.
+        newest_pane: index of the newest pane in the table's history, where a repair adds panes, too; -1 without any.
     """
 
     key: bytes
@@ -284,6 +285,7 @@ class PastWindow:
     whole: bool
     row: bytes | None = None
     table_id: int | None = None
+    newest_pane: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from millpy.model.checkpoint import DeletedRows, ResultRows
+from millpy.model.checkpoint import DeletedRows, PastWindow, ResultRows
 from millpy.model.deployment import PANE_INFO
 from millpy.model.keys import Key, key_from_text
 from millpy.model.record import Records, concat
@@ -129,7 +129,7 @@ class Corrections:
             for target in (values, own):
                 change = self._accumulators.subtract if correction.retracts else self._accumulators.add
                 change(target, correction.record, correction.event_time)
-        self._emit(key, window.start, window.end, row, values, own, len(corrections))
+        self._emit(key, window, row, values, own, len(corrections))
         return ""
 
     def _refusal(self) -> str | None:
@@ -153,10 +153,11 @@ class Corrections:
         return None
 
     def _emit(
-        self, key: Key, start: int, end: int, row: Mapping[str, Any] | None, values: list[Any], own: list[Any], added: int
+        self, key: Key, window: PastWindow, row: Mapping[str, Any] | None, values: list[Any], own: list[Any], added: int
     ) -> None:
+        """Emit the next pane of a window that has this row; `own` are the accumulators of the `added` records alone."""
         keys = [key] if self._width == 1 else list(key)  # type: ignore[arg-type]
-        names = [*keys, start, end]
+        names = [*keys, window.start, window.end]
         old = None if row is None else [*names, *(self._result(row, name) for name in self._result_names())]
         retracting = self._subscribed and self._spec.accumulation is Accumulation.RETRACTING
         if retracting and old is not None:
@@ -165,7 +166,7 @@ class Corrections:
             if old is not None:
                 self._gone.append(names)
             return
-        index = 0 if row is None else int(row["pane_index"]) + 1
+        index = 0 if row is None else max(int(row["pane_index"]), window.newest_pane) + 1
         late = added if row is None else int(row["late_count"]) + added
         info: list[Any] = []
         if self._spec.info_columns():

@@ -16,7 +16,10 @@ from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count, Max, Mean, StandardDeviation, Sum
 from millpy.windowing.aggregates.quantile import Quantile
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
-from tests.crash.memory_world import World, running_world, until
+from millpy.admin.queries import Admin
+from millpy.process.assembly import run_worker
+from tests.commands import millpy
+from tests.crash.memory_world import LIMITS, World, running_world, until
 from tests.feed import Feed
 
 ON_TIME = [(1, 10), (3, 20), (4, 30)]
@@ -188,3 +191,51 @@ async def test_a_crash_adds_a_late_record_once_or_leaves_it_requested() -> None:
 
         assert row_of(world, "windows")["n"] == 5
         assert world.adds_up()
+
+
+async def test_corrections_on_postgresql_are_audited_and_in_the_history(database_url: str) -> None:
+    feed, stop, admin = Feed(), asyncio.Event(), Admin(database_url)
+    worker = asyncio.create_task(run_worker(a_graph(feed), database_url, limits=LIMITS, stop=stop))
+
+    async def until_true(query: str) -> None:
+        async with asyncio.timeout(30):
+            while not admin.ask(f"SELECT ({query}) AS holds")[0]["holds"]:
+                assert not worker.done(), worker.result()
+                await asyncio.sleep(0.02)
+
+    try:
+        feed.push(*(payload(*record) for record in ON_TIME), payload(*AHEAD))
+        await until_true("to_regclass('world.tens') IS NOT NULL")
+        await until_true("SELECT count(*) = 1 FROM world.tens")
+        feed.push(*(payload(*record) for record in LATE))
+        await until_true("SELECT count(*) = 10 FROM millpy.late_records")
+        # A repair has added a pane to the history, and none to the table.
+        panes = "INSERT INTO world.windows_history SELECT w.*, false FROM world.windows AS w"
+        admin.change(f"WITH w AS MATERIALIZED ({panes.replace('w.*', PANE_1)} RETURNING 1) SELECT count(*) FROM w")
+
+        asked = ["late", "replay", "--all", "--computation", "windows", "--into-window", "--why", "a gateway"]
+        assert "requested 2 of 2" in await asyncio.to_thread(millpy, *asked, "--database", database_url)
+        await until_true("SELECT count(*) = 2 FROM millpy.late_records WHERE state = 'replayed'")
+
+        (row,) = admin.ask("SELECT n, total, mean, high, pane_index FROM world.windows WHERE window_start = to_timestamp(0)")
+        assert tuple(row.values()) == (5, 105, 21.0, 40, 2)
+        history = admin.ask("SELECT n, pane_index, is_retraction FROM world.windows_history ORDER BY 2, 3")
+        assert [tuple(row.values()) for row in history] == [(3, 0, False), (3, 1, False), (3, 1, True), (5, 2, False)]
+        made = admin.ask("SELECT key, old_row, new_row, why, requested_by = session_user AS by_me FROM millpy.corrections")
+        assert [(m["key"], m["old_row"]["n"], m["new_row"]["n"], m["why"], m["by_me"]) for m in made] == [
+            ('"dev-1"', 3, 5, "a gateway", True)
+        ] * 2
+        for refused in ("middles", "sessions"):
+            asked[4] = refused
+            await asyncio.to_thread(millpy, *asked, "--database", database_url)
+        await until_true("SELECT count(*) = 4 FROM millpy.late_records WHERE attempts = 1 AND detail <> ''")
+        assert not admin.ask("SELECT FROM millpy.accounting WHERE NOT balanced")
+    finally:
+        stop.set()
+        await worker
+
+
+PANE_1 = (
+    "device, window_start, window_end, n, total, mean, high, spread, levels, level,"
+    " pane_index + 1, pane_timing, late_count, emitted_at, interval_id, bundle"
+)

@@ -15,11 +15,12 @@ from psycopg import sql
 from millpy.model.checkpoint import Checkpoint, PastWindow, Request, RequestOutcome
 from millpy.store.postgres.arrays import Bigints, Texts
 from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.history import history_name
 from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
 
 _READ = """
-SELECT l.late_record_id, to_jsonb(t)::text
+SELECT l.late_record_id, to_jsonb(t)::text, {newest}
   FROM mill.late_records AS l JOIN {table} AS t ON {same} WHERE l.late_record_id = ANY (%(ids)s)
 """
 # `FOR UPDATE` gives the newest version of a row that another transaction has just changed.
@@ -44,6 +45,14 @@ WITH sent AS (
 )
 SELECT mill.check_settled((SELECT count(*) FROM noted), (SELECT count(*) FROM sent))
 """
+# A repair adds panes to a history, but not to the table: its next pane comes behind them.
+_SKIP = """
+UPDATE {table} AS t SET pane_index = e.pane
+  FROM unnest(%s::bigint[], %s::bigint[]) AS e (late_record_id, pane)
+  JOIN mill.late_records AS l USING (late_record_id)
+ WHERE {same} AND t.pane_index < e.pane
+"""
+_NEWEST = "(SELECT coalesce(max(h.pane_index), -1) FROM {history} AS h WHERE {own})"
 _END = """
 UPDATE mill.corrections AS c SET new_row = to_jsonb(t)
   FROM mill.late_records AS l JOIN {table} AS t ON {same}
@@ -64,21 +73,18 @@ async def with_windows(
     for number, *_, table_id in found:
         if table_id in tables:
             by_table.setdefault(table_id, []).append(number)
-    rows: dict[int, str] = {}
+    rows: dict[int, tuple[str, int]] = {}
     for table_id, of_table in by_table.items():
         query = _composed(_READ, tables[table_id])
-        rows.update(await all_rows(connection, query, {"ids": Bigints(of_table)}))
-    windows = {
-        number: PastWindow(
-            key.encode(),
-            start,
-            end,
-            whole,
-            row.encode() if (row := rows.get(number)) is not None else None,
-            table_id if table_id in tables else None,
-        )
-        for number, key, start, end, whole, table_id in found
-    }
+        of_rows = await all_rows(connection, query, {"ids": Bigints(of_table)})
+        rows.update((number, (row, newest)) for number, row, newest in of_rows)
+    windows: dict[int, PastWindow] = {}
+    for number, key, start, end, whole, table_id in found:
+        window = PastWindow(key.encode(), start, end, whole, table_id=table_id if table_id in tables else None)
+        if number in rows:
+            row, newest = rows[number]
+            window = replace(window, row=row.encode(), newest_pane=newest)
+        windows[number] = window
     answer = []
     for request in requests:
         if request.table != "late_records" or request.id not in numbers:
@@ -109,6 +115,9 @@ def record(
             Texts([None if window.row is None else window.row.decode() for _, _, window in made]),
         ]
         before.append((_composed(_BEGIN, tables[table_id]), parameters))
+        if tables[table_id].history is not None:
+            panes = Bigints([window.newest_pane for _, _, window in made])
+            before.append((_composed(_SKIP, tables[table_id]), [numbers, panes]))
         after.append((_composed(_END, tables[table_id]), [numbers]))
     return before, after
 
@@ -121,6 +130,13 @@ def _composed(query: str, table: ResultTable) -> bytes:
         text = "decode({} ->> {}, 'base64')" if column.sql_type == "bytea" else "CAST({} ->> {} AS " + column.sql_type + ")"
         value = sql.SQL(text).format(key, sql.Literal(place))
         conditions.append(sql.SQL("t.{} = {}").format(sql.Identifier(column.name), value))
+    newest: sql.Composable = sql.SQL("-1::bigint")
+    if table.history is not None:
+        identity = [*(column.name for column in table.keys), "window_start", "window_end"]
+        names = map(sql.Identifier, identity)
+        own = sql.SQL(" AND ").join(sql.SQL("h.{0} = t.{0}").format(name) for name in names)
+        history = sql.Identifier(table.schema, history_name(table.name))
+        newest = sql.SQL(_NEWEST).format(history=history, own=own)
     conditions += [
         sql.SQL("t.window_start = mill.moment(l.window_start)"),
         sql.SQL("t.window_end = mill.moment(l.window_end)"),
@@ -130,6 +146,7 @@ def _composed(query: str, table: ResultTable) -> bytes:
         .format(
             table=sql.Identifier(table.schema, table.name),
             name=sql.Literal(table.name),
+            newest=newest,
             same=sql.SQL(" AND ").join(conditions),
         )
         .as_bytes()
