@@ -935,7 +935,7 @@ SELECT p.graph, p.computation AS stream, p.source_partition, nullif(e.subkey, 'o
 -- Changes values of a row of a finished window, and notes who did it, when, why, and both rows. Returns the new row.
 -- p_window has the key columns, window_start and, if several windows start together, window_end; p_values the new values.
 -- Results that other computations have computed from the window stay as they are: they need p_only_table, or corrections
--- of their own.
+-- of their own. Raises MW010 when the arguments do not fit.
 CREATE FUNCTION millpy.correct(p_table text, p_window jsonb, p_values jsonb, p_why text, p_only_table boolean DEFAULT false)
 RETURNS jsonb LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -959,14 +959,14 @@ BEGIN
       JOIN mill.result_tables AS t ON t.graph_id = g.graph_id AND t.name = c.relname AND t.kind = 'windowed'
      WHERE c.oid = own;
     IF found IS NULL THEN
-        RAISE EXCEPTION '% is no result table of windows', coalesce(p_table, 'NULL') USING ERRCODE = 'undefined_table',
+        RAISE EXCEPTION '% is no result table of windows', coalesce(p_table, 'NULL') USING ERRCODE = 'MW010',
               HINT = 'name it with its schema: factory.temperature_1h';
     ELSIF coalesce(trim(p_why), '') = '' OR length(p_why) > 1000 THEN
-        RAISE EXCEPTION 'a correction needs a reason, of at most 1,000 characters' USING ERRCODE = 'invalid_parameter_value',
+        RAISE EXCEPTION 'a correction needs a reason, of at most 1,000 characters' USING ERRCODE = 'MW010',
               HINT = 'millpy.corrections shows it';
     ELSIF jsonb_typeof(p_window) IS DISTINCT FROM 'object' OR jsonb_typeof(p_values) IS DISTINCT FROM 'object'
           OR p_values = '{}' THEN
-        RAISE EXCEPTION 'a window and its values are JSON objects' USING ERRCODE = 'invalid_parameter_value',
+        RAISE EXCEPTION 'a window and its values are JSON objects' USING ERRCODE = 'MW010',
               HINT = 'for example {"device": "pump", "window_start": "2026-11-20T10:00:00Z"} and {"mean": 21.5}';
     END IF;
     SELECT array_agg(c ->> 0) || '{window_start}' INTO identity FROM jsonb_array_elements(found.key_columns) AS c;
@@ -974,7 +974,7 @@ BEGIN
      WHERE c ->> 0 NOT IN ('pane_index', 'pane_timing', 'late_count', 'pane_on_time_index', 'pane_last');
     SELECT min(name) INTO wrong FROM unnest(identity) AS name WHERE p_window -> name IS NULL;
     IF wrong IS NOT NULL THEN
-        RAISE EXCEPTION 'the window has no %', quote_ident(wrong) USING ERRCODE = 'invalid_parameter_value',
+        RAISE EXCEPTION 'the window has no %', quote_ident(wrong) USING ERRCODE = 'MW010',
               HINT = format('windows of %s are named by %s', own, array_to_string(identity, ', '));
     END IF;
     SELECT min(name) INTO wrong FROM jsonb_object_keys(p_window) AS name WHERE name <> ALL (identity || '{window_end}');
@@ -982,7 +982,7 @@ BEGIN
         SELECT min(name) INTO wrong FROM jsonb_object_keys(p_values) AS name WHERE name <> ALL (settable);
     END IF;
     IF wrong IS NOT NULL THEN
-        RAISE EXCEPTION 'column % of % cannot be given here', quote_ident(wrong), own USING ERRCODE = 'undefined_column',
+        RAISE EXCEPTION 'column % of % cannot be given here', quote_ident(wrong), own USING ERRCODE = 'MW010',
               HINT = format('windows are named by %s, and have the values %s', array_to_string(identity, ', '),
                             array_to_string(settable, ', '));
     END IF;
@@ -990,7 +990,7 @@ BEGIN
       FROM mill.subscriptions AS s JOIN mill.computations AS c ON c.computation_id = s.consumer_id
      WHERE s.stream_id = found.stream_id AND c.kind = 'stage';
     IF readers IS NOT NULL AND NOT p_only_table THEN
-        RAISE EXCEPTION 'other results are computed from %: %', own, readers USING ERRCODE = 'object_not_in_prerequisite_state',
+        RAISE EXCEPTION 'other results are computed from %: %', own, readers USING ERRCODE = 'MW010',
               HINT = 'add late records with `millpy late replay --into-window`, which consumers get as well; or correct each'
                      ' table with p_only_table => true';
     END IF;
@@ -1002,15 +1002,15 @@ BEGIN
         EXECUTE format('SELECT to_jsonb(t) FROM %s AS t WHERE %s FOR UPDATE', own, same) INTO STRICT old_row USING p_window;
     EXCEPTION
         WHEN no_data_found THEN
-            RAISE EXCEPTION '% has no row for the window %', own, p_window USING ERRCODE = 'no_data_found';
+            RAISE EXCEPTION '% has no row for the window %', own, p_window USING ERRCODE = 'MW010';
         WHEN too_many_rows THEN
-            RAISE EXCEPTION 'several windows start then' USING ERRCODE = 'too_many_rows', HINT = 'add window_end';
+            RAISE EXCEPTION 'several windows start then' USING ERRCODE = 'MW010', HINT = 'add window_end';
     END;
     IF NOT EXISTS (SELECT FROM mill.intervals AS i, mill.instant((old_row ->> 'window_end')::timestamptz) AS ends
                     WHERE i.interval_id = (old_row ->> 'interval_id')::bigint
                       AND i.input_watermark >= ends + found.allowed_lateness_us AND i.low_watermark >= ends) THEN
         RAISE EXCEPTION 'the window is still open: its next record would replace the correction'
-              USING ERRCODE = 'object_not_in_prerequisite_state',
+              USING ERRCODE = 'MW010',
                     HINT = format('wait until is_final is true in %s_status', own);
     END IF;
     next_pane := (old_row ->> 'pane_index')::bigint + 1;
@@ -1023,7 +1023,7 @@ BEGIN
     EXECUTE format('UPDATE %s AS t SET %s, pane_index = $3, emitted_at = now() WHERE %s RETURNING to_jsonb(t)', own, changes, same)
        INTO new_row USING p_window, p_values, next_pane;
     IF new_row IS NULL THEN
-        RAISE EXCEPTION 'a trigger on % kept the row', own USING ERRCODE = 'object_not_in_prerequisite_state';
+        RAISE EXCEPTION 'a trigger on % kept the row', own USING ERRCODE = 'MW010';
     END IF;
     IF found.history = 'retracting' THEN
         EXECUTE format('INSERT INTO %1$I.%2$I SELECT (jsonb_populate_record(NULL::%1$I.%2$I, to_jsonb(t)'

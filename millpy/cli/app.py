@@ -17,6 +17,7 @@ from millpy.cli import (
     archive,
     audit,
     backfill,
+    corrections,
     crash_test,
     dead_letters,
     demo,
@@ -164,6 +165,8 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "dead-letters": dead_letters.dead_letters,
         "late": dead_letters.late,
         "parked": parked.parked,
+        "correct": corrections.correct,
+        "corrections": corrections.corrections,
     },
     "Test it": {
         "audit": audit.audit,

@@ -145,7 +145,8 @@ def _replay(
         if states.get("requested"):
             tables.say("some requests still wait: check with `millpy status` that a worker of this graph runs")
     if into_window and states is not None and states.get("open") and not as_json:
-        for detail in sorted({str(row["detail"]) for row in table.rows(admin, RecordFilter(ids=tuple(ids)), AT_ONCE)} - {""}):
+        found = table.rows(admin, RecordFilter(ids=tuple(ids)), AT_ONCE)
+        for detail in sorted({str(row["detail"]) for row in found if row["detail"]}):
             tables.say(f"not added: {detail}")
     if states is None:
         return 0 if requested else EXIT_FAILED
@@ -300,12 +301,11 @@ def replay_late(
 ) -> int:
     """Replay late records. A record that is still too late for its window stays late, unless it goes --into-window."""
     if why and not into_window:
-        raise UsageError("--why belongs to --into-window", hint="a replay that changes no finished window needs no reason")
+        raise UsageError("--why belongs to --into-window", hint="give both, or neither")
     with _opened(words or [], database) as (admin, graph, ids):
         wanted = RecordFilter(graph=graph or "", computation=computation, stream=stream)
         chosen = _chosen(LATE_RECORDS, admin, _wanted(ids, everything, wanted))
-        how = {"as_json": as_json, "into_window": into_window, "why": why}
-        return _replay(LATE_RECORDS, chosen, admin, "", wait_s, **how)
+        return _replay(LATE_RECORDS, chosen, admin, "", wait_s, as_json=as_json, into_window=into_window, why=why)
 
 
 @late.command("discard")

@@ -115,7 +115,9 @@ def corrected_outcomes(
     """Return the outcomes of corrections. One that a later turn has to decide has none, and stays requested."""
     outcomes = []
     for number, request in retaken.correcting.items():
-        detail = corrected.get(number, "only fixed, calendar and sliding windows can be corrected, without watermark_by")
+        detail = corrected.get(
+            number, "only fixed, calendar and sliding windows can be corrected, without watermark_by"
+        )
         if detail:
             outcomes.append(RequestOutcome(request, watermark=watermark, detail=detail))
         elif detail is not None:

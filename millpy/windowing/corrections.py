@@ -200,5 +200,3 @@ class Corrections:
 
 def _columns(panes: Sequence[Sequence[Any]]) -> list[Column]:
     return [list(column) for column in zip(*panes, strict=True)]
-
-

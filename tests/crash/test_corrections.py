@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from millpy.admin.queries import Admin
 from millpy.graph import Graph
 from millpy.ingest.settings import EventTime
 from millpy.model.time import milliseconds, seconds
+from millpy.process.assembly import run_worker
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count, Max, Mean, StandardDeviation, Sum
 from millpy.windowing.aggregates.quantile import Quantile
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
-from millpy.admin.queries import Admin
-from millpy.process.assembly import run_worker
 from tests.commands import millpy
 from tests.crash.memory_world import LIMITS, World, running_world, until
 from tests.feed import Feed
@@ -217,11 +217,15 @@ async def test_corrections_on_postgresql_are_audited_and_in_the_history(database
         assert "requested 2 of 2" in await asyncio.to_thread(millpy, *asked, "--database", database_url)
         await until_true("SELECT count(*) = 2 FROM millpy.late_records WHERE state = 'replayed'")
 
-        (row,) = admin.ask("SELECT n, total, mean, high, pane_index FROM world.windows WHERE window_start = to_timestamp(0)")
+        (row,) = admin.ask(
+            "SELECT n, total, mean, high, pane_index FROM world.windows WHERE window_start = to_timestamp(0)"
+        )
         assert tuple(row.values()) == (5, 105, 21.0, 40, 2)
         history = admin.ask("SELECT n, pane_index, is_retraction FROM world.windows_history ORDER BY 2, 3")
         assert [tuple(row.values()) for row in history] == [(3, 0, False), (3, 1, False), (3, 1, True), (5, 2, False)]
-        made = admin.ask("SELECT key, old_row, new_row, why, requested_by = session_user AS by_me FROM millpy.corrections")
+        made = admin.ask(
+            "SELECT key, old_row, new_row, why, requested_by = session_user AS by_me FROM millpy.corrections"
+        )
         assert [(m["key"], m["old_row"]["n"], m["new_row"]["n"], m["why"], m["by_me"]) for m in made] == [
             ('"dev-1"', 3, 5, "a gateway", True)
         ] * 2

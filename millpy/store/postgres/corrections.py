@@ -94,9 +94,7 @@ async def with_windows(
     return answer
 
 
-def record(
-    checkpoints: Sequence[Checkpoint], tables: Mapping[int, ResultTable]
-) -> tuple[list[Command], list[Command]]:
+def record(checkpoints: Sequence[Checkpoint], tables: Mapping[int, ResultTable]) -> tuple[list[Command], list[Command]]:
     """Return the statements that check and note the rows before they are written, and those that note them after."""
     by_table: dict[int, list[tuple[Checkpoint, RequestOutcome, PastWindow]]] = {}
     for checkpoint in checkpoints:
@@ -127,7 +125,11 @@ def _composed(query: str, table: ResultTable) -> bytes:
     key = sql.SQL("l.key::jsonb" if len(table.keys) > 1 else "jsonb_build_array(l.key::jsonb)")
     conditions: list[sql.Composable] = []
     for place, column in enumerate(table.keys):
-        text = "decode({} ->> {}, 'base64')" if column.sql_type == "bytea" else "CAST({} ->> {} AS " + column.sql_type + ")"
+        text = (
+            "decode({} ->> {}, 'base64')"
+            if column.sql_type == "bytea"
+            else "CAST({} ->> {} AS " + column.sql_type + ")"
+        )
         value = sql.SQL(text).format(key, sql.Literal(place))
         conditions.append(sql.SQL("t.{} = {}").format(sql.Identifier(column.name), value))
     newest: sql.Composable = sql.SQL("-1::bigint")
