@@ -33,6 +33,7 @@ from millpy.model.record import Records, RecordType
 from millpy.model.stage import InputBundle, WindowCorrection
 from millpy.model.time import INSTANT_MAX, Instant
 
+NO_WINDOWS = "only fixed, calendar and sliding windows can be corrected, and not those with watermark_by"
 RecordId = tuple[int, int, bytes, bool]
 
 
@@ -115,9 +116,7 @@ def corrected_outcomes(
     """Return the outcomes of corrections. One that a later turn has to decide has none, and stays requested."""
     outcomes = []
     for number, request in retaken.correcting.items():
-        detail = corrected.get(
-            number, "only fixed, calendar and sliding windows can be corrected, without watermark_by"
-        )
+        detail = corrected.get(number, NO_WINDOWS)
         if detail:
             outcomes.append(RequestOutcome(request, watermark=watermark, detail=detail))
         elif detail is not None:

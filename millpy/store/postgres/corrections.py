@@ -26,14 +26,15 @@ SELECT l.late_record_id, to_jsonb(t)::text, {newest}
 # `FOR UPDATE` gives the newest version of a row that another transaction has just changed.
 _BEGIN = """
 WITH sent AS (
-    SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::text[]) AS e (late_record_id, interval_id, bundle, old_row)
+    SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::text[])
+        AS e (late_record_id, interval_id, bundle, old_row)
 ), found AS (
     SELECT l.late_record_id, to_jsonb(t) AS old_row
       FROM mill.late_records AS l JOIN {table} AS t ON {same}
      WHERE l.late_record_id IN (SELECT late_record_id FROM sent) FOR UPDATE OF t
 ), noted AS (
-    INSERT INTO mill.corrections (graph_id, table_name, key, window_start, window_end, late_record_id, bundle, old_row, why,
-                                  requested_by)
+    INSERT INTO mill.corrections (graph_id, table_name, key, window_start, window_end, late_record_id, bundle, old_row,
+                                  why, requested_by)
     SELECT i.graph_id, {name}, l.key, l.window_start, l.window_end, l.late_record_id, s.bundle, f.old_row, l.why,
            l.requested_by
       FROM sent AS s
@@ -68,7 +69,7 @@ async def with_windows(
     """Add their windows and rows to the requests with these numbers, which are for finished windows."""
     if not numbers:
         return list(requests)
-    found = await all_rows(connection, statement("read_past_windows"), {"ids": Bigints(sorted(numbers))})
+    found = await all_rows(connection, statement("read_past_windows"), {"letters": Bigints(sorted(numbers))})
     by_table: dict[int, list[int]] = {}
     for number, *_, table_id in found:
         if table_id in tables:
@@ -125,12 +126,11 @@ def _composed(query: str, table: ResultTable) -> bytes:
     key = sql.SQL("l.key::jsonb" if len(table.keys) > 1 else "jsonb_build_array(l.key::jsonb)")
     conditions: list[sql.Composable] = []
     for place, column in enumerate(table.keys):
-        text = (
-            "decode({} ->> {}, 'base64')"
-            if column.sql_type == "bytea"
-            else "CAST({} ->> {} AS " + column.sql_type + ")"
-        )
-        value = sql.SQL(text).format(key, sql.Literal(place))
+        text = sql.SQL("{} ->> {}").format(key, sql.Literal(place))
+        if column.sql_type == "bytea":
+            value = sql.SQL("decode({}, 'base64')").format(text)
+        else:
+            value = sql.SQL("CAST({} AS {})").format(text, sql.SQL(column.sql_type))
         conditions.append(sql.SQL("t.{} = {}").format(sql.Identifier(column.name), value))
     newest: sql.Composable = sql.SQL("-1::bigint")
     if table.history is not None:

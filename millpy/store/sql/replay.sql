@@ -30,7 +30,7 @@ SELECT l.late_record_id, l.key, l.window_start, l.window_end, l.whole, t.table_i
   FROM mill.late_records AS l
   JOIN mill.intervals AS i USING (interval_id)
   LEFT JOIN mill.result_tables AS t ON t.computation_id = i.computation_id AND t.kind = 'windowed'
- WHERE l.late_record_id = ANY (%(ids)s) AND l.into_window AND l.window_start IS NOT NULL;
+ WHERE l.late_record_id = ANY (%(letters)s) AND l.into_window AND l.window_start IS NOT NULL;
 
 -- name: read_pauses
 -- Reads which of these intervals are paused. Zero rows: none is paused.
@@ -133,6 +133,16 @@ WITH old AS (
     INSERT INTO mill.expired AS x (graph_id, table_name, stream, computation, reason, count)
     SELECT graph_id, 'events', '', '', kind, count(*) FROM gone GROUP BY 1, 5 ORDER BY 1, 5
     ON CONFLICT (graph_id, table_name, stream, computation, reason) DO UPDATE SET count = x.count + excluded.count
+)
+SELECT count(*) FROM gone;
+
+-- name: forget_corrections
+-- The same for corrections, which live as long as events. Returns the number of deleted rows. Always one row.
+WITH old AS (
+    SELECT correction_id FROM mill.corrections WHERE corrected_at < mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s)
+     ORDER BY corrected_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM mill.corrections AS d USING old WHERE d.correction_id = old.correction_id RETURNING 1
 )
 SELECT count(*) FROM gone;
 
