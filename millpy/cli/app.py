@@ -19,6 +19,7 @@ from millpy.cli import (
     backfill,
     corrections,
     crash_test,
+    db,
     dead_letters,
     demo,
     deploy,
@@ -142,6 +143,7 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "switch": generations.switch,
         "drop": generations.drop,
         "migrate": migrate.migrate,
+        "db": db.db,
     },
     "See its results": {
         "windows": windows.windows,
