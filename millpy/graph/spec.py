@@ -21,6 +21,7 @@ from millpy.model.deployment import (
 )
 from millpy.model.identity import identity_of_type
 from millpy.model.record import RecordType, column_name, is_wide, without_none
+from millpy.model.time import microseconds
 from millpy.windowing.logic import WindowedLogic
 
 SQL_TYPES: dict[Any, str] = {
@@ -101,6 +102,7 @@ def _columns(record_type: RecordType, names: Sequence[str]) -> tuple[ColumnSpec,
 
 def _table_spec(node: StageNode, stream: Stream) -> TableSpec:
     assert stream.table is not None
+    retention_us = None if stream.retention is None else microseconds(stream.retention)
     if isinstance(node.logic, WindowedLogic):
         keys = node.inputs[0].fields
         return TableSpec(
@@ -113,6 +115,7 @@ def _table_spec(node: StageNode, stream: Stream) -> TableSpec:
             allowed_lateness_us=node.allowed_lateness_us,
             history=node.logic.accumulation.value if stream.history else "",
             history_kept_s=stream.history.total_seconds() if isinstance(stream.history, timedelta) else None,
+            retention_us=retention_us,
         )
     if taken := RESERVED_COLUMNS["records"] & set(stream.record_type.fields):
         raise GraphError(f"field {sorted(taken)[0]!r} is a column of every result table", hint="rename the field")
@@ -123,4 +126,5 @@ def _table_spec(node: StageNode, stream: Stream) -> TableSpec:
         stream=stream.name,
         keys=(),
         values=_columns(stream.record_type, stream.record_type.fields),
+        retention_us=retention_us,
     )

@@ -133,7 +133,9 @@ def connect_error(error: psycopg.Error) -> MillError:
     return unreadable_url_error() if isinstance(error, psycopg.ProgrammingError) else unreachable_error(str(error))
 
 
-def translate_commit(error: psycopg.Error, *, commit_sent: bool, users: bool = False, table: str = "") -> MillError:
+def translate_commit(
+    error: psycopg.Error, *, commit_sent: bool, users: bool = False, table: str = "", parent: str = ""
+) -> MillError:
     """Translate an error inside a turn's transaction.
 
     Args:
@@ -141,8 +143,12 @@ def translate_commit(error: psycopg.Error, *, commit_sent: bool, users: bool = F
         commit_sent: whether COMMIT may have reached the server.
         users: whether the failed statement runs users' code, because it writes a result table or commits.
         table: the result table that the failed statement writes, if any.
+        parent: the result table, if the error names a partition of it.
     """
     state = error.sqlstate or ""
+    if parent and state[:2] == "23":
+        partition = error.diag.table_name or ""
+        return PoisonError(_line(error).replace(partition, parent), table=parent, sqlstate=state)
     if is_queue_full(error):
         return _queue_full(error)
     if users and state and _raised(error):

@@ -15,11 +15,12 @@ from psycopg import sql
 from millpy.errors import GraphError
 from millpy.model.deployment import ColumnSpec, ComputationSpec, GraphSpec, StreamSpec, SubscriptionSpec, TableSpec
 from millpy.model.keys import KeyInterval, tile_key_space
+from millpy.model.retention import partition_us
 from millpy.store.postgres.arrays import Bigints, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.deployment.comments import create_schema, table_comments
 from millpy.store.postgres.deployment.roles import Roles, worker_policy
-from millpy.store.postgres.history import ENDING, RETRACTION, create_history, history_name
+from millpy.store.postgres.history import ENDING, RETRACTION, create_history, history_name, partitioned_by
 from millpy.store.postgres.results import SQL_TYPES
 from millpy.store.postgres.statements import statement
 
@@ -138,6 +139,7 @@ async def create_tables(connection: Connection, graph_id: int, schema: str, tabl
             "value_columns": columns_text(table.values),
             "allowed_lateness_us": table.allowed_lateness_us,
             "history": table.history,
+            **retention_of(table),
         }
         await connection.execute(statement("insert_result_table"), parameters)
         await connection.execute(_create_table(schema, table))
@@ -151,6 +153,12 @@ async def create_tables(connection: Connection, graph_id: int, schema: str, tabl
         for recorded in roles:
             for name in with_history(table):
                 await connection.execute(worker_policy(schema, name, Roles(*recorded)))
+
+
+def retention_of(table: TableSpec) -> dict[str, int | None]:
+    """Return how long a result table keeps rows, and the length of its new partitions, as the catalog has them."""
+    kept = table.retention_us
+    return {"retention_us": kept, "partition_us": None if kept is None else partition_us(kept)}
 
 
 def with_history(table: TableSpec) -> list[str]:
@@ -252,14 +260,16 @@ def _create_table(schema: str, table: TableSpec) -> sql.Composed:
     if table.kind == "windowed":
         identity = [*(column.name for column in table.keys), "window_start", "window_end"]
     else:
-        identity = ["interval_id", "bundle", "ordinal"]
+        identity = ["interval_id", "bundle", "ordinal", *(["event_time"] if table.retention_us else [])]
     lines.append(
         sql.SQL("CONSTRAINT {} PRIMARY KEY ({})").format(
             sql.Identifier(f"{table.name}_pkey"), sql.SQL(", ").join(map(sql.Identifier, identity))
         )
     )
-    return sql.SQL("CREATE TABLE {} ({}) WITH (fillfactor = 90)").format(
-        sql.Identifier(schema, table.name), sql.SQL(", ").join(lines)
+    # A table with partitions has no rows of its own: `mill.make_partitions` gives the factor to its partitions.
+    ending = sql.SQL("WITH (fillfactor = 90)") if table.retention_us is None else partitioned_by(table)
+    return sql.SQL("CREATE TABLE {} ({}) {}").format(
+        sql.Identifier(schema, table.name), sql.SQL(", ").join(lines), ending
     )
 
 

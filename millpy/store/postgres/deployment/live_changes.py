@@ -35,6 +35,7 @@ from millpy.store.postgres.deployment.ddl import (
     insert_schema,
     insert_stream,
     insert_subscription,
+    retention_of,
     status_view,
     with_history,
 )
@@ -188,6 +189,9 @@ async def _change_tables(
         if table not in new:
             was, now = before["tables"][table.name], after["tables"][table.name]
             added, nullable = new_columns(was, now), nullable_columns(was, now)
+            if was.get("retention") != now.get("retention"):
+                named = {"graph_id": graph_id, "name": table.name}
+                await connection.execute(statement("change_retention"), {**named, **retention_of(table)})
             if added or nullable:
                 await _change_table(connection, graph_id, stored.name, table, added, nullable)
 
