@@ -404,7 +404,8 @@ BEGIN
         END LOOP;
     END IF;
     FOR part IN
-        SELECT p.*, c.reltuples, ARRAY[p.name, CASE WHEN parent.has_history THEN p.name || '_history' END] AS relations
+        SELECT p.*, c.reltuples,
+               CASE WHEN parent.has_history THEN ARRAY[p.name, p.name || '_history'] ELSE ARRAY[p.name] END AS relations
           FROM mill.partitions AS p LEFT JOIN pg_class AS c ON c.oid = to_regclass(format('mill.%I', p.name))
          WHERE p.table_id = p_table_id AND p.range_hi <= reference - parent.kept_us ORDER BY p.range_lo LIMIT 16
     LOOP
@@ -413,18 +414,18 @@ BEGIN
             size bigint;
             relation text;
         BEGIN
-            size := coalesce(pg_total_relation_size(to_regclass(format('mill.%I', part.relations[1]))), 0)
-                    + coalesce(pg_total_relation_size(to_regclass(format('mill.%I', part.relations[2]))), 0);
-            IF part.reltuples < 0 OR size < 8000000 THEN
+            SELECT coalesce(sum(pg_total_relation_size(to_regclass(format('mill.%I', r.name)))), 0) INTO size
+              FROM unnest(part.relations) AS r (name);
+            IF part.reltuples IS NULL THEN
+                held := 0;  -- a user has dropped it
+            ELSIF part.reltuples < 0 OR size < 8000000 THEN
                 EXECUTE format('SELECT count(*) FROM mill.%I', part.name) INTO held;
             ELSE
                 held := part.reltuples;  -- a scan would hold the locks for longer
             END IF;
             EXECUTE format('LOCK TABLE ONLY %I.%I IN ACCESS EXCLUSIVE MODE', parent.schema, parent.name);
             FOREACH relation IN ARRAY part.relations LOOP
-                IF relation IS NOT NULL THEN
-                    EXECUTE format('DROP TABLE IF EXISTS mill.%I', relation);
-                END IF;
+                EXECUTE format('DROP TABLE IF EXISTS mill.%I', relation);
             END LOOP;
             DELETE FROM mill.partitions AS p WHERE p.table_id = p_table_id AND p.range_lo = part.range_lo;
             dropped := dropped + 1;

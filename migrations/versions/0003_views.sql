@@ -291,8 +291,8 @@ SELECT g.name AS graph, t.name, t.kind, c.name AS computation, t.key_columns, t.
 CREATE VIEW millpy.partitions AS
 SELECT g.name AS graph, t.name AS result_table, mill.moment(p.range_lo) AS starts_at, mill.moment(p.range_hi) AS ends_at,
        format('mill.%I', p.name) AS relation,
-       coalesce(pg_total_relation_size(to_regclass(format('mill.%I', p.name))), 0)
-       + coalesce(pg_total_relation_size(to_regclass(format('mill.%I', p.name || '_history'))), 0) AS bytes
+       (SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class AS c
+         WHERE c.relnamespace = 'mill'::regnamespace AND c.relname IN (p.name, p.name || '_history')) AS bytes
   FROM mill.partitions AS p
   JOIN mill.result_tables AS t USING (table_id)
   JOIN mill.graphs AS g USING (graph_id)

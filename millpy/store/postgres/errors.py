@@ -56,6 +56,8 @@ NO_ROOM = "invalid memory alloc request size"
 """The server's message for a value of more than 1 GB. It is an internal message, which is never translated."""
 STALE_PLAN = "RevalidateCachedQuery"
 """The server function that finds a prepared statement stale. Names of server functions are never translated."""
+MOVES_ROW = "ExecBRInsertTriggers"
+"""The server function that refuses a row which a trigger has given a time of another partition."""
 OUR_CHECK = "mill.check_panes"
 FOREIGN_ROW = "MW009"
 
@@ -177,6 +179,8 @@ def _of_users(error: psycopg.Error, state: str, table: str) -> MillError:
     """Translate an error of a statement on a user's table that no function raised on purpose."""
     inside = bool(error.diag.context)
     if state == FOREIGN_ROW:
+        return PoisonError(_line(error), table=table, sqlstate=state)
+    if state == "0A000" and error.diag.source_function == MOVES_ROW:
         return PoisonError(_line(error), table=table, sqlstate=state)
     if state == "0A000" and not inside and error.diag.source_function != STALE_PLAN:
         return altered_table_error(table, _line(error))  # a rule
