@@ -70,7 +70,7 @@ async def make_partitions(connection: Connection, table_id: int, known: KnownPar
     """
     missing = known.missing(hours)
     while len(missing):
-        parameters: dict[str, Any] = {"table_id": table_id, "times": Bigints(missing)}
+        parameters: dict[str, Any] = {"table_id": table_id, "instants": Bigints(missing)}
         known.learn(await all_rows(connection, statement("make_partitions"), parameters))
         left = known.missing(hours)
         if len(left) == len(missing):

@@ -12,7 +12,7 @@ SELECT mill.free_slot(%(ring)s, %(slot)s);
 
 -- name: make_partitions
 -- Makes partitions for rows of these times. Returns all ranges of the table. Zero rows: the table was dropped.
-SELECT range_lo, range_hi FROM mill.make_partitions(%(table_id)s, %(times)s);
+SELECT range_lo, range_hi FROM mill.make_partitions(%(table_id)s, %(instants)s);
 
 -- name: drop_partitions
 -- Drops partitions that are older than the table's retention. Always one row.
