@@ -116,6 +116,7 @@ def _table_spec(node: StageNode, stream: Stream) -> TableSpec:
             history=node.logic.accumulation.value if stream.history else "",
             history_kept_s=stream.history.total_seconds() if isinstance(stream.history, timedelta) else None,
             retention_us=retention_us,
+            live=node.logic.stored_forms(node.inputs[0].record_type),
         )
     if taken := RESERVED_COLUMNS["records"] & set(stream.record_type.fields):
         raise GraphError(f"field {sorted(taken)[0]!r} is a column of every result table", hint="rename the field")

@@ -54,6 +54,8 @@ class TableSpec:
         history_kept_s: how long a pane stays there after it was replaced; None without limit. It is not part of the
             deployed graph, and may change at any time.
         retention_us: how long rows are kept, by their `time`; None for ever. The table has partitions then.
+        live: of each aggregate the place of its accumulator in a stored window, and the form in which SQL reads it
+            ("" if it cannot); empty if it cannot read the windows. It is not part of the deployed graph.
     """
 
     name: str
@@ -66,6 +68,7 @@ class TableSpec:
     history: str = ""
     history_kept_s: float | None = None
     retention_us: int | None = None
+    live: tuple[tuple[int, str], ...] = ()
 
     @property
     def time(self) -> str:

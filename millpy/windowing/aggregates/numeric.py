@@ -142,6 +142,7 @@ class CountAccumulator(ArrayAccumulator):
     """Keeps a count."""
 
     result = int
+    stored_form = "value"
 
     def empty(self) -> int:
         """Return 0."""
@@ -187,6 +188,8 @@ class CountAccumulator(ArrayAccumulator):
 class SumAccumulator(ArrayAccumulator):
     """Keeps a sum; None until there is a value."""
 
+    stored_form = "value"
+
     def __init__(self, field: str, kind: type) -> None:
         super().__init__(field, kind)
         self.result = (WideInt if kind is int else float) | None
@@ -230,6 +233,10 @@ class MeanAccumulator(ArrayAccumulator):
     """Keeps [sum, count]."""
 
     result = float | None
+
+    def __init__(self, field: str, kind: type) -> None:
+        super().__init__(field, kind)
+        self.stored_form = "mean of integers" if kind is int else "mean"
 
     def empty(self) -> Any:
         """Return the accumulator of zero records."""
@@ -281,6 +288,7 @@ class ExtremeAccumulator(ArrayAccumulator):
     """Keeps the smallest or largest value; datetimes as µs."""
 
     keeps_values = True
+    stored_form = "value"
 
     def __init__(self, field: str, kind: type, choose: Callable[..., Any]) -> None:
         super().__init__(field, kind)

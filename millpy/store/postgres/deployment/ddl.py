@@ -19,6 +19,7 @@ from millpy.model.retention import partition_us
 from millpy.store.postgres.arrays import Bigints, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.deployment.comments import create_schema, table_comments
+from millpy.store.postgres.deployment.live_view import has_live_view, live_view
 from millpy.store.postgres.deployment.roles import Roles, worker_policy
 from millpy.store.postgres.history import ENDING, RETRACTION, create_history, history_name, partitioned_by
 from millpy.store.postgres.results import SQL_TYPES
@@ -27,7 +28,7 @@ from millpy.store.postgres.statements import statement
 REFUSED_GRAPH_NAMES = frozenset(["mill", "millpy", "public", "information_schema"])
 NAME_BYTES_MAX = 50
 """Bytes of a result table's name, so that `_status` and `_history_pkey` still fit in PostgreSQL's 63 bytes."""
-BESIDE = ("_status", "_pkey")
+BESIDE = ("_status", "_live", "_pkey")
 FIND_SCHEMA = b"SELECT 1 FROM pg_namespace WHERE nspname = %(schema)s"
 COMMITTED_COLUMNS = ("emitted_at", "interval_id", "bundle")
 FINAL = "is_final"
@@ -149,6 +150,8 @@ async def create_tables(connection: Connection, graph_id: int, schema: str, tabl
             await connection.execute(_time_index(schema, table))
         names = [*(column.name for column in table.columns()), *COMMITTED_COLUMNS, FINAL]
         await connection.execute(status_view(schema, table, names))
+        if has_live_view(table):
+            await connection.execute(live_view(schema, table, names))
         await connection.execute(table_comments(schema, table))
         for recorded in roles:
             for name in with_history(table):
@@ -180,7 +183,7 @@ async def drop_tables(connection: Connection, schema: str, tables: Sequence[str]
         )
     for table in tables:
         async with nothing_depends(f"result table {table!r}"):
-            for kind, relation in (("VIEW", f"{table}_status"), ("TABLE", table)):
+            for kind, relation in (("VIEW", f"{table}_live"), ("VIEW", f"{table}_status"), ("TABLE", table)):
                 query = sql.SQL("DROP {} IF EXISTS {}").format(sql.SQL(kind), sql.Identifier(schema, relation))
                 await connection.execute(query)
 
@@ -203,12 +206,12 @@ async def forget_intervals(connection: Connection, intervals: Sequence[int]) -> 
 
 
 def with_views(tables: Sequence[str]) -> list[str]:
-    """Return the names of result tables, each followed by that of its status view."""
-    return [name for table in tables for name in (table, f"{table}_status")]
+    """Return the names of result tables, each followed by those of its views."""
+    return [name for table in tables for name in (table, f"{table}_status", f"{table}_live")]
 
 
 async def check_free(connection: Connection, schema: str, tables: Sequence[str]) -> None:
-    """Raise GraphError when an object in the schema has the name of one of these tables, or of its status view."""
+    """Raise GraphError when an object in the schema has the name of one of these tables, or of a view of it."""
     taken = await all_rows(connection, statement("find_relations"), {"schema": schema, "names": with_views(tables)})
     if taken:
         raise GraphError(
@@ -299,7 +302,7 @@ def check_names(spec: GraphSpec) -> None:
         if table.name in beside:
             raise GraphError(
                 f"result table {table.name!r} has a name that is reserved for {beside[table.name]!r}",
-                hint=f"rename it: each table has a view with the ending {BESIDE[0]} and a primary key with {BESIDE[1]},"
+                hint=f"rename it: the endings {', '.join(BESIDE)} are those of its views and its primary key,"
                 f" and its history has the ending {ENDING}",
             )
         names = [*(column.name for column in table.columns()), *COMMITTED_COLUMNS, FINAL]

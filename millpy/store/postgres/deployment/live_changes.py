@@ -39,6 +39,7 @@ from millpy.store.postgres.deployment.ddl import (
     status_view,
     with_history,
 )
+from millpy.store.postgres.deployment.live_view import has_live_view, live_view
 from millpy.store.postgres.deployment.rollback import take_back
 from millpy.store.postgres.deployment.state_migration import upgrade
 from millpy.store.postgres.statements import statement
@@ -209,7 +210,10 @@ async def _change_table(
     shown = await all_rows(
         connection, statement("read_columns"), {"schema": schema, "relation": f"{table.name}_status"}
     )
-    await connection.execute(status_view(schema, table, [*(row[0] for row in shown), *added]))
+    names = [*(row[0] for row in shown), *added]
+    await connection.execute(status_view(schema, table, names))
+    if has_live_view(table):
+        await connection.execute(live_view(schema, table, names))
     for comment in column_comments(schema, table, added):
         await connection.execute(comment)
     tables = await all_rows(connection, statement("read_result_tables"), {"graph_id": graph_id})
