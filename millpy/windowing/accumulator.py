@@ -120,6 +120,9 @@ class Accumulator:
         shares: aggregates with equal `shares` share one accumulator; None for one that does not share.
         memory_bytes: an estimate of the bytes of an accumulator in memory.
         stores_text: whether the stored form of an accumulator is much shorter than its JSON.
+        stored_form: how SQL reads the result of a stored accumulator, for the views `…_live`: value (the result; a
+            datetime in µs), timed value ([event time, result]), mean or mean of integers ([sum, count]); empty if it
+            cannot.
         progress: the progress to which calls of user code are reported.
     """
 
@@ -129,6 +132,7 @@ class Accumulator:
     shares: Hashable = None
     memory_bytes: int = 100
     stores_text: bool = False
+    stored_form: str = ""
 
     def __init__(self, field: str | None, kind: type) -> None:
         self.field = field

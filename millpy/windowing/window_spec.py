@@ -98,6 +98,15 @@ class WindowSpec:
         """Return the names of the columns behind them that say what a pane is, if the rules ask for them."""
         return PANE_INFO if self.rules.pane_info else ()
 
+    def stored_forms(self, record_type: RecordType) -> tuple[tuple[int, str], ...]:
+        """Return the place of each column's accumulator in a stored window, and its form; empty if no row is a window.
+
+        Slices are parts of windows, and windows over retractions count what is left of them in other forms.
+        """
+        if self.sliced or self.takes_retractions:
+            return ()
+        return tuple((place, member.stored_form) for place, member in self.accumulators(record_type).columns)
+
     @property
     def sliced(self) -> bool:
         """Whether the windows are stored as slices: sliding ones, with three exceptions.

@@ -62,6 +62,8 @@ SINGULAR = (
     "settled_kept_s",
     "settled_s",
     "allowed_lateness_us",
+    "retention_us",
+    "partition_us",
     "accumulators",
 )
 

@@ -304,7 +304,8 @@ class PostgresStore:
                 connection, now_us, dead_letter_kept_s, settled_kept_s, events_kept_s
             )
             histories = {number: table.history for number, table in self._tables.items() if table.history is not None}
-            return forgotten + await retention.trim_histories(connection, histories)
+            forgotten += await retention.trim_histories(connection, histories)
+            return forgotten + await retention.drop_partitions(connection, self._tables, now_us)
 
     async def commit(
         self,

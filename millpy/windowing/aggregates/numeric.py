@@ -145,6 +145,7 @@ class CountAccumulator(ArrayAccumulator):
     """Keeps a count."""
 
     result = int
+    stored_form = "value"
 
     def empty(self) -> int:
         """Return 0."""
@@ -189,6 +190,8 @@ class CountAccumulator(ArrayAccumulator):
 
 class SumAccumulator(ArrayAccumulator):
     """Keeps a sum; None until there is a value."""
+
+    stored_form = "value"
 
     def __init__(self, field: str, kind: type) -> None:
         super().__init__(field, kind)
@@ -235,6 +238,10 @@ class MeanAccumulator(ArrayAccumulator):
     def __init__(self, field: str, kind: type) -> None:
         super().__init__(field, kind)
         self.result = (Decimal if kind is Decimal else float) | None
+
+    def __init__(self, field: str, kind: type) -> None:
+        super().__init__(field, kind)
+        self.stored_form = "mean of integers" if kind is int else "mean"
 
     def empty(self) -> Any:
         """Return the accumulator of zero records."""
@@ -288,6 +295,7 @@ class ExtremeAccumulator(ArrayAccumulator):
     """Keeps the smallest or largest value, as `plain_value`."""
 
     keeps_values = True
+    stored_form = "value"
 
     def __init__(self, field: str, kind: type, choose: Callable[..., Any]) -> None:
         super().__init__(field, kind)

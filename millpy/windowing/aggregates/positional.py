@@ -148,6 +148,8 @@ class ValueAccumulator(Accumulator):
 class EdgeAccumulator(ValueAccumulator):
     """Keeps [event time, value] of the first or last record."""
 
+    stored_form = "timed value"
+
     def __init__(self, field: str, kind: type, last: bool) -> None:
         super().__init__(field, kind)
         self.result = kind | None
