@@ -29,6 +29,14 @@ from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 
 UNBOUNDED = 2**62
 
+LoadWindows = Callable[[int, Sequence[str], Sequence[bytes] | None], Entries]
+"""(folded bundle, subkeys, keys or None) -> stored windows; see `Store.load_windows`."""
+
+
+def no_windows(folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None) -> Entries:
+    """Raise: a stage that is stepped without a store must have all of its windows in memory."""
+    raise AssertionError(f"{len(subkeys)} windows are only in the store")
+
 
 @dataclass(slots=True)
 class InputBundle:
@@ -78,6 +86,7 @@ class Work:
         fires: key -> number of timers to fire at the end, to repeat a step whose first run was cut by time. None: all
             due timers, within the bounds above.
         tables: the versions of the step's lookup tables.
+        load_windows: loads windows that are only in the store, in the midst of the step.
     """
 
     bundle: int
@@ -91,6 +100,7 @@ class Work:
     overdue: Callable[[], bool] = field(default=lambda: False)
     fires: Mapping[Key, int] | None = None
     tables: Tables = field(default_factory=dict)
+    load_windows: LoadWindows = no_windows
 
 
 @dataclass(slots=True)
@@ -141,6 +151,8 @@ class StoredInterval:
         entries: newest values of every kind; of STATE only if `state_complete`.
         state_complete: whether `entries` has all state of the interval; if not, keys are loaded on demand.
         dedupe_runs: runs that have not expired, for a stage that keeps ids or joins.
+        closed_windows: subkeys of windows that have fired and whose folded entries are not in `entries`; see
+            `Store.read`.
     """
 
     interval_id: int
@@ -153,6 +165,7 @@ class StoredInterval:
     entries: Sequence[Entries] = ()
     state_complete: bool = True
     dedupe_runs: Sequence[DedupeRun] = ()
+    closed_windows: Sequence[str] = ()
 
 
 class StageInterval(Protocol):
