@@ -115,7 +115,9 @@ readings = st.builds(
     gap=st.none() | st.sampled_from([0.000_001, 0.000_004, 0.000_012]),
 )
 rows = st.lists(st.tuples(readings, st.integers(-20, 60)), max_size=40)
-breaks = st.lists(st.sampled_from(["none", "none", "cut", "cut", "restart", "lost", "fold", "fold behind"]), max_size=40)
+breaks = st.lists(
+    st.sampled_from(["none", "none", "cut", "cut", "restart", "lost", "fold", "fold behind"]), max_size=40
+)
 lateness = st.sampled_from([0, 5, 10, 1000])
 
 
