@@ -50,7 +50,7 @@ from tests.feed import Feed
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
-LIMITS = Limits(lease_ttl_s=1_000_000, progress_every_s=0.001)
+LIMITS = Limits(lease_ttl_s=1_000_000, progress_every_s=0.001, closed_windows_bytes_max=1)
 START_US = 1_700_000_000_000_000
 STEP_S = 2
 FAILS = 9

@@ -32,6 +32,7 @@ from millpy.store.protocol import PollResult, SegmentQuery
 from millpy.testing.simulation.windowed import EARLY
 from millpy.windowing import fixed, operator
 from millpy.windowing.accumulator import AccumulatorSet
+from millpy.windowing.closed_windows import ClosedWindows
 from millpy.windowing.firing import Alarms, PaneTriggers
 from millpy.windowing.group_by import Groups
 from millpy.windowing.panes import Emission
@@ -282,7 +283,7 @@ def _counted_never(_: Any) -> Any:
 
 
 def _nothing(_: Any) -> Any:
-    return lambda self, panes: None
+    return lambda self, *_: None
 
 
 def _never(_: Any) -> Any:
@@ -361,6 +362,7 @@ BROKEN = (
     ),
     Canary("keeps soft state after a failed commit", "I9", worker_type=KeepsSoftState, first=11),
     Canary("reads folded rows only", "I9", ReadsFoldedOnly),
+    Canary("forgets windows in the store", "I7", patches=((ClosedWindows, "fetch", _nothing),), first=9),
     Canary("judges lateness by the turn", "I9", patches=((operator, "judging_watermarks", _judged_by_the_turn),)),
     Canary(
         "adds a retraction",
