@@ -23,6 +23,7 @@ from millpy.windowing.session_size import SessionSize
 from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import SessionWindows, SlidingWindows, Windows
+from millpy.windowing.window_function import WindowFunction
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +90,16 @@ class WindowSpec:
         """Whether records only add to windows, and all that a pane needs of its window are the accumulators."""
         plain = self.accumulation is Accumulation.ACCUMULATING and not self.by_pane
         return plain and not self.takes_retractions and self.timestamps is TimestampCombiner.END_OF_WINDOW
+
+    @property
+    def spills(self) -> bool:
+        """Whether windows that have fired may leave memory until a late record comes or they expire.
+
+        They may if each stands for itself: fixed and calendar windows, and sliding ones without slices, which do not
+        merge and whose trigger has no state. A pane from which all records are retracted has not been emitted.
+        """
+        aligned = not isinstance(self.windows, SessionWindows | WindowFunction) and not self.sliced
+        return aligned and not self.by_pane and not self.takes_retractions
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the aggregate columns."""

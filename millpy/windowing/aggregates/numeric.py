@@ -238,9 +238,6 @@ class MeanAccumulator(ArrayAccumulator):
     def __init__(self, field: str, kind: type) -> None:
         super().__init__(field, kind)
         self.result = (Decimal if kind is Decimal else float) | None
-
-    def __init__(self, field: str, kind: type) -> None:
-        super().__init__(field, kind)
         self.stored_form = "mean of integers" if kind is int else "mean"
 
     def empty(self) -> Any:
