@@ -273,11 +273,34 @@ CREATE TABLE mill.late_records (
     attempts       integer NOT NULL DEFAULT 0,
     state          text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'requested', 'replayed', 'discarded')),
     state_at       timestamptz NOT NULL DEFAULT now(),
-    recorded_at    timestamptz NOT NULL DEFAULT now()
+    recorded_at    timestamptz NOT NULL DEFAULT now(),
+    into_window    boolean NOT NULL DEFAULT false,  -- the request is to add it to its finished window
+    requested_by   text NOT NULL DEFAULT '',
+    why            text NOT NULL DEFAULT '',  -- in the words of the operator
+    detail         text NOT NULL DEFAULT ''  -- why the last such request failed
 );
 CREATE INDEX late_records_requested ON mill.late_records (interval_id, late_record_id) WHERE state = 'requested';
 CREATE INDEX late_records_age ON mill.late_records (recorded_at);
 CREATE INDEX late_records_settled ON mill.late_records (state_at) WHERE state IN ('replayed', 'discarded');
+
+-- Rows of finished windows that operators changed: by a late record, which the owner adds in a turn, or by hand.
+CREATE TABLE mill.corrections (
+    correction_id  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    graph_id       integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
+    table_name     text NOT NULL,
+    key            text NOT NULL,
+    window_start   bigint NOT NULL,
+    window_end     bigint NOT NULL,
+    late_record_id bigint,  -- NULL if an operator gave the values
+    bundle         bigint NOT NULL DEFAULT 0,
+    old_row        jsonb,  -- NULL if there was no row
+    new_row        jsonb,  -- NULL if there is no row any more
+    why            text NOT NULL,
+    requested_by   text NOT NULL,
+    corrected_at   timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX corrections_age ON mill.corrections (corrected_at);
+CREATE INDEX corrections_record ON mill.corrections (late_record_id);
 
 -- Source partitions that are paused until an operator resumes them.
 CREATE TABLE mill.pauses (

@@ -17,7 +17,9 @@ from millpy.cli import (
     archive,
     audit,
     backfill,
+    corrections,
     crash_test,
+    db,
     dead_letters,
     demo,
     deploy,
@@ -141,6 +143,7 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "switch": generations.switch,
         "drop": generations.drop,
         "migrate": migrate.migrate,
+        "db": db.db,
     },
     "See its results": {
         "windows": windows.windows,
@@ -164,6 +167,8 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "dead-letters": dead_letters.dead_letters,
         "late": dead_letters.late,
         "parked": parked.parked,
+        "correct": corrections.correct,
+        "corrections": corrections.corrections,
     },
     "Test it": {
         "audit": audit.audit,

@@ -22,7 +22,16 @@ from millpy.hosting.failpoints import Failpoint, Failpoints
 from millpy.hosting.interval_state import IntervalState, PauseState
 from millpy.hosting.isolation import Isolation, PoisonRecord
 from millpy.hosting.plan import Plan
-from millpy.hosting.replay import Replay, ReplayBatch, is_emission, match_outcomes, retake, retake_emission
+from millpy.hosting.replay import (
+    Replay,
+    ReplayBatch,
+    corrected_outcomes,
+    is_emission,
+    match_outcomes,
+    retake,
+    retake_corrections,
+    retake_emission,
+)
 from millpy.hosting.routing import Delivery, Observe, Router, positions_of_local_producers
 from millpy.hosting.takes import TakeWriter
 from millpy.ingest.intake import IntakeResult
@@ -315,6 +324,7 @@ class Steps:
             return None
         self._load_missing(interval, stage, arrived)
         work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes)
+        work.corrections = retaken.corrections
         result = self._bounded_step(interval, stage, work, isolation)
         interval.bundle += 1
         interval.input_watermark = after
@@ -325,6 +335,8 @@ class Steps:
             interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, after))
         _count(interval, refused, result)
         _uncount(interval, retaken)
+        corrected = corrected_outcomes(retaken, result.corrected, before)
+        _count_corrected(interval, corrected)
         self._takes.add(interval, consumed, work, result, unarchived)
         made = (result.productions, result.emitted_by_stream)
         segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted)
@@ -345,7 +357,7 @@ class Steps:
             late=late,
             dedupe_run=result.dedupe_run,
             dead_letters=[*letters, *(letter for _, letter in refused)],
-            outcomes=outcomes,
+            outcomes=[*outcomes, *corrected],
             release_ids=[release.release_id for release in releases],
             archived=result.archived,
         )
@@ -380,6 +392,8 @@ class Steps:
         replay = inbox.replays.get(interval.interval_id)
         if replay is None:
             return ReplayBatch()
+        if replay.requests[0].window is not None:
+            return retake_corrections(interval, replay, isolation)
         if is_emission(replay.requests[0], interval):
             return retake_emission(interval, replay, isolation)
         return retake(interval, replay, self._hasher, isolation)
@@ -440,7 +454,7 @@ class Steps:
 
 def _unarchived(retaken: ReplayBatch, releases: Sequence[Release], refused: Sequence[tuple[int, DeadLetter]]) -> str:
     """Return what else than its producers makes a step, in the words of `Take.unarchived`."""
-    if retaken.outcomes or retaken.taken:
+    if retaken.outcomes or retaken.taken or retaken.corrections:
         return "replay"
     return "release" if releases else "refused" if refused else ""
 
@@ -468,6 +482,15 @@ def _uncount(interval: IntervalState, retaken: ReplayBatch) -> None:
     of = {subscription.input: str(subscription.subscription_id) for subscription in interval.plan.incoming.values()}
     for request, (place, *_) in retaken.taken:
         interval.count("late" if request.table == "late_records" else "dead_lettered", of[place], -1)
+
+
+def _count_corrected(interval: IntervalState, outcomes: Sequence[RequestOutcome]) -> None:
+    """Count late records that are in their finished windows now as consumed (I8)."""
+    of = {subscription.input: str(subscription.subscription_id) for subscription in interval.plan.incoming.values()}
+    for outcome in outcomes:
+        if outcome.corrects and outcome.request.window is not None and outcome.request.window.whole:
+            interval.count("late", of[outcome.request.input], -1)
+            interval.count("consumed", of[outcome.request.input], 1)
 
 
 def _check_still_ours(producer: IntervalState | None, answer: PollResult) -> None:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import DeadLetter, DedupeRun, DeletedRows, Delta, Entries, LateRows, ResultRows
+from millpy.model.checkpoint import DeadLetter, DedupeRun, DeletedRows, Delta, Entries, LateRows, PastWindow, ResultRows
 from millpy.model.identity import Identity
 from millpy.model.keys import Key
 from millpy.model.lookup import Tables
@@ -60,6 +60,25 @@ class Release:
     discard: bool
 
 
+@dataclass(frozen=True, slots=True)
+class WindowCorrection:
+    """A late record that an operator adds to its finished window (or takes out of it, if it is a retraction).
+
+    Attributes:
+        request_id: number of the request.
+        window: the window, with its stored row.
+        record: the record.
+        event_time: its event time.
+        retracts: whether it is a retraction.
+    """
+
+    request_id: int
+    window: PastWindow
+    record: Any
+    event_time: Instant
+    retracts: bool
+
+
 @dataclass(slots=True)
 class Work:
     """The work of one interval in one turn. `arrived` may be empty: then only the watermark or the clock moved.
@@ -78,6 +97,7 @@ class Work:
         fires: key -> number of timers to fire at the end, to repeat a step whose first run was cut by time. None: all
             due timers, within the bounds above.
         tables: the versions of the step's lookup tables.
+        corrections: late records for finished windows; only windows take them.
     """
 
     bundle: int
@@ -91,6 +111,7 @@ class Work:
     overdue: Callable[[], bool] = field(default=lambda: False)
     fires: Mapping[Key, int] | None = None
     tables: Tables = field(default_factory=dict)
+    corrections: Sequence[WindowCorrection] = ()
 
 
 @dataclass(slots=True)
@@ -127,6 +148,8 @@ class StepResult:
     """Bundles to archive."""
     fired: Mapping[Key, int] = field(default_factory=dict)
     """Key -> number of timers that fired at the end, for `Work.fires`; empty unless due timers were left."""
+    corrected: Mapping[int, str | None] = field(default_factory=dict)
+    """Request of a correction -> "" if it was made, why it cannot be, or None if a later turn has to decide."""
     unfinished: bool = False
     """Whether more was due than the turn may hold. The low watermark stays until later turns have done the rest."""
 

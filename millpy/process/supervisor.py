@@ -59,18 +59,22 @@ class Supervisor:
     """Runs workers as child processes and starts those again that are killed or fail.
 
     Args:
-        command: the command line of each worker.
+        command: the command line of each worker, or a function that returns that of the worker with a number; it is
+            called before each start.
         environment: the environment of each worker.
         workers: the number of workers.
         out: where a worker's standard output goes, as for `subprocess.Popen`.
         error: where its standard error goes.
         grace_s: seconds that workers have to drain, after which they are killed.
         backoff: returns the pause in seconds for the number of restarts in a row.
+
+    Attributes:
+        restarts: how often each worker was started again.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Sequence[str] | Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
         workers: int,
         *,
@@ -82,6 +86,7 @@ class Supervisor:
         self._command, self._environment = command, environment
         self._out, self._error = out, error
         self._grace_s, self._backoff = grace_s, backoff
+        self.restarts = [0] * workers
         self._clock = SystemClock()
         self._children: list[subprocess.Popen[bytes] | None] = [None] * workers
         self._codes: list[int | None] = [None] * workers
@@ -120,6 +125,10 @@ class Supervisor:
             return EXIT_INTERRUPTED
         return exit_status([code for code in self._codes if code is not None])
 
+    def running(self) -> list[int | None]:
+        """Return the process id of each worker; None for one that does not run."""
+        return [None if child is None or child.poll() is not None else child.pid for child in self._children]
+
     def _send(self, number: signal.Signals) -> None:
         """Send a signal to all workers. It runs in a signal handler, too, so it takes no lock and does not log."""
         # Never SIGINT: a child that is still importing has no handler, and Python would print a traceback.
@@ -153,6 +162,7 @@ class Supervisor:
                     return
                 due_s = self._backoff(restarts)
                 restarts += 1
+                self.restarts[slot] += 1
                 log.warning("restarting worker", worker=slot, in_s=due_s, restarts=restarts, of=RESTARTS_MAX)
                 due = self._clock.monotonic() + due_s
                 while self._sent is None and self._clock.monotonic() < due:
@@ -167,7 +177,7 @@ class Supervisor:
     def _run_child(self, slot: int) -> int:
         """Run one process to its end, forward its output, log how it ended, and return its code."""
         child = subprocess.Popen(
-            self._command,
+            list(self._command(slot) if callable(self._command) else self._command),
             stdin=subprocess.PIPE,
             stdout=self._out,
             stderr=self._error,

@@ -287,7 +287,7 @@ class PostgresStore:
     async def read_requests(self, interval_ids: Sequence[int], *, records_max: int, bytes_max: int) -> PendingRequests:
         """Read the requests for these intervals."""
         async with self._admin.use() as connection:
-            return await requests.read(connection, interval_ids, records_max, bytes_max)
+            return await requests.read(connection, interval_ids, records_max, bytes_max, self._tables)
 
     async def forget_old(
         self, *, now_us: Instant, dead_letter_kept_s: float, settled_kept_s: float, events_kept_s: float

@@ -331,15 +331,20 @@ class ExtremeAccumulator(ArrayAccumulator):
 
 
 class VarianceAccumulator(ArrayAccumulator):
-    """Keeps [count, mean, sum of squared distances from the mean], merged after Chan, Golub and LeVeque (1979)."""
+    """Keeps [count, mean, sum of squared distances from the mean], merged after Chan, Golub and LeVeque (1979).
+
+    Attributes:
+        ddof: what the divisor of the variance has less than the count.
+        is_root: whether the result is the standard deviation.
+    """
 
     result = float | None
 
     def __init__(self, field: str, kind: type, population: bool, root: bool) -> None:
         super().__init__(field, kind)
         self.shares = ("variance", field)
-        self._ddof = 0 if population else 1
-        self._root = root
+        self.ddof = 0 if population else 1
+        self.is_root = root
 
     def empty(self) -> Any:
         """Return the accumulator of zero records."""
@@ -364,12 +369,12 @@ class VarianceAccumulator(ArrayAccumulator):
     def result_of(self, accumulator: Any) -> float | None:
         """Return the variance or its root."""
         count, _, squares = accumulator
-        if count <= self._ddof:
+        if count <= self.ddof:
             return None
         if not math.isfinite(squares):
             return math.nan  # the squares overflow; the sign of the infinity would depend on bundles
-        variance = squares / (count - self._ddof)
-        return math.sqrt(variance) if self._root else variance
+        variance = squares / (count - self.ddof)
+        return math.sqrt(variance) if self.is_root else variance
 
     def from_stored(self, stored: Any) -> Any:
         """Convert the accumulator from its stored form."""
@@ -416,8 +421,8 @@ class VarianceAccumulator(ArrayAccumulator):
         """Return the variances or their roots, NULL for a group with too few values."""
         assert arrays.extra is not None
         squares = np.where(np.isfinite(arrays.extra), arrays.extra, np.nan)  # as in `result_of`
-        variances = squares / np.maximum(arrays.counts - self._ddof, 1)
-        return pa.array(np.sqrt(variances) if self._root else variances, mask=arrays.counts <= self._ddof)
+        variances = squares / np.maximum(arrays.counts - self.ddof, 1)
+        return pa.array(np.sqrt(variances) if self.is_root else variances, mask=arrays.counts <= self.ddof)
 
 
 def summed(values: Column, offsets: Integers) -> Column:
