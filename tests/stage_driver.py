@@ -29,6 +29,7 @@ from millpy.model.stage import (
 )
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.store.memory.tables import column_values
+from millpy.windowing.logic import WindowedLogic
 
 SOURCE = 7
 
@@ -69,6 +70,7 @@ class StageDriver:
         self.stored: dict[tuple[Kind, str, bytes, str], tuple[bytes, int, int]] = {}
         self.bundle = 0
         self.watermark = INSTANT_MIN
+        self.horizon_floor = INSTANT_MIN
         self.largest: int | None = None
         self.now_us = 0
         self.panes_max = UNBOUNDED
@@ -164,6 +166,12 @@ class StageDriver:
         """What another worker would have after a takeover."""
         kinds = set(Kind) if state_complete else set(Kind) - {Kind.STATE}
         oldest, due = self.interval.oldest_work(), self.interval.next_due()
+        self.open_again(kinds, state_complete=state_complete)
+        assert self.interval.oldest_work() == oldest
+        assert self.interval.next_due() == due
+
+    def open_again(self, kinds: Iterable[Kind] = Kind, *, state_complete: bool = True) -> None:
+        """Open the stored state."""
         self.interval = self.stage.open(
             StoredInterval(
                 1,
@@ -173,16 +181,21 @@ class StageDriver:
                 entries=self.entries(kinds),
                 state_complete=state_complete,
                 dedupe_runs=self.live_runs(),
+                horizon_floor=self.horizon_floor,
             )
         )
-        assert self.interval.oldest_work() == oldest
-        assert self.interval.next_due() == due
 
     def deploy(self, logic: StageLogic, outputs: dict[str, RecordType]) -> None:
         """Continue from the stored state with another logic."""
         self.binding = replace(self.binding, outputs=outputs)
         self.stage = logic.bind(self.binding)
         self.restart()
+
+    def change_lateness(self, logic: WindowedLogic, before_us: int) -> None:
+        """Continue from the stored state with the same windows of another lateness, as a deployment lets them."""
+        self.horizon_floor = max(self.horizon_floor, Instant(self.watermark - before_us))
+        self.stage = logic.bind(self.binding)
+        self.open_again()
 
     def lose(self, rows: Sequence[tuple[Any, int]], *, columns: bool = False) -> None:
         """Step a bundle whose commit fails: soft state is thrown away and read again."""
@@ -197,6 +210,7 @@ class StageDriver:
                 input_watermark=self.watermark,
                 entries=self.entries(Kind),
                 dedupe_runs=self.live_runs(),
+                horizon_floor=self.horizon_floor,
             )
         )
 

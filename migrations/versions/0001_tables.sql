@@ -114,6 +114,9 @@ CREATE TABLE mill.intervals (
     low_watermark    bigint NOT NULL DEFAULT -4611686018427387904,
     oldest_work      bigint NOT NULL DEFAULT 4611686018427387904,
     processing_floor bigint NOT NULL DEFAULT -4611686018427387904,
+    -- Set when the lateness or the dedupe horizon changes: windows that end by it are over, ids last seen before it are
+    -- forgotten.
+    horizon_floor    bigint NOT NULL DEFAULT -4611686018427387904,
     UNIQUE (computation_id, place),
     CHECK (folded_bundle <= bundle),
     CHECK (key_lo < key_hi)

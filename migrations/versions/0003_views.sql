@@ -8,7 +8,7 @@ SELECT name AS graph, family, generation, name = family AS current, version, dep
 
 -- The status views of result tables read this. They have their caller's rights, so that row-level security holds there
 -- too; therefore every role may read this view.
-CREATE VIEW millpy.input_watermarks AS SELECT interval_id, input_watermark FROM mill.intervals;
+CREATE VIEW millpy.input_watermarks AS SELECT interval_id, input_watermark, horizon_floor FROM mill.intervals;
 GRANT SELECT ON millpy.input_watermarks TO PUBLIC;
 
 -- The entries of all unfolded delta documents, one row each.

@@ -246,6 +246,7 @@ BEGIN
             ('place', false, 'Position among its siblings, from 0.'),
             ('previous_seq', false, 'Number of the segment before it.'),
             ('processing_floor', true, 'Processing time that timers have reached.'),
+            ('horizon_floor', false, 'Windows that end by it were over, and ids last seen before it forgotten, at a change of horizons.'),
             ('produced', false, 'Number of records or rows that were made.'),
             ('producer', false, 'Number of the interval that made it.'),
             ('producer_id', false, 'The computation that makes the stream.'),

@@ -56,6 +56,7 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
                 "archive" if node.archives else "stage",
                 intervals=node.intervals,
                 identity=node.logic.identity(),
+                settings=node.settings(),
                 accumulators=_accumulators(node),
             )
         )

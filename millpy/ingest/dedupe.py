@@ -90,13 +90,22 @@ class DedupeIndex:
         within_us: the horizon in µs.
         runs: the stored runs, oldest first.
         recent_ids_max: number of recent ids at which they are sorted into a tier.
+        floor: ids that were last seen before it are forgotten, although they are within the horizon.
 
     Attributes:
         found: number of duplicates in the last check.
     """
 
-    def __init__(self, within_us: int, runs: Sequence[DedupeRun] = (), *, recent_ids_max: int = RECENT_IDS_MAX) -> None:
+    def __init__(
+        self,
+        within_us: int,
+        runs: Sequence[DedupeRun] = (),
+        *,
+        recent_ids_max: int = RECENT_IDS_MAX,
+        floor: Instant = INSTANT_MIN,
+    ) -> None:
         self._within_us = within_us
+        self._floor = max(floor, INSTANT_MIN + 1)  # INSTANT_MIN is never
         self._recent_ids_max = recent_ids_max
         self._recent: dict[tuple[int, int], int] = {}
         self._tiers: list[_IdTier] = []
@@ -141,7 +150,7 @@ class DedupeIndex:
         before[1:] = seen[:-1]
         before[first] = self._last_seen(hi[first], lo[first])
         duplicates = np.empty(count, bool)
-        again = (before != _NEVER) & (seen - before <= self._within_us)
+        again = (before >= self._floor) & (seen - before <= self._within_us)
         self.found = int(np.count_nonzero(again))
         duplicates[order] = again
         tier = _IdTier(hi[last], lo[last], seen[last])

@@ -11,6 +11,7 @@ from typing import Literal
 
 from millpy.errors import GraphError, SchemaError
 from millpy.ingest.local_times import TimeFormat, TimeReader
+from millpy.model.horizons import HORIZON
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
 from millpy.model.keys import KEY_TYPES
@@ -323,10 +324,14 @@ class Dedupe(GraphPart):
         return {
             "kind": "dedupe",
             "fields": list(self.fields),
-            "within_us": self.within_us,
+            HORIZON: self.within_us,
             "time": self.time,
             "unit": self.unit,
         }
+
+    def settings(self) -> Identity:
+        """Describe the horizon: an id that was forgotten at a change stays forgotten (`model/horizons.py`)."""
+        return {HORIZON: self.within_us}
 
     @property
     def within_us(self) -> int:

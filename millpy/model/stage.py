@@ -164,6 +164,8 @@ class StoredInterval:
         entries: newest values of every kind; of STATE only if `state_complete`.
         state_complete: whether `entries` has all state of the interval; if not, keys are loaded on demand.
         dedupe_runs: runs that have not expired, for a stage that keeps ids or joins.
+        horizon_floor: what was over or forgotten when the lateness or the dedupe horizon last changed (`horizons.py`):
+            of a stage, the windows that end by it; of a source, the ids that were last seen before it.
     """
 
     interval_id: int
@@ -176,6 +178,7 @@ class StoredInterval:
     entries: Sequence[Entries] = ()
     state_complete: bool = True
     dedupe_runs: Sequence[DedupeRun] = ()
+    horizon_floor: Instant = INSTANT_MIN
 
 
 class StageInterval(Protocol):

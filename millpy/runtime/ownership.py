@@ -256,6 +256,7 @@ class OwnedIntervals:
             stream=node.name,
             partition=deployed.partition,
             joined=deployed.joined,
+            place=deployed.index,
             limits=self._limits,
             clock=self._clock,
             ready=self._context.wake,

@@ -50,8 +50,8 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
     def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
         """Add each row to all of its windows, except those that have expired: these make late records."""
         starts, at = self._assigner.assign(rows.records.event_times)
-        watermarks = rows.watermarks if at is None else rows.watermarks[at]
-        over: Mask = watermarks >= self._assigner.ends_of(starts) + self._allowed_us
+        over_by = self._over_by(rows.watermarks)
+        over: Mask = self._assigner.ends_of(starts) <= (over_by if at is None else over_by[at])
         if self._triggered is not None and self._triggered.closed:
             over |= self._closed(starts, rows.codes if at is None else rows.codes[at], rows.keys)
         late = None

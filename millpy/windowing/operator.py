@@ -196,6 +196,7 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
         self._input = binding.inputs[0]
         self._allowed_us = microseconds(windowing.allowed_lateness)
         self._trigger = windowing.trigger
+        self._over_floor = INSTANT_MIN  # the windows that end by it are over since a change of the lateness
         self._latest_end = INSTANT_MIN  # the windows that end by it fire in this turn
         self._earliest, self._latest = event_time_range(windowing.windows)
         self._simple, self._mode = windowing.simple, windowing.accumulation
@@ -217,6 +218,7 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
 
     def _recover(self, recovered: StoredInterval) -> None:
         """Load the open windows from the stored state."""
+        self._over_floor = recovered.horizon_floor
         for percentile in self._trigger.percentiles:
             self._expected = PercentileWatermark(percentile, recovered.entries)
             assert self._triggers is not None, "such a trigger has a state in each pane"
@@ -258,6 +260,10 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
         fires = end if end == INSTANT_MAX else self._trigger.due_at(end)
         expected = INSTANT_MIN if self._is_expected() else INSTANT_MAX
         return min(fires, self._open.next_expiry(), expected), self._next_alarm()
+
+    def _over_by(self, watermarks: Instants) -> Instants:
+        """Return, for the watermark of each row, the time by which windows that end are over for the row."""
+        return np.maximum(watermarks - self._allowed_us, self._over_floor)
 
     def _is_expected(self) -> bool:
         """Tell whether a percentile has reached a window that has to be asked."""

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from millpy.model.deployment import PANE_INFO
+from millpy.model.horizons import LATENESS
 from millpy.model.identity import Identity
 from millpy.model.record import SMALL_RECORDS_MAX, RecordType
 from millpy.model.time import microseconds
@@ -119,7 +120,6 @@ class WindowSpec:
             "window": self.windows.identity(),
             "stored_form": "slices" if self.sliced else "whole windows",
             "trigger": self.trigger.identity(),
-            "allowed_lateness_us": microseconds(self.allowed_lateness),
             "aggregates": [(name, aggregate.identity()) for name, aggregate in self.aggregates.items()],
         }
         if self.accumulation is not Accumulation.ACCUMULATING:
@@ -129,3 +129,7 @@ class WindowSpec:
         if self.timestamps is not TimestampCombiner.END_OF_WINDOW:
             described["timestamp_combiner"] = self.timestamps.value
         return described | self.rules.described()
+
+    def settings(self) -> Identity:
+        """Describe what windows to come depend on: what is over at a change stays over (`model/horizons.py`)."""
+        return {LATENESS: microseconds(self.allowed_lateness)}

@@ -50,6 +50,7 @@ class MemoryState:
             processing_floor=header.processing_floor,
             entries=entries,
             state_complete=state_complete,
+            horizon_floor=header.horizon_floor,
         )
         unfolded_bytes = sum(delta.size for delta in deltas)
         return OwnerSnapshot(recovered, dict(header.cursors), dict(header.last_segments), unfolded_bytes)

@@ -84,7 +84,7 @@ async def _read_under(
     connection: Connection, grant: Grant, header: TupleRow, state_rows_max: int, progressed: Callable[[], None]
 ) -> OwnerSnapshot:
     """Read the data under a header. It is valid if the header is still the same afterwards."""
-    _, bundle, folded_bundle, input_watermark, low_watermark, processing_floor = header
+    _, bundle, folded_bundle, input_watermark, low_watermark, processing_floor, horizon_floor = header
     of_interval: dict[str, Any] = {"interval": grant.interval_id}
     newest: Newest = {}
     unfolded_bytes = 0
@@ -115,6 +115,7 @@ async def _read_under(
             processing_floor=Instant(processing_floor),
             entries=_entries(newest, groups, complete),
             state_complete=complete,
+            horizon_floor=Instant(horizon_floor),
         ),
         cursors={producer: (seq, Instant(watermark)) for producer, seq, watermark in cursors},
         last_segments=dict(last_segments),

@@ -8,7 +8,7 @@ commit channel is the backend that the worker records, so that others can end it
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +35,7 @@ from millpy.store.postgres.commit import Committer
 from millpy.store.postgres.connection import Channel, Connection, ConnectionGroup, ConnectionSettings, all_rows
 from millpy.store.postgres.deployment import deploy as deploying
 from millpy.store.postgres.deployment import generations as generating
+from millpy.store.postgres.deployment import reset as resetting
 from millpy.store.postgres.errors import is_queue_full, translate
 from millpy.store.postgres.lookups import read_table
 from millpy.store.postgres.results import ResultTable
@@ -143,6 +144,11 @@ class PostgresStore:
         for table in spec.tables:
             self._tables[deployment.table_ids[table.name]] = ResultTable.from_spec(deployment.name, table)
         return deployment
+
+    async def reset(self, spec: GraphSpec, names: Collection[str], *, dry_run: bool = False) -> Deployment:
+        """Let computations begin anew; see `resetting.reset`. With `dry_run`, roll it back."""
+        async with self._as_owner(f"cannot reset {', '.join(names)}", "deploy", dry_run=dry_run) as connection:
+            return await resetting.reset(connection, spec, names)
 
     async def compare(
         self, spec: GraphSpec, *, upgrades: Mapping[str, Upgrade] | None = None, back: bool = False

@@ -8,7 +8,7 @@ LOCK TABLE mill.deltas IN ACCESS SHARE MODE;
 
 -- name: read_header
 -- Zero rows: the interval does not exist.
-SELECT sequencer, bundle, folded_bundle, input_watermark, low_watermark, processing_floor
+SELECT sequencer, bundle, folded_bundle, input_watermark, low_watermark, processing_floor, horizon_floor
   FROM mill.intervals WHERE interval_id = %(interval)s;
 
 -- name: count_state
