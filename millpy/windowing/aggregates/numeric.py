@@ -238,7 +238,7 @@ class MeanAccumulator(ArrayAccumulator):
     def __init__(self, field: str, kind: type) -> None:
         super().__init__(field, kind)
         self.result = (Decimal if kind is Decimal else float) | None
-        self.stored_form = "mean of integers" if kind is int else "mean"
+        self.stored_form = {int: "mean of integers", float: "mean"}.get(kind, "")
 
     def empty(self) -> Any:
         """Return the accumulator of zero records."""
