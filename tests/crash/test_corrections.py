@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import date
+from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -15,7 +18,7 @@ from millpy.ingest.settings import EventTime
 from millpy.model.time import milliseconds, seconds
 from millpy.process.assembly import run_worker
 from millpy.windowing.accumulation import Accumulation
-from millpy.windowing.aggregates.numeric import Count, Max, Mean, StandardDeviation, Sum
+from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardDeviation, Sum
 from millpy.windowing.aggregates.quantile import Quantile
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 from tests.commands import millpy
@@ -26,6 +29,14 @@ ON_TIME = [(1, 10), (3, 20), (4, 30)]
 LATE = [(2, 5), (5, 40)]
 AHEAD = (30_000, 1)
 """(event time in ms, value)"""
+DAY = date(2026, 1, 21)
+PRICES = [Decimal(f"{whole}.{'0' * 19}{end}") for whole, end in ((105, 5), (21, 1), (5, 1))]
+TYPED = (*PRICES, DAY, "on")
+
+
+class State(Enum):
+    ON = "on"
+    OFF = "off"
 
 
 class Reading(msgspec.Struct):
@@ -33,11 +44,15 @@ class Reading(msgspec.Struct):
     at: int
     value: int
     level: float | None = None
+    price: Decimal = Decimal(0)
+    day: date | None = None
+    state: State = State.OFF
 
 
 def payload(at: int, value: int) -> bytes:
     level = value / 8 if value % 20 else None
-    return json.dumps({"device": "dev-1", "at": at * 1_000, "value": value, "level": level}).encode()
+    typed = {"price": f"{value}.00000000000000000001", "day": f"2026-01-{value % 28 + 1:02}", "state": "on"}
+    return json.dumps({"device": "dev-1", "at": at * 1_000, "value": value, "level": level, **typed}).encode()
 
 
 def a_graph(feed: Feed) -> Graph:
@@ -55,10 +70,23 @@ def a_graph(feed: Feed) -> Graph:
         spread=StandardDeviation("value"),
         levels=Count("level"),
         level=Mean("level"),
+        cost=Sum("price"),
+        price=Mean("price"),
+        cheapest=Min("price"),
+        day=Max("day"),
+        state=Min("state"),
     )
     first.to_table("windows", history=True)
     second = first.key_by("device").window(FixedWindows(seconds(10)), allowed_lateness=seconds(1))
-    second.aggregate(total=Sum("total"), n=Sum("n"), windows=Count(), totals=Count("total")).to_table("tens")
+    second.aggregate(
+        total=Sum("total"),
+        n=Sum("n"),
+        windows=Count(),
+        totals=Count("total"),
+        cost=Sum("cost"),
+        price=Mean("cost"),
+        costs=Count("cost"),
+    ).to_table("tens")
     sliding = SlidingWindows(seconds(2), every=seconds(1))
     keyed.window(sliding).aggregate(n=Count(), high=Max("value")).to_table("sliding")
     keyed.window(FixedWindows(seconds(1))).aggregate(middle=Quantile("value", 0.5)).to_table("middles")
@@ -113,6 +141,7 @@ async def test_late_records_are_added_to_the_row_of_their_finished_window() -> N
         assert (after["n"], after["total"], after["mean"], after["high"]) == (5, 105, 21.0, 40)
         assert after["spread"] == pytest.approx(14.317821063276353)
         assert (after["levels"], after["level"]) == (3, pytest.approx((10 + 30 + 5) / 8 / 3))
+        assert tuple(after[name] for name in ("cost", "price", "cheapest", "day", "state")) == TYPED
         assert (after["pane_index"], after["pane_timing"], after["late_count"]) == (1, "late", 2)
         assert world.adds_up()
         await corrected(world, "sliding")
@@ -135,6 +164,7 @@ async def test_consumers_get_the_correction_as_a_late_pane_that_can_be_added_in_
 
         assert (row_of(world, "tens")["total"], row_of(world, "tens")["n"]) == (105, 5)
         assert row_of(world, "tens")["windows"] == 1
+        assert row_of(world, "tens")["cost"] == row_of(world, "tens")["price"] == PRICES[0]
         assert world.adds_up()
 
 
@@ -218,9 +248,10 @@ async def test_corrections_on_postgresql_are_audited_and_in_the_history(database
         await until_true("SELECT count(*) = 2 FROM millpy.late_records WHERE state = 'replayed'")
 
         (row,) = admin.ask(
-            "SELECT n, total, mean, high, pane_index FROM world.windows WHERE window_start = to_timestamp(0)"
+            "SELECT n, total, mean, high, pane_index, cost, price, cheapest, day, state FROM world.windows"
+            " WHERE window_start = to_timestamp(0)"
         )
-        assert tuple(row.values()) == (5, 105, 21.0, 40, 2)
+        assert tuple(row.values()) == (5, 105, 21.0, 40, 2, *PRICES, str(DAY), "on")
         history = admin.ask("SELECT n, pane_index, is_retraction FROM world.windows_history ORDER BY 2, 3")
         assert [tuple(row.values()) for row in history] == [(3, 0, False), (3, 1, False), (3, 1, True), (5, 2, False)]
         made = admin.ask(
@@ -240,6 +271,6 @@ async def test_corrections_on_postgresql_are_audited_and_in_the_history(database
 
 
 PANE_1 = (
-    "device, window_start, window_end, n, total, mean, high, spread, levels, level,"
+    "device, window_start, window_end, n, total, mean, high, spread, levels, level, cost, price, cheapest, day, state,"
     " pane_index + 1, pane_timing, late_count, emitted_at, interval_id, bundle"
 )
