@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from enum import Enum
@@ -17,6 +18,7 @@ from millpy.graph import Graph
 from millpy.ingest.settings import EventTime
 from millpy.model.time import milliseconds, seconds
 from millpy.process.assembly import run_worker
+from millpy.store.memory.store import MemoryStore
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardDeviation, Sum
 from millpy.windowing.aggregates.quantile import Quantile
@@ -55,13 +57,14 @@ def payload(at: int, value: int) -> bytes:
     return json.dumps({"device": "dev-1", "at": at * 1_000, "value": value, "level": level, **typed}).encode()
 
 
-def a_graph(feed: Feed) -> Graph:
+def a_graph(feed: Feed, lateness_s: int = 1) -> Graph:
     graph = Graph("world")
     source = graph.inject(
         "readings", feed, schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(1))
     )
     keyed = source.key_by("device")
-    windows = keyed.window(FixedWindows(seconds(1)), allowed_lateness=seconds(1), accumulation=Accumulation.RETRACTING)
+    lateness = seconds(lateness_s)
+    windows = keyed.window(FixedWindows(seconds(1)), allowed_lateness=lateness, accumulation=Accumulation.RETRACTING)
     first = windows.aggregate(
         n=Count(),
         total=Sum("value"),
@@ -203,6 +206,43 @@ async def test_correction_computed_from_a_row_that_was_changed_meanwhile_is_comp
 
         assert row_of(world, "windows")["n"] == 9
         assert len(reads) == 2
+        assert world.adds_up()
+
+
+async def test_a_window_whose_row_was_dropped_is_not_begun_anew() -> None:
+    feed = Feed()
+    async with running_world(a_graph(feed)) as world:
+        await fed(world, feed)
+        requests = world.database.requests
+        read = requests.read_requests
+
+        def without_rows(*args: Any) -> Any:
+            found = read(*args)
+            dropped = [
+                replace(r, window=r.window and replace(r.window, row=None, dropped=True)) for r in found.requests
+            ]
+            return replace(found, requests=tuple(dropped))
+
+        requests.read_requests = without_rows  # type: ignore[method-assign]
+        (_, number) = await corrected(world, "windows")
+
+        assert requests.state_of("late_records", number).detail.startswith("its row was dropped")
+        assert row_of(world, "windows")["n"] == 3
+        assert world.adds_up()
+
+
+async def test_windows_that_were_over_before_their_lateness_grew_are_corrected() -> None:
+    feed = Feed()
+    async with running_world(a_graph(feed)) as world:
+        await fed(world, feed)
+        await world.crash(world.running[0])
+        world.graph = a_graph(feed, lateness_s=3600)
+        await MemoryStore(world.database).deploy(world.graph.spec(), on_purpose=True)
+        world.start()
+        asked = await corrected(world, "windows")
+
+        assert states(world, asked) == {"replayed"}
+        assert row_of(world, "windows")["n"] == 5
         assert world.adds_up()
 
 
