@@ -65,7 +65,22 @@ CREATE TABLE mill.result_tables (
     value_columns       jsonb NOT NULL,
     allowed_lateness_us bigint NOT NULL,
     history             text NOT NULL,  -- the mode of its windows, if its panes and retractions are kept; otherwise ''
-    UNIQUE (graph_id, name)
+    retention_us        bigint CHECK (retention_us > 0),  -- null for a table without partitions, which keeps its rows
+    partition_us        bigint CHECK (partition_us > 0),  -- the length of a new partition
+    UNIQUE (graph_id, name),
+    CHECK ((retention_us IS NULL) = (partition_us IS NULL))
+);
+
+-- The partitions of result tables with a retention, and of their histories: the rows whose time is in
+-- [range_lo, range_hi). They are tables in this schema, so that people do not see them beside their result tables.
+-- The first partition may begin at -2^62, and the last one end at 2^63 - 1.
+CREATE TABLE mill.partitions (
+    table_id integer NOT NULL REFERENCES mill.result_tables ON DELETE CASCADE,
+    range_lo bigint NOT NULL,
+    range_hi bigint NOT NULL,
+    name     text NOT NULL UNIQUE,
+    PRIMARY KEY (table_id, range_lo),
+    CHECK (range_lo < range_hi)
 );
 
 -- The roles owner, worker and reader, which `millpy migrate --roles` creates: one row. Without a row, every process
@@ -230,6 +245,9 @@ CREATE UNIQUE INDEX keyed_identity ON mill.keyed (
 ALTER TABLE mill.keyed REPLICA IDENTITY FULL;
 -- Timers, windows, positions and counters are few compared with state; views read them by kind.
 CREATE INDEX keyed_others ON mill.keyed (kind, interval_id) WHERE kind <> 'state';
+-- A new owner finds the windows that wait in the store, and an expiry the rows of one, without a look at others.
+CREATE INDEX keyed_windows ON mill.keyed (interval_id, hashtextextended(subkey, 0), hashtextextended(key, 0))
+ WHERE kind = 'window';
 
 CREATE TABLE mill.dead_letters (
     dead_letter_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -276,11 +294,34 @@ CREATE TABLE mill.late_records (
     attempts       integer NOT NULL DEFAULT 0,
     state          text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'requested', 'replayed', 'discarded')),
     state_at       timestamptz NOT NULL DEFAULT now(),
-    recorded_at    timestamptz NOT NULL DEFAULT now()
+    recorded_at    timestamptz NOT NULL DEFAULT now(),
+    into_window    boolean NOT NULL DEFAULT false,  -- the request is to add it to its finished window
+    requested_by   text NOT NULL DEFAULT '',
+    why            text NOT NULL DEFAULT '',  -- in the words of the operator
+    detail         text NOT NULL DEFAULT ''  -- why the last such request failed
 );
 CREATE INDEX late_records_requested ON mill.late_records (interval_id, late_record_id) WHERE state = 'requested';
 CREATE INDEX late_records_age ON mill.late_records (recorded_at);
 CREATE INDEX late_records_settled ON mill.late_records (state_at) WHERE state IN ('replayed', 'discarded');
+
+-- Rows of finished windows that operators changed: by a late record, which the owner adds in a turn, or by hand.
+CREATE TABLE mill.corrections (
+    correction_id  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    graph_id       integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
+    table_name     text NOT NULL,
+    key            text NOT NULL,
+    window_start   bigint NOT NULL,
+    window_end     bigint NOT NULL,
+    late_record_id bigint,  -- NULL if an operator gave the values
+    bundle         bigint NOT NULL DEFAULT 0,
+    old_row        jsonb,  -- NULL if there was no row
+    new_row        jsonb,  -- NULL if there is no row any more
+    why            text NOT NULL,
+    requested_by   text NOT NULL,
+    corrected_at   timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX corrections_age ON mill.corrections (corrected_at);
+CREATE INDEX corrections_record ON mill.corrections (late_record_id);
 
 -- Source partitions that are paused until an operator resumes them.
 CREATE TABLE mill.pauses (

@@ -292,7 +292,7 @@ class Dedupe(GraphPart):
     The horizon slides on the time of arrival, or on the running maximum of field `time` if that is given.
 
     Args:
-        fields: the fields that together form the id; str, int, bool, UUID or bytes.
+        fields: the fields that together form the id; str, int, float, bool, datetime, UUID or bytes.
         within: the horizon.
         time: the field that serves as the clock.
         unit: the unit of that field, if it is a number.
@@ -347,10 +347,10 @@ class Dedupe(GraphPart):
         """
         struct = record_type.struct.__name__
         for name in self.fields:
-            if record_type.field_type(name) not in KEY_TYPES:
+            if record_type.field_type(name) not in (*KEY_TYPES, datetime, float):
                 raise SchemaError(
                     f"dedupe: {name!r} of {struct} cannot be part of an id",
-                    hint="use fields of type str, int, bool, UUID or bytes",
+                    hint="use fields of type str, int, float, bool, datetime, UUID or bytes",
                 )
         if self.time is None:
             return

@@ -64,6 +64,8 @@ SINGULAR = (
     "allowed_lateness_us",
     "before_us",
     "longer_us",
+    "retention_us",
+    "partition_us",
     "accumulators",
 )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -184,18 +186,31 @@ def test_ids_beyond_the_horizon_leave_memory() -> None:
     assert len(index) <= 2000
 
 
-@given(st.lists(st.tuples(st.text(), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.uuids()), min_size=1))
-def test_ids_of_columns_equal_those_of_objects(rows: list[tuple[str, int, bool, UUID]]) -> None:
-    kind = msgspec.defstruct("Row", [("s", str), ("i", int), ("b", bool), ("u", UUID)])
+FLOATS = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0])
+TIMES = st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=2))]))
+
+
+@given(
+    st.lists(
+        st.tuples(st.text(), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.uuids(), FLOATS, TIMES), min_size=1
+    )
+)
+def test_ids_of_columns_equal_those_of_objects(rows: list[tuple[Any, ...]]) -> None:
+    names = [("s", str), ("i", int), ("b", bool), ("u", UUID), ("f", float), ("t", datetime)]
+    kind = msgspec.defstruct("Row", names)
     record_type = RecordType(kind)
     objects = [kind(*row) for row in rows if all(c.isprintable() for c in row[0])]
     batch = record_type.batch_of(objects)
 
-    for fields in (["s"], ["i"], ["b"], ["u"], ["s", "i"], ["u", "b", "s", "i"]):
+    for fields in (["s"], ["i"], ["b"], ["u"], ["f"], ["t"], ["s", "i"], ["u", "b", "s", "i", "t", "f"]):
         ids = DedupeIds(Dedupe(*fields, within=minutes(1)), record_type)
 
         assert ids.of_batch(batch) == ids.of_objects(objects)
         assert ids.of_batch(batch.slice(1)) == ids.of_objects(objects[1:])
+        for field in fields if len(fields) == 1 else ():
+            values = {getattr(each, field) for each in objects}
+            of_values = {ids.of_objects([each]) for each in objects}
+            assert len(values) == len(of_values), "equal values have one id, different ones two"
 
 
 @pytest.mark.skipif(not CAMPUSIOT.exists(), reason="the recorded feeds are not here")
