@@ -89,10 +89,10 @@ REFUSED: list[tuple[dict[str, list[str]], str]] = [
 def test_what_cannot_be_corrected_is_refused_and_changes_nothing(database_url: str) -> None:
     admin = deployed(database_url, "accumulating")
     for change, message in REFUSED:
-        words = {"table": ["factory.sums_1m"], "window": WINDOW, "set": ["--set", "total=1"], "why": WHY} | change
-        given = [word for part in words.values() for word in part]
+        given = {"table": ["factory.sums_1m"], "window": WINDOW, "set": ["--set", "total=1"], "why": WHY} | change
+        arguments = [one for part in given.values() for one in part]
 
-        status, output = run_millpy("correct", *given, "--database", database_url)
+        status, output = run_millpy("correct", *arguments, "--database", database_url)
 
         assert (status, message in output) == (2, True), output
     assert not admin.ask("SELECT FROM mill.corrections")
