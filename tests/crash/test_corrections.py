@@ -189,6 +189,7 @@ async def test_correction_that_a_constraint_refuses_stays_open_and_the_others_ar
         assert row_of(world, "windows")["n"] == 4
         assert world.adds_up()
 
+
 async def test_a_crash_adds_a_late_record_once_or_leaves_it_requested() -> None:
     feed = Feed()
     async with running_world(a_graph(feed)) as world:
