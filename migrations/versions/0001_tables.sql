@@ -129,6 +129,9 @@ CREATE TABLE mill.intervals (
     low_watermark    bigint NOT NULL DEFAULT -4611686018427387904,
     oldest_work      bigint NOT NULL DEFAULT 4611686018427387904,
     processing_floor bigint NOT NULL DEFAULT -4611686018427387904,
+    -- Set when the lateness or the dedupe horizon changes: windows that end by it are over, ids last seen before it are
+    -- forgotten.
+    horizon_floor    bigint NOT NULL DEFAULT -4611686018427387904,
     UNIQUE (computation_id, place),
     CHECK (folded_bundle <= bundle),
     CHECK (key_lo < key_hi)
@@ -242,6 +245,9 @@ CREATE UNIQUE INDEX keyed_identity ON mill.keyed (
 ALTER TABLE mill.keyed REPLICA IDENTITY FULL;
 -- Timers, windows, positions and counters are few compared with state; views read them by kind.
 CREATE INDEX keyed_others ON mill.keyed (kind, interval_id) WHERE kind <> 'state';
+-- A new owner finds the windows that wait in the store, and an expiry the rows of one, without a look at others.
+CREATE INDEX keyed_windows ON mill.keyed (interval_id, hashtextextended(subkey, 0), hashtextextended(key, 0))
+ WHERE kind = 'window';
 
 CREATE TABLE mill.dead_letters (
     dead_letter_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -288,11 +294,34 @@ CREATE TABLE mill.late_records (
     attempts       integer NOT NULL DEFAULT 0,
     state          text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'requested', 'replayed', 'discarded')),
     state_at       timestamptz NOT NULL DEFAULT now(),
-    recorded_at    timestamptz NOT NULL DEFAULT now()
+    recorded_at    timestamptz NOT NULL DEFAULT now(),
+    into_window    boolean NOT NULL DEFAULT false,  -- the request is to add it to its finished window
+    requested_by   text NOT NULL DEFAULT '',
+    why            text NOT NULL DEFAULT '',  -- in the words of the operator
+    detail         text NOT NULL DEFAULT ''  -- why the last such request failed
 );
 CREATE INDEX late_records_requested ON mill.late_records (interval_id, late_record_id) WHERE state = 'requested';
 CREATE INDEX late_records_age ON mill.late_records (recorded_at);
 CREATE INDEX late_records_settled ON mill.late_records (state_at) WHERE state IN ('replayed', 'discarded');
+
+-- Rows of finished windows that operators changed: by a late record, which the owner adds in a turn, or by hand.
+CREATE TABLE mill.corrections (
+    correction_id  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    graph_id       integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
+    table_name     text NOT NULL,
+    key            text NOT NULL,
+    window_start   bigint NOT NULL,
+    window_end     bigint NOT NULL,
+    late_record_id bigint,  -- NULL if an operator gave the values
+    bundle         bigint NOT NULL DEFAULT 0,
+    old_row        jsonb,  -- NULL if there was no row
+    new_row        jsonb,  -- NULL if there is no row any more
+    why            text NOT NULL,
+    requested_by   text NOT NULL,
+    corrected_at   timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX corrections_age ON mill.corrections (corrected_at);
+CREATE INDEX corrections_record ON mill.corrections (late_record_id);
 
 -- Source partitions that are paused until an operator resumes them.
 CREATE TABLE mill.pauses (

@@ -8,7 +8,7 @@ SELECT name AS graph, family, generation, name = family AS current, version, dep
 
 -- The status views of result tables read this. They have their caller's rights, so that row-level security holds there
 -- too; therefore every role may read this view.
-CREATE VIEW millpy.input_watermarks AS SELECT interval_id, input_watermark FROM mill.intervals;
+CREATE VIEW millpy.input_watermarks AS SELECT interval_id, input_watermark, horizon_floor FROM mill.intervals;
 GRANT SELECT ON millpy.input_watermarks TO PUBLIC;
 
 -- The entries of all unfolded delta documents, one row each.
@@ -508,10 +508,18 @@ CREATE VIEW millpy.late_records AS
 SELECT g.name AS graph, l.computation, l.stream, l.key, mill.moment(l.event_time) AS event_time,
        mill.moment(l.watermark) AS watermark, mill.moment(l.window_start) AS window_start,
        mill.moment(l.window_end) AS window_end, mill.readable(l.payload) AS payload_text, l.payload, l.recorded_at,
-       l.late_record_id, l.state, l.state_at, l.attempts, l.whole AS replayable, l.retracts
+       l.late_record_id, l.state, l.state_at, l.attempts, l.whole AS replayable, l.retracts, l.into_window,
+       l.requested_by, l.why, l.detail
   FROM mill.late_records AS l
   JOIN mill.intervals AS i USING (interval_id)
   JOIN mill.graphs AS g ON g.graph_id = i.graph_id;
+
+-- The rows of finished windows that operators have changed.
+CREATE VIEW millpy.corrections AS
+SELECT g.name AS graph, c.table_name, c.key, mill.moment(c.window_start) AS window_start,
+       mill.moment(c.window_end) AS window_end, c.why, c.requested_by, c.corrected_at, c.old_row, c.new_row,
+       c.late_record_id, c.correction_id
+  FROM mill.corrections AS c JOIN mill.graphs AS g USING (graph_id);
 
 -- Dead letters and late records by cause: how many occurred (`seen`), how many of these were stored (`kept`; the others
 -- are only counted), and how many were deleted by age (`expired`).
@@ -558,8 +566,27 @@ $$;
 CREATE FUNCTION millpy.replay_late_records(p_ids bigint[]) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH requested AS (
-        UPDATE mill.late_records SET state = 'requested', state_at = now()
+        UPDATE mill.late_records
+           SET state = 'requested', state_at = now(), into_window = false, requested_by = session_user, why = '', detail = ''
          WHERE late_record_id = ANY (p_ids) AND state = 'open' AND whole
+        RETURNING interval_id
+    ), notified AS (
+        SELECT pg_notify('millpy_' || graph_id, 'replay')
+          FROM (SELECT DISTINCT i.graph_id FROM requested JOIN mill.intervals AS i USING (interval_id)) AS graphs
+    )
+    SELECT count(*) FROM requested WHERE (SELECT count(*) FROM notified) >= 0
+$$;
+
+-- Requests that late records are added to their finished windows. Returns the number of requests. The owner of the window
+-- adds them to its row, and marks them in the same transaction: as replayed, or as open again, with the reason in
+-- `detail`. Each row of a record that missed several windows is for its own window.
+CREATE FUNCTION millpy.replay_into_window(p_ids bigint[], p_why text DEFAULT '') RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    WITH requested AS (
+        UPDATE mill.late_records
+           SET state = 'requested', state_at = now(), into_window = true, requested_by = session_user,
+               why = left(coalesce(p_why, ''), 1000), detail = ''
+         WHERE late_record_id = ANY (p_ids) AND state = 'open' AND window_start IS NOT NULL
         RETURNING interval_id
     ), notified AS (
         SELECT pg_notify('millpy_' || graph_id, 'replay')
@@ -918,6 +945,119 @@ SELECT p.graph, p.computation AS stream, p.source_partition, nullif(e.subkey, 'o
                FROM mill.entries WHERE kind = 'site' AND namespace = 'source' AND subkey = 'floor') AS f USING (interval_id)
  WHERE e.kind = 'site' AND e.namespace = 'source' AND e.subkey <> 'floor'
  ORDER BY p.graph, p.computation, p.source_partition, w.own, e.subkey;
+
+-- Changes values of a row of a finished window, and notes who did it, when, why, and both rows. Returns the new row.
+-- p_window has the key columns, window_start and, if several windows start together, window_end; p_values the new values.
+-- Results that other computations have computed from the window stay as they are: they need p_only_table, or corrections
+-- of their own. Raises MW010 when the arguments do not fit.
+CREATE FUNCTION millpy.correct(p_table text, p_window jsonb, p_values jsonb, p_why text, p_only_table boolean DEFAULT false)
+RETURNS jsonb LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    own regclass := to_regclass(p_table);
+    found record;
+    identity text[];
+    settable text[];
+    same text;
+    wrong text;
+    readers text;
+    old_row jsonb;
+    new_row jsonb;
+    changes text;
+    next_pane bigint;
+BEGIN
+    PERFORM mill.check_isolation();
+    SELECT t.*, n.nspname, c.relname INTO found
+      FROM pg_class AS c
+      JOIN pg_namespace AS n ON n.oid = c.relnamespace
+      JOIN mill.graphs AS g ON g.name = n.nspname
+      JOIN mill.result_tables AS t ON t.graph_id = g.graph_id AND t.name = c.relname AND t.kind = 'windowed'
+     WHERE c.oid = own;
+    IF found IS NULL THEN
+        RAISE EXCEPTION '% is no result table of windows', coalesce(p_table, 'NULL') USING ERRCODE = 'MW010',
+              HINT = 'name it with its schema: factory.temperature_1h';
+    ELSIF coalesce(trim(p_why), '') = '' OR length(p_why) > 1000 THEN
+        RAISE EXCEPTION 'a correction needs a reason, of at most 1,000 characters' USING ERRCODE = 'MW010',
+              HINT = 'millpy.corrections shows it';
+    ELSIF jsonb_typeof(p_window) IS DISTINCT FROM 'object' OR jsonb_typeof(p_values) IS DISTINCT FROM 'object'
+          OR p_values = '{}' THEN
+        RAISE EXCEPTION 'a window and its values are JSON objects' USING ERRCODE = 'MW010',
+              HINT = 'for example {"device": "pump", "window_start": "2026-11-20T10:00:00Z"} and {"mean": 21.5}';
+    END IF;
+    SELECT array_agg(c ->> 0) || '{window_start}' INTO identity FROM jsonb_array_elements(found.key_columns) AS c;
+    SELECT array_agg(c ->> 0) INTO settable FROM jsonb_array_elements(found.value_columns) AS c
+     WHERE c ->> 0 NOT IN ('pane_index', 'pane_timing', 'late_count', 'pane_on_time_index', 'pane_last');
+    SELECT min(name) INTO wrong FROM unnest(identity) AS name WHERE p_window -> name IS NULL;
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'the window has no %', quote_ident(wrong) USING ERRCODE = 'MW010',
+              HINT = format('windows of %s are named by %s', own, array_to_string(identity, ', '));
+    END IF;
+    SELECT min(name) INTO wrong FROM jsonb_object_keys(p_window) AS name WHERE name <> ALL (identity || '{window_end}');
+    IF wrong IS NULL THEN
+        SELECT min(name) INTO wrong FROM jsonb_object_keys(p_values) AS name WHERE name <> ALL (settable);
+    END IF;
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'column % of % cannot be given here', quote_ident(wrong), own USING ERRCODE = 'MW010',
+              HINT = format('windows are named by %s, and have the values %s', array_to_string(identity, ', '),
+                            array_to_string(settable, ', '));
+    END IF;
+    SELECT string_agg(c.name, ', ' ORDER BY c.name) INTO readers
+      FROM mill.subscriptions AS s JOIN mill.computations AS c ON c.computation_id = s.consumer_id
+     WHERE s.stream_id = found.stream_id AND c.kind = 'stage';
+    IF readers IS NOT NULL AND NOT p_only_table THEN
+        RAISE EXCEPTION 'other results are computed from %: %', own, readers USING ERRCODE = 'MW010',
+              HINT = 'add late records with `millpy late replay --into-window`, which consumers get as well; or correct each'
+                     ' table with p_only_table => true';
+    END IF;
+
+    PERFORM FROM mill.graphs WHERE graph_id = found.graph_id FOR NO KEY UPDATE;  -- a switch or a deployment waits
+    SELECT string_agg(format('t.%1$I = (jsonb_populate_record(NULL::%2$s, $1)).%1$I', name, own), ' AND ') INTO same
+      FROM jsonb_object_keys(p_window) AS name;
+    BEGIN
+        EXECUTE format('SELECT to_jsonb(t) FROM %s AS t WHERE %s FOR UPDATE', own, same) INTO STRICT old_row USING p_window;
+    EXCEPTION
+        WHEN no_data_found THEN
+            RAISE EXCEPTION '% has no row for the window %', own, p_window USING ERRCODE = 'MW010';
+        WHEN too_many_rows THEN
+            RAISE EXCEPTION 'several windows start then' USING ERRCODE = 'MW010', HINT = 'add window_end';
+    END;
+    IF NOT EXISTS (SELECT FROM mill.intervals AS i, mill.instant((old_row ->> 'window_end')::timestamptz) AS ends
+                    WHERE i.interval_id = (old_row ->> 'interval_id')::bigint
+                      AND i.input_watermark >= ends + found.allowed_lateness_us AND i.low_watermark >= ends) THEN
+        RAISE EXCEPTION 'the window is still open: its next record would replace the correction'
+              USING ERRCODE = 'MW010',
+                    HINT = format('wait until is_final is true in %s_status', own);
+    END IF;
+    next_pane := (old_row ->> 'pane_index')::bigint + 1;
+    IF found.history <> '' THEN
+        EXECUTE format('SELECT greatest($2, max(t.pane_index) + 1) FROM %I.%I AS t WHERE %s', found.nspname,
+                       found.relname || '_history', same) INTO next_pane USING p_window, next_pane;
+    END IF;
+    SELECT string_agg(format('%1$I = (jsonb_populate_record(NULL::%2$s, $2)).%1$I', name, own), ', ') INTO changes
+      FROM jsonb_object_keys(p_values) AS name;
+    EXECUTE format('UPDATE %s AS t SET %s, pane_index = $3, emitted_at = now() WHERE %s RETURNING to_jsonb(t)', own, changes, same)
+       INTO new_row USING p_window, p_values, next_pane;
+    IF new_row IS NULL THEN
+        RAISE EXCEPTION 'a trigger on % kept the row', own USING ERRCODE = 'MW010';
+    END IF;
+    IF found.history = 'retracting' THEN
+        EXECUTE format('INSERT INTO %1$I.%2$I SELECT (jsonb_populate_record(NULL::%1$I.%2$I, to_jsonb(t)'
+                       ' || jsonb_build_object(''is_retraction'', true, ''emitted_at'', now()))).* FROM %1$I.%2$I AS t WHERE %3$s'
+                       ' ORDER BY t.pane_index DESC, t.is_retraction DESC LIMIT 1 ON CONFLICT DO NOTHING',
+                       found.nspname, found.relname || '_history', same) USING p_window;
+    END IF;
+    IF found.history <> '' THEN
+        EXECUTE format('INSERT INTO %1$I.%2$I SELECT (jsonb_populate_record(NULL::%1$I.%2$I, $1)).*', found.nspname,
+                       found.relname || '_history') USING new_row || '{"is_retraction": false}';
+    END IF;
+    INSERT INTO mill.corrections (graph_id, table_name, key, window_start, window_end, old_row, new_row, why, requested_by)
+    SELECT found.graph_id, found.name,
+           CASE WHEN count(*) = 1 THEN min((old_row -> (c ->> 0))::text)
+                ELSE jsonb_agg(old_row -> (c ->> 0) ORDER BY place)::text END,
+           mill.instant((old_row ->> 'window_start')::timestamptz), mill.instant((old_row ->> 'window_end')::timestamptz),
+           old_row, new_row, p_why, session_user
+      FROM jsonb_array_elements(found.key_columns) WITH ORDINALITY AS k (c, place);
+    RETURN new_row;
+END $$;
 
 -- Only roles with a grant may call the functions. PUBLIC may call those that only compute, because the status views
 -- beside result tables run with their caller's rights.

@@ -8,6 +8,7 @@ from typing import Any
 
 from millpy.admin.queries import Admin, Row
 from millpy.errors import MillError
+from millpy.model.changed_meaning import changed_since
 from millpy.model.deployment import TableSpec
 from millpy.model.graph_changes import Description
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, YEARS_LO
@@ -121,6 +122,9 @@ def closed_hours(admin: Admin, graph: str, table: TableSpec, *, reach_us: int, a
             # Rows are older than the archive: it was added later, or its retention has deleted their records.
             after = max(after, -(-(files["begins"] + reach_us) // HOUR_US) * HOUR_US)
         times += [(files["lo"], files["hi"])] if files["lo"] is not None else []
+    since = changed_since(described(admin, graph), table.computation) if may_record(admin) else INSTANT_MIN
+    if since > INSTANT_MIN:
+        after = max(after, -(-(since + reach_us) // HOUR_US) * HOUR_US)  # earlier hours have two definitions
     closed = position["final"] - table.allowed_lateness_us * (table.kind == "windowed")
     if position["final"] >= INSTANT_MAX:  # the sources have ended
         if not times:

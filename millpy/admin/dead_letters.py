@@ -95,6 +95,10 @@ class RecordTable:
         """Request the replay of records; return the number of requests made."""
         return _in_pieces(admin, self.statements.replay, ids)
 
+    def replay_into_window(self, admin: Admin, ids: Sequence[int], why: str) -> int:
+        """Request that late records are added to their finished windows; return the number of requests made."""
+        return _in_pieces(admin, "SELECT millpy.replay_into_window(CAST(:ids AS bigint[]), :why) AS n", ids, why=why)
+
     def discard(self, admin: Admin, ids: Sequence[int]) -> int:
         """Discard records; return the number of records discarded."""
         return _in_pieces(admin, self.statements.discard, ids)
@@ -109,13 +113,13 @@ class RecordTable:
         return {name: _short(row[name]) for name in self.columns}
 
 
-def _in_pieces(admin: Admin, statement: str, ids: Sequence[int]) -> int:
+def _in_pieces(admin: Admin, statement: str, ids: Sequence[int], **more: Any) -> int:
     # A statement locks its rows until it ends, and workers settle them meanwhile: pieces keep the locks short.
     pieces = [list(ids[start : start + AT_ONCE]) for start in range(0, len(ids), AT_ONCE)]
     done = 0
     for number, piece in enumerate(pieces):
         progress.debug("%s of %s records", f"{number * AT_ONCE:,}", f"{len(ids):,}")
-        done += int(admin.change(statement, ids=piece)[0]["n"])
+        done += int(admin.change(statement, ids=piece, **more)[0]["n"])
     return done
 
 

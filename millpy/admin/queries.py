@@ -27,6 +27,7 @@ NOT_A_VALUE = {"22P02", "22007", "22008", "22003"}  # text that is not a number,
 CANCELLED = "57014"
 RIGHTS_HINT = "log in as a member of a role with these rights; `millpy migrate --roles` creates the roles"
 NO_RIGHTS = "42501"
+NO_CORRECTION = "MW010"  # of millpy.correct
 REFUSED_BY_POOL = "08"
 OF_CONSTRAINTS = "23"
 ARCHIVE_FILES = """
@@ -207,6 +208,8 @@ def _translated(error: DBAPIError) -> MillError:
     if isinstance(error.orig, psycopg.Error) and state in NOT_ONE_COMPUTATION:
         message = error.orig.diag.message_primary or detail
         return UsageError(message, hint="`millpy watermarks` lists them; say which with --explain GRAPH.COMPUTATION")
+    if isinstance(error.orig, psycopg.Error) and state == NO_CORRECTION:
+        return UsageError(error.orig.diag.message_primary or detail, hint=error.orig.diag.message_hint or "")
     if state in NOT_A_VALUE:
         return UsageError(_first_line(error), hint="write it as PostgreSQL reads it: 2026-11-20T08:00:00Z, 1.5, true")
     if state and state.startswith(OF_CONSTRAINTS):

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from millpy.admin.dead_letters import DEAD_LETTERS, LATE_RECORDS, RecordFilter, RecordTable
+from millpy.admin.dead_letters import AT_ONCE, DEAD_LETTERS, LATE_RECORDS, RecordFilter, RecordTable
 from millpy.admin.loaders import utc_text
 from millpy.admin.queries import Admin
 from millpy.cli import text_table as tables
@@ -111,11 +111,23 @@ def _show(table: RecordTable, number: int, graph: str | None, database: str | No
             tables.say(f"{name:>16}: {utc_text(str(value).rstrip()).replace(chr(10), chr(10) + ' ' * 18)}")
 
 
-def _replay(table: RecordTable, ids: Sequence[int], admin: Admin, payload: str, wait_s: float, *, as_json: bool) -> int:
+def _replay(
+    table: RecordTable,
+    ids: Sequence[int],
+    admin: Admin,
+    payload: str,
+    wait_s: float,
+    *,
+    as_json: bool,
+    into_window: bool = False,
+    why: str = "",
+) -> int:
     if payload and len(ids) != 1:
         raise UsageError(f"--payload replays one record, not {len(ids)}", hint="give the id of one dead letter")
     if payload:
         requested = table.replay_corrected(admin, ids[0], _read(payload))
+    elif into_window:
+        requested = table.replay_into_window(admin, ids, why)
     else:
         requested = table.replay(admin, ids)
     if not as_json:
@@ -132,6 +144,10 @@ def _replay(table: RecordTable, ids: Sequence[int], admin: Admin, payload: str, 
         tables.say(_counted(states))
         if states.get("requested"):
             tables.say("some requests still wait: check with `millpy status` that a worker of this graph runs")
+    if into_window and states is not None and states.get("open") and not as_json:
+        found = table.rows(admin, RecordFilter(ids=tuple(ids)), AT_ONCE)
+        for detail in sorted({str(row["detail"]) for row in found if row["detail"]}):
+            tables.say(f"not added: {detail}")
     if states is None:
         return 0 if requested else EXIT_FAILED
     return EXIT_FAILED if states.get("requested") or states.get("open") else 0
@@ -275,15 +291,21 @@ def replay_late(
     everything: AllOption = False,
     computation: ComputationOption = "",
     stream: StreamOption = "",
+    into_window: Annotated[
+        bool, typer.Option("--into-window", help="Add each record to the row of the finished window that it missed.")
+    ] = False,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for millpy.corrections.")] = "",
     wait_s: WaitOption = 0.0,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Replay late records. A record that is still too late for its window stays late."""
+    """Replay late records. A record that is still too late for its window stays late, unless it goes --into-window."""
+    if why and not into_window:
+        raise UsageError("--why belongs to --into-window", hint="give both, or neither")
     with _opened(words or [], database) as (admin, graph, ids):
         wanted = RecordFilter(graph=graph or "", computation=computation, stream=stream)
         chosen = _chosen(LATE_RECORDS, admin, _wanted(ids, everything, wanted))
-        return _replay(LATE_RECORDS, chosen, admin, "", wait_s, as_json=as_json)
+        return _replay(LATE_RECORDS, chosen, admin, "", wait_s, as_json=as_json, into_window=into_window, why=why)
 
 
 @late.command("discard")

@@ -10,7 +10,7 @@ import typer
 
 from millpy.cli import text_table as tables
 from millpy.cli.options import DatabaseOption, JsonOption, handle_errors, print_json, settings_of
-from millpy.errors import GraphError
+from millpy.errors import GraphError, UsageError
 from millpy.model.deployment import GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange, of_kind
 from millpy.model.versions import MIGRATE, NEW_GENERATION, cannot_deploy
@@ -31,6 +31,14 @@ def deploy(
     back: Annotated[
         bool, typer.Option("--back", help="Remove the parts that this file lacks, with their stored data.")
     ] = False,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reset",
+            metavar="NAME",
+            help="Delete all that is stored of this computation, which begins anew; repeatable.",
+        ),
+    ] = None,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -43,8 +51,13 @@ def deploy(
 
     loaded = load_graph(graph)
     upgrades = loaded.upgrades if upgrade else {}
+    if reset and (upgrade or back):
+        raise UsageError("--reset takes neither --upgrade nor --back", hint="deploy the changes first")
     with connected(settings_of(database), graph, create=not dry_run) as url, working(f"deploying graph {loaded.name}"):
-        asyncio.run(_deploy(url, loaded.spec(), upgrades, back=back, dry_run=dry_run, as_json=as_json))
+        if reset:
+            asyncio.run(_reset(url, loaded.spec(), list(dict.fromkeys(reset)), dry_run=dry_run, as_json=as_json))
+        else:
+            asyncio.run(_deploy(url, loaded.spec(), upgrades, back=back, dry_run=dry_run, as_json=as_json))
 
 
 async def _deploy(
@@ -67,6 +80,22 @@ async def _deploy(
             cannot_deploy(spec.name, refused),
             hint=WAY_BACK if lacks else _hint(refused),
         )
+
+
+async def _reset(url: str, spec: GraphSpec, names: Sequence[str], *, dry_run: bool, as_json: bool) -> None:
+    """Let computations begin anew, and say what is deleted; with `dry_run`, roll it back."""
+    async with PostgresStore(url) as store:
+        deployment = await store.reset(spec, names, dry_run=dry_run)
+    dropped = [table.name for table in spec.tables if table.computation in names]
+    if as_json:
+        answer = {"graph": spec.name, "generation": spec.generation, "reset": list(names), "tables": dropped}
+        print_json({**answer, "deployed": None if dry_run else deployment.version, "dry_run": dry_run})
+        return
+    tables.say(f"graph {spec.name}: {'would reset' if dry_run else 'reset'} {', '.join(names)}")
+    tables.say("  their state, positions, dead letters and late records are deleted; they begin with new data")
+    if dropped:
+        tables.say(f"  the rows of {', '.join(dropped)} are deleted")
+    tables.say("nothing was changed (--dry-run)" if dry_run else f"version {deployment.version} is deployed")
 
 
 async def _only_lacks(store: PostgresStore, spec: GraphSpec, upgrades: Mapping[str, Upgrade]) -> bool:
@@ -133,6 +162,7 @@ def _show(
             tables.say(f"when it has caught up: millpy switch {spec.name} {spec.generation}")
         if version is not None:
             tables.say(f"workers of version {version} stop at their next commit: restart them with this file")
+            tables.say("(a service and `millpy run --workers` with more than one do so by themselves)")
     elif dry_run and (version is None or changes):
         tables.say("nothing was changed (--dry-run)")
 

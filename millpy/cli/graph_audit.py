@@ -15,8 +15,10 @@ from millpy.admin.queries import Admin, Row
 from millpy.cli.json_output import json_text
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError, StoreUnavailableError, TableSwitchedError, UsageError
+from millpy.model.changed_meaning import changed_since
 from millpy.model.graph_changes import Description, GraphChange, changes_between, changes_text
-from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, instant
+from millpy.model.horizons import horizon_changes
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, instant, to_datetime
 
 if TYPE_CHECKING:
     from millpy.model.deployment import GraphSpec, TableSpec
@@ -73,7 +75,10 @@ class GraphAudit:
             TableSwitchedError: another generation has the name now, or a table was dropped.
         """
         if may_record(self._admin):
-            self._check_description(described(self._admin, self.graph))
+            deployed = described(self._admin, self.graph)
+            self._check_description(deployed)
+            for table in tables:
+                self._check_since(deployed, table)
         before = tables_of(self._admin, self.graph)
         for table in tables:
             self._check_table(table, before.get(table.name))
@@ -105,10 +110,22 @@ class GraphAudit:
         ours, theirs = _without_sources(self.spec.description()), _without_sources(deployed)
         changes = changes_between(theirs, ours)
         # Seen from the other side, what the file lacks is an addition.
-        if all(not _grows(found) for found in (changes, changes_between(ours, theirs))):
+        if horizon_changes(theirs, ours) or all(
+            not _grows(found) for found in (changes, changes_between(ours, theirs))
+        ):
             raise UsageError(
                 f"{self.graph} is not deployed as in the file: {changes_text(changes)}",
                 hint="audit with the file with which the workers run",
+            )
+
+    def _check_since(self, deployed: Description, table: TableSpec) -> None:
+        """Check that all windows are of the present description."""
+        since = changed_since(deployed, table.computation)
+        if self._span[0] < since:
+            at = to_datetime(Instant(since)).isoformat()
+            raise UsageError(
+                f"{self.graph}.{table.name} has windows from before {at}, when the deployed graph was changed in place",
+                hint=f"compare those that begin later: --from {at}, or a window's length after it",
             )
 
     def hosted(self, session: Any, hosted: HostedPlan, tables: Sequence[TableSpec]) -> list[TableAudit]:

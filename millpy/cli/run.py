@@ -25,6 +25,9 @@ def run(
     archive: Annotated[
         str, typer.Option("--archive", metavar="DIR", help="Also write the graph's archives into this directory.")
     ] = "",
+    http: Annotated[
+        str, typer.Option("--http", metavar="HOST:PORT", help="Serve health and metrics of all workers there.")
+    ] = "",
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -37,9 +40,8 @@ def run(
 
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     ended = _print if as_json else None
-    return launch(
-        graph, settings_of(database, **archive_settings(archive)), only=names, workers=workers, start=start, ended=ended
-    )
+    settings = settings_of(database, **archive_settings(archive))
+    return launch(graph, settings, only=names, workers=workers, start=start, http=http, ended=ended)
 
 
 def _print(url: str, graph: Graph) -> None:

@@ -54,6 +54,12 @@ SOCKET_PATH_BYTES_MAX = 90
 STATUS_LINE, UP = 7, (["ready"], ["standby"])  # the index in postmaster.pid, and the values of a running server
 NO_PROCESS = str(2**31 - 1)
 SUPERUSER = "millpy"
+LOCALHOST = "127.0.0.1"
+LISTENS_LINE = 5
+"""The index in postmaster.pid of the address on which the server listens; empty without TCP."""
+HBA_FILE = "millpy_hba.conf"
+HBA = "local all all trust\nhost all all all scram-sha-256\n"
+"""Who may connect to a server that listens on other addresses than localhost: everybody with the password."""
 NO_SPACE_HINT = "make room, then try again"
 SETTINGS = {
     "shared_buffers": "128MB",
@@ -71,7 +77,9 @@ class EmbeddedPostgres:
         directory: the directory of the server's files; created if missing.
         version: "18" or "16" (from the wheel), or "system15" (Debian's); by default the version of an existing
             directory.
-        tcp: whether to listen on a free port of 127.0.0.1, too, with a password (for a proxy in between).
+        tcp: whether to listen on a TCP port, too, with a password.
+        host: the address to listen on.
+        port: the port; 0 for a free one.
         settings: further server settings, used if this process starts the server.
     """
 
@@ -81,12 +89,14 @@ class EmbeddedPostgres:
         *,
         version: str | None = None,
         tcp: bool = False,
+        host: str = LOCALHOST,
+        port: int = 0,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.directory = Path(directory).expanduser().resolve()
         self.data = self.directory / "data"
         self._wanted_version = version
-        self._tcp = tcp
+        self._tcp, self._host, self._tcp_port = tcp, host, port
         self._settings = {**SETTINGS, **(settings or {})}
         self._held: IO[str] | None = None
         self._port_before: int | None = None
@@ -147,9 +157,37 @@ class EmbeddedPostgres:
         host = quote(str(self._socket_directory()), safe="/")
         return f"postgresql://{SUPERUSER}@/{database}?host={host}&port={self._port()}"
 
-    def tcp_url(self, database: str = "postgres") -> str:
-        """Return a connection URL for 127.0.0.1 with the password; requires a server started with `tcp=True`."""
-        return f"postgresql://{SUPERUSER}:{self._password()}@127.0.0.1:{self._port()}/{database}"
+    def tcp_url(self, database: str = "postgres", host: str = "") -> str:
+        """Return a connection URL with the password for a host, by default the one on which the server listens.
+
+        It requires a server started with `tcp=True`.
+        """
+        host = host or self._host
+        host = f"[{host}]" if ":" in host else host
+        return f"postgresql://{SUPERUSER}:{self._password()}@{host}:{self._port()}/{database}"
+
+    def listens(self) -> str:
+        """Return the address on which the running server listens; "" if it has only its socket."""
+        lines = self._postmaster_lines()
+        return lines[LISTENS_LINE].strip() if len(lines) > LISTENS_LINE else ""
+
+    def listen(self) -> None:
+        """Restart the server, which other processes may use, so that it listens as this object says.
+
+        They find its socket under its name from before, and connect again.
+        """
+        with _locked(self.directory / "start.lock"):
+            before = self._port()
+            arguments = ["-m", "fast", "-w", "stop"]
+            done = self._run("pg_ctl", *arguments, data=self.data, keep=[])
+            if done.returncode != 0:
+                raise StoreUnavailableError(f"embedded PostgreSQL does not stop: {last_lines(done.stderr)}")
+            self._launch()
+            self._port_before = self._port()
+            if self._port_before != before:
+                name = self._socket_directory() / f".s.PGSQL.{before}"
+                name.unlink(missing_ok=True)
+                name.symlink_to(f".s.PGSQL.{self._port_before}")
 
     def pid(self) -> int:
         """Return the process id of the postmaster.
@@ -235,16 +273,20 @@ class EmbeddedPostgres:
         make_servers(run)
         log = self.directory / "log"
         self._disown_leftovers()
-        number = port or (free_port() if self._tcp else 5432)
+        number = port or (self._tcp_port or free_port() if self._tcp else 5432)
         with _opened(run) as opened:
             options = {
                 **self._settings,
                 "port": str(number),
-                "listen_addresses": "127.0.0.1" if self._tcp else "",
+                "listen_addresses": self._host if self._tcp else "",
                 "unix_socket_directories": as_server_names(run, opened),
                 "unix_socket_permissions": "0700",
                 MARK: str(self.data),
             }
+            if self._tcp and self._host not in (LOCALHOST, "::1", "localhost"):
+                (self.data / HBA_FILE).write_text(HBA)
+                give_to_server_user(self.data / HBA_FILE)
+                options["hba_file"] = HBA_FILE  # below the data directory
             words = " ".join(f"-c {shlex.quote(f'{name}={value}')}" for name, value in options.items())
             for _attempt in range(20):
                 arguments = ["-s", "-w", "-t", str(START_S_MAX), "-o", words, "start"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from millpy.ingest.protocol import Source
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, Wait
+from millpy.model.horizons import HORIZON
 from millpy.model.identity import Identity
 from millpy.model.lookup import LookupTable
 from millpy.model.record import RecordType
@@ -48,14 +49,19 @@ class InjectorNode:
         return {
             "source": self.source.identity(),
             "event_time": self.event_time.identity(),
-            "dedupe": None if self.dedupe is None else self.dedupe.identity(),
+            "dedupe": None if self.dedupe is None else _without(self.dedupe.identity(), HORIZON),
         }
 
     def settings(self) -> Identity:
         """Describe what only records to come depend on, so that it may change: a published watermark stays (I5)."""
         every = self.lax == self.record_type.fields
         lax = {"lax": every or list(self.lax)} if self.lax else {}
-        return {**self.event_time.settings(), "idle": self.idle.identity(), **lax}
+        dedupe = {} if self.dedupe is None else self.dedupe.settings()
+        return {**self.event_time.settings(), "idle": self.idle.identity(), **lax, **dedupe}
+
+
+def _without(identity: Identity, setting: str) -> Identity:
+    return {name: value for name, value in identity.items() if name != setting}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +158,10 @@ class StageNode:
         if isinstance(self.logic, LookupLogic):
             return (self.logic.table,)
         return self.logic.tables if isinstance(self.logic, ComputationLogic) else ()
+
+    def settings(self) -> Identity:
+        """Describe what only records to come depend on, so that it may change."""
+        return self.logic.settings() if isinstance(self.logic, WindowedLogic) else {}
 
     def input_specs(self) -> tuple[InputSpec, ...]:
         """Return the inputs as the stage sees them."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from millpy.model.deployment import (
     SubscriptionSpec,
     TableSpec,
 )
+from millpy.model.field_types import enum_type, is_enum, is_json
 from millpy.model.identity import identity_of_type
 from millpy.model.record import RecordType, column_name, is_wide, without_none
 from millpy.model.time import microseconds
@@ -32,6 +34,8 @@ SQL_TYPES: dict[Any, str] = {
     bytes: "bytea",
     datetime: "timestamptz",
     UUID: "uuid",
+    Decimal: "decimal",
+    date: "date",
 }
 
 
@@ -57,6 +61,7 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
                 "archive" if node.archives else "stage",
                 intervals=node.intervals,
                 identity=node.logic.identity(),
+                settings=node.settings(),
                 accumulators=_accumulators(node),
             )
         )
@@ -83,10 +88,16 @@ def _stream_spec(name: str, producer: str, record_type: RecordType) -> StreamSpe
 
 
 def sql_type(annotation: Any) -> str:
-    """Return the SQL type of a field in a result table; a nested field becomes jsonb."""
+    """Return the SQL type of a field in a result table; a nested field becomes jsonb.
+
+    A Decimal is a `decimal`, another name for `numeric`, which columns of whole numbers have.
+    """
     if is_wide(annotation):
         return "numeric"
-    return SQL_TYPES.get(without_none(annotation)[0], "jsonb")
+    if is_json(annotation):
+        return "jsonb"
+    plain = without_none(annotation)[0]
+    return SQL_TYPES.get(enum_type(plain) if is_enum(plain) else plain, "jsonb")
 
 
 def _columns(record_type: RecordType, names: Sequence[str]) -> tuple[ColumnSpec, ...]:

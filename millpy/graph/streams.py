@@ -18,6 +18,7 @@ from millpy.graph.names import checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode, WhenBehind
 from millpy.graph.per_key import PerKeyTools
 from millpy.graph.refusals import refuse_repeated_panes, refuse_retention, refuse_several_ways
+from millpy.graph.sparkplug import SparkplugStreams, sparkplug_streams
 from millpy.graph.stateless import StatelessOperators, T, U
 from millpy.graph.top_n import TopOfPanes
 from millpy.graph.windowed import Windowing
@@ -232,6 +233,32 @@ class Stream(StatelessOperators[T], TopOfPanes):
         if not self.producer.name:
             self.producer.name = name
         return self
+
+    def sparkplug(
+        self,
+        *,
+        name: str = "sparkplug",
+        rebirth_every: timedelta = timedelta(seconds=30),
+        intervals: int = KEY_INTERVALS_DEFAULT,
+    ) -> SparkplugStreams:
+        """Make metrics of Sparkplug messages, by the births before them. This is a separate step.
+
+        It knows of each edge node what its births have defined, so that data with aliases gets names and types. Its
+        state is keyed by group and edge node.
+
+        Args:
+            name: the step's name, and the beginning of the names of its three streams.
+            rebirth_every: the least time between two events `rebirth_needed` of an edge node, by the time of messages.
+            intervals: number of key intervals, the unit of ownership.
+
+        Returns:
+            The streams `metrics` (`SparkplugMetric`), `events` (`SparkplugEvent`: births, deaths, gaps, and when a
+            rebirth is needed), and `rejected` (`RejectedMetric`: metrics without a name or a valid value).
+
+        Raises:
+            GraphError: the stream is none of `SparkplugMessage`.
+        """
+        return sparkplug_streams(self, name=name, rebirth_every=rebirth_every, intervals=intervals)
 
     def add_step(self, node: StageNode, record_type: RecordType) -> Stream:
         """Add a step that consumes this stream to the graph; return the step's stream. The tools of millpy call it."""

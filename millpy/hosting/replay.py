@@ -13,7 +13,7 @@ two records that agree in all four are interchangeable.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -30,9 +30,10 @@ from millpy.model.checkpoint import DeadLetter, LateRows, Request, RequestOutcom
 from millpy.model.dead_letter import payload_of
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType
-from millpy.model.stage import InputBundle
+from millpy.model.stage import InputBundle, WindowCorrection
 from millpy.model.time import INSTANT_MAX, Instant
 
+NO_WINDOWS = "only fixed, calendar and sliding windows can be corrected, and not those with watermark_by"
 RecordId = tuple[int, int, bytes, bool]
 
 
@@ -60,12 +61,16 @@ class ReplayBatch:
         emitted: subscription -> records for the operators before its consumer.
         taken: the request of each record, and the record's identity.
         outcomes: those of requests that did not become records.
+        corrections: records for finished windows of the stage.
+        correcting: the request of each correction, by its number.
     """
 
     arrived: list[InputBundle] = field(default_factory=list)
     emitted: dict[int, Records] = field(default_factory=dict)
     taken: list[tuple[Request, RecordId]] = field(default_factory=list)
     outcomes: list[RequestOutcome] = field(default_factory=list)
+    corrections: list[WindowCorrection] = field(default_factory=list)
+    correcting: dict[int, Request] = field(default_factory=dict)
 
 
 def retake(interval: IntervalState, replay: Replay, hasher: KeyHasher, isolation: Isolation) -> ReplayBatch:
@@ -89,6 +94,34 @@ def retake(interval: IntervalState, replay: Replay, hasher: KeyHasher, isolation
             retaken.arrived.append(InputBundle(bundle, INSTANT_MAX))
             _remember(retaken, place, taken, [asked[row] for row in rows.tolist()])
     return retaken
+
+
+def retake_corrections(interval: IntervalState, replay: Replay, isolation: Isolation) -> ReplayBatch:
+    """Decode the late records that are to be added to finished windows; the stage adds them."""
+    retaken = ReplayBatch()
+    incoming = {subscription.input: subscription for subscription in interval.plan.incoming.values()}
+    for place, requests in _by_input(replay.requests):
+        records, asked = _read(retaken, interval, incoming[place].record_type, requests, isolation)
+        for request, record, at in zip(asked, records.objects(), records.event_times.tolist(), strict=True):
+            assert request.window is not None, request.id
+            retaken.correcting[request.id] = request
+            correction = WindowCorrection(request.id, request.window, record, Instant(at), request.retracts)
+            retaken.corrections.append(correction)
+    return retaken
+
+
+def corrected_outcomes(
+    retaken: ReplayBatch, corrected: Mapping[int, str | None], watermark: Instant
+) -> list[RequestOutcome]:
+    """Return the outcomes of corrections. One that a later turn has to decide has none, and stays requested."""
+    outcomes = []
+    for number, request in retaken.correcting.items():
+        detail = corrected.get(number, NO_WINDOWS)
+        if detail:
+            outcomes.append(RequestOutcome(request, watermark=watermark, detail=detail))
+        elif detail is not None:
+            outcomes.append(RequestOutcome(request))
+    return outcomes
 
 
 def retake_emission(interval: IntervalState, replay: Replay, isolation: Isolation) -> ReplayBatch:
@@ -164,7 +197,7 @@ def _remember(retaken: ReplayBatch, place: int, records: Records, asked: Sequenc
 def _failed(interval: IntervalState, request: Request, reason: str, detail: str) -> RequestOutcome:
     """Return the outcome of a request that fails before the step; a late record stays a late record."""
     if request.table == "late_records":
-        return RequestOutcome(request, watermark=interval.input_watermark)
+        return RequestOutcome(request, watermark=interval.input_watermark, detail=detail)
     letter = DeadLetter(reason, detail, request.payload, request.stream, request.computation, retracts=request.retracts)
     return RequestOutcome(request, letter)
 

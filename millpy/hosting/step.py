@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +23,16 @@ from millpy.hosting.failpoints import Failpoint, Failpoints
 from millpy.hosting.interval_state import IntervalState, PauseState
 from millpy.hosting.isolation import Isolation, PoisonRecord
 from millpy.hosting.plan import Plan
-from millpy.hosting.replay import Replay, ReplayBatch, is_emission, match_outcomes, retake, retake_emission
+from millpy.hosting.replay import (
+    Replay,
+    ReplayBatch,
+    corrected_outcomes,
+    is_emission,
+    match_outcomes,
+    retake,
+    retake_corrections,
+    retake_emission,
+)
 from millpy.hosting.routing import Delivery, Observe, Router, positions_of_local_producers
 from millpy.hosting.takes import TakeWriter
 from millpy.ingest.intake import IntakeResult
@@ -41,6 +51,21 @@ from millpy.store.codec import decode_slice
 from millpy.store.protocol import PollResult
 
 LoadState = Callable[[Grant, Sequence[bytes]], Sequence[Entries]]
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """What a step reads from the store.
+
+    Attributes:
+        state: loads the state of keys; see `Store.load_state`.
+        windows: loads closed windows; see `Store.load_windows`.
+    """
+
+    state: LoadState
+    windows: Callable[[Grant, int, Sequence[str], Sequence[bytes] | None], Entries]
+
+
 CURSOR_ONLY_EVERY_S = 1.0
 ARCHIVE_BUNDLES = 2
 """Bundles that an archive may take at once from segments, so that it catches up with a source of its worker."""
@@ -110,7 +135,7 @@ class Steps:
         self,
         plan: Plan,
         limits: Limits,
-        load: LoadState,
+        load: Loader,
         failpoints: Failpoints,
         budget: StepBudget,
         monotonic: Callable[[], float],
@@ -315,6 +340,8 @@ class Steps:
             return None
         self._load_missing(interval, stage, arrived)
         work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes)
+        work.corrections = retaken.corrections
+        work.load_windows = partial(self._load.windows, interval.grant)
         result = self._bounded_step(interval, stage, work, isolation)
         interval.bundle += 1
         interval.input_watermark = after
@@ -325,6 +352,8 @@ class Steps:
             interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, after))
         _count(interval, refused, result)
         _uncount(interval, retaken)
+        corrected = corrected_outcomes(retaken, result.corrected, before)
+        _count_corrected(interval, corrected)
         self._takes.add(interval, consumed, work, result, unarchived)
         made = (result.productions, result.emitted_by_stream)
         segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted)
@@ -345,7 +374,7 @@ class Steps:
             late=late,
             dedupe_run=result.dedupe_run,
             dead_letters=[*letters, *(letter for _, letter in refused)],
-            outcomes=outcomes,
+            outcomes=[*outcomes, *corrected],
             release_ids=[release.release_id for release in releases],
             archived=result.archived,
         )
@@ -353,7 +382,7 @@ class Steps:
     def _load_missing(self, interval: IntervalState, stage: StageInterval, arrived: Sequence[InputBundle]) -> None:
         """Load the state that a step needs and that is not in memory."""
         if missing := stage.missing_keys([arrival.bundle for arrival in arrived]):
-            stage.load_state(missing, self._load(interval.grant, missing))
+            stage.load_state(missing, self._load.state(interval.grant, missing))
         self._failpoints.reach_now(Failpoint.AFTER_LOAD)
 
     def _bounded_step(
@@ -380,6 +409,8 @@ class Steps:
         replay = inbox.replays.get(interval.interval_id)
         if replay is None:
             return ReplayBatch()
+        if replay.requests[0].window is not None:
+            return retake_corrections(interval, replay, isolation)
         if is_emission(replay.requests[0], interval):
             return retake_emission(interval, replay, isolation)
         return retake(interval, replay, self._hasher, isolation)
@@ -440,7 +471,7 @@ class Steps:
 
 def _unarchived(retaken: ReplayBatch, releases: Sequence[Release], refused: Sequence[tuple[int, DeadLetter]]) -> str:
     """Return what else than its producers makes a step, in the words of `Take.unarchived`."""
-    if retaken.outcomes or retaken.taken:
+    if retaken.outcomes or retaken.taken or retaken.corrections:
         return "replay"
     return "release" if releases else "refused" if refused else ""
 
@@ -468,6 +499,15 @@ def _uncount(interval: IntervalState, retaken: ReplayBatch) -> None:
     of = {subscription.input: str(subscription.subscription_id) for subscription in interval.plan.incoming.values()}
     for request, (place, *_) in retaken.taken:
         interval.count("late" if request.table == "late_records" else "dead_lettered", of[place], -1)
+
+
+def _count_corrected(interval: IntervalState, outcomes: Sequence[RequestOutcome]) -> None:
+    """Count late records that are in their finished windows now as consumed (I8)."""
+    of = {subscription.input: str(subscription.subscription_id) for subscription in interval.plan.incoming.values()}
+    for outcome in outcomes:
+        if outcome.corrects and outcome.request.window is not None and outcome.request.window.whole:
+            interval.count("late", of[outcome.request.input], -1)
+            interval.count("consumed", of[outcome.request.input], 1)
 
 
 def _check_still_ours(producer: IntervalState | None, answer: PollResult) -> None:

@@ -14,8 +14,11 @@ split into bundles.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -39,7 +42,7 @@ from millpy.model.ids import (
 )
 from millpy.model.keys import canonical_bytes
 from millpy.model.record import Instants, RecordType, column_of, getter
-from millpy.model.time import INSTANT_MIN, Instant
+from millpy.model.time import INSTANT_MIN, Instant, instant
 
 RECENT_IDS_MAX = 4_096
 RENEWED_IDS_MAX = 4_000_000
@@ -87,13 +90,22 @@ class DedupeIndex:
         within_us: the horizon in µs.
         runs: the stored runs, oldest first.
         recent_ids_max: number of recent ids at which they are sorted into a tier.
+        floor: ids that were last seen before it are forgotten, although they are within the horizon.
 
     Attributes:
         found: number of duplicates in the last check.
     """
 
-    def __init__(self, within_us: int, runs: Sequence[DedupeRun] = (), *, recent_ids_max: int = RECENT_IDS_MAX) -> None:
+    def __init__(
+        self,
+        within_us: int,
+        runs: Sequence[DedupeRun] = (),
+        *,
+        recent_ids_max: int = RECENT_IDS_MAX,
+        floor: Instant = INSTANT_MIN,
+    ) -> None:
         self._within_us = within_us
+        self._floor = max(floor, INSTANT_MIN + 1)  # INSTANT_MIN is never
         self._recent_ids_max = recent_ids_max
         self._recent: dict[tuple[int, int], int] = {}
         self._tiers: list[_IdTier] = []
@@ -138,7 +150,7 @@ class DedupeIndex:
         before[1:] = seen[:-1]
         before[first] = self._last_seen(hi[first], lo[first])
         duplicates = np.empty(count, bool)
-        again = (before != _NEVER) & (seen - before <= self._within_us)
+        again = (before >= self._floor) & (seen - before <= self._within_us)
         self.found = int(np.count_nonzero(again))
         duplicates[order] = again
         tier = _IdTier(hi[last], lo[last], seen[last])
@@ -282,9 +294,9 @@ class DedupeIds:
         """Return the concatenated ids of objects that all have one."""
         if len(self._fields) == 1:
             (read,) = self._reads
-            return b"".join(xxhash.xxh3_128_digest(canonical_bytes(read(o))) for o in objects)
+            return b"".join(xxhash.xxh3_128_digest(canonical_bytes(_key_of(read(o)))) for o in objects)
         return b"".join(
-            xxhash.xxh3_128_digest(canonical_bytes(tuple(read(o) for read in self._reads))) for o in objects
+            xxhash.xxh3_128_digest(canonical_bytes(tuple(_key_of(read(o)) for read in self._reads))) for o in objects
         )
 
     def of_batch(self, batch: pa.RecordBatch) -> bytes:
@@ -302,8 +314,19 @@ class DedupeIds:
         return b"".join(map(xxhash.xxh3_128_digest, whole.to_pylist()))
 
 
+def _key_of(value: Any) -> Any:
+    """Return a value as one that has canonical bytes: a time as its µs, a float as its bits, 0.0 and -0.0 alike."""
+    if isinstance(value, datetime):
+        return instant(value)
+    return struct.unpack(">q", struct.pack(">d", value + 0.0))[0] if isinstance(value, float) else value
+
+
 def _canonical_column(column: pa.Array, kind: type) -> pa.Array:
     """Return the canonical bytes of every value as a binary column."""
+    if kind is datetime:
+        column, kind = column.cast(pa.int64()), int
+    elif kind is float:
+        column, kind = pa.array((column.to_numpy(zero_copy_only=False) + 0.0).view(np.int64)), int
     if kind is int:
         raw = np.empty((len(column), 9), np.uint8)
         raw[:, 0] = ord("i")

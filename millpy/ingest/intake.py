@@ -158,7 +158,8 @@ class Intake:
         )
         self._expander = Expander(settings.format, settings.record_type, limits) if settings.format else None
         self._ids = DedupeIds(settings.dedupe, settings.record_type) if settings.dedupe else None
-        self._seen = DedupeIndex(settings.dedupe.within_us if settings.dedupe else 0, runs)
+        within_us = settings.dedupe.within_us if settings.dedupe else 0
+        self._seen = DedupeIndex(within_us, runs, floor=recovered.horizon_floor)
         self._error_rate = RecentErrorRate(settings.pause_above)
         device_types = settings.record_type.key_types(settings.devices) if settings.devices else ()
         self._fleet = DeviceStats(settings.devices, device_types, recovered.entries)

@@ -141,6 +141,7 @@ class SourceSetup:
         trusted: tells whether the grant is still valid; called before every (re)connect.
         record_type: the type of the stream's records; None in tests that look at bytes only.
         notes: the stored `SourceBatch.notes`.
+        place: the number of the partition among those of the source, from 0. It stays when the source gets more.
         joined: whether the source was already running when it gained this partition, so that the partition holds
             nothing older than the source.
         start: event or publication time at which a source partition without a position begins, if the source can.
@@ -162,6 +163,7 @@ class SourceSetup:
     notes: Mapping[str, bytes] = field(default_factory=dict)
     start: Instant | None = None
     joined: bool = False
+    place: int = 0
     tell: Callable[[str, dict[str, object]], None] = field(default=lambda _kind, _detail: None)
     generation: int = 1
     secret: str = field(default="", repr=False)

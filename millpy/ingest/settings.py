@@ -11,6 +11,7 @@ from typing import Literal
 
 from millpy.errors import GraphError, SchemaError
 from millpy.ingest.local_times import TimeFormat, TimeReader
+from millpy.model.horizons import HORIZON
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
 from millpy.model.keys import KEY_TYPES
@@ -291,7 +292,7 @@ class Dedupe(GraphPart):
     The horizon slides on the time of arrival, or on the running maximum of field `time` if that is given.
 
     Args:
-        fields: the fields that together form the id; str, int, bool, UUID or bytes.
+        fields: the fields that together form the id; str, int, float, bool, datetime, UUID or bytes.
         within: the horizon.
         time: the field that serves as the clock.
         unit: the unit of that field, if it is a number.
@@ -323,10 +324,14 @@ class Dedupe(GraphPart):
         return {
             "kind": "dedupe",
             "fields": list(self.fields),
-            "within_us": self.within_us,
+            HORIZON: self.within_us,
             "time": self.time,
             "unit": self.unit,
         }
+
+    def settings(self) -> Identity:
+        """Describe the horizon: an id that was forgotten at a change stays forgotten (`model/horizons.py`)."""
+        return {HORIZON: self.within_us}
 
     @property
     def within_us(self) -> int:
@@ -342,10 +347,10 @@ class Dedupe(GraphPart):
         """
         struct = record_type.struct.__name__
         for name in self.fields:
-            if record_type.field_type(name) not in KEY_TYPES:
+            if record_type.field_type(name) not in (*KEY_TYPES, datetime, float):
                 raise SchemaError(
                     f"dedupe: {name!r} of {struct} cannot be part of an id",
-                    hint="use fields of type str, int, bool, UUID or bytes",
+                    hint="use fields of type str, int, float, bool, datetime, UUID or bytes",
                 )
         if self.time is None:
             return

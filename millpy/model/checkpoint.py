@@ -267,6 +267,28 @@ RecordTableName = Literal["dead_letters", "late_records"]
 
 
 @dataclass(frozen=True, slots=True)
+class PastWindow:
+    """The finished window that a late record is replayed into.
+
+    Attributes:
+        key: the key as JSON text.
+        start, end: the window, in µs.
+        whole: whether the record is counted as late; one that missed several windows is counted once.
+        row: the window's row in the result table as a JSON object; None without a row.
+        table_id: id of the result table; None if the computation writes none.
+        newest_pane: index of the newest pane in the table's history, where a repair adds panes, too; -1 without any.
+    """
+
+    key: bytes
+    start: int
+    end: int
+    whole: bool
+    row: bytes | None = None
+    table_id: int | None = None
+    newest_pane: int = -1
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request to replay a dead letter or a late record. Other attributes are those of `DeadLetter`.
 
@@ -274,6 +296,7 @@ class Request:
         table, id: table and row of the record.
         interval_id: interval that rejected the record; its owner replays it.
         payload: payload of the record, or its correction by an operator.
+        window: the finished window that a late record is to be added to; None to replay it as a record.
     """
 
     table: RecordTableName
@@ -288,6 +311,7 @@ class Request:
     event_time: int | None = None
     dedupe_id: bytes | None = None
     retracts: bool = False
+    window: PastWindow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,11 +321,18 @@ class RequestOutcome:
     Attributes:
         dead_letter: the new dead letter, if the record was dead-lettered again.
         watermark: the watermark that judged the record, if it was late again.
+        detail: why a late record could not be added to its finished window, in one line.
     """
 
     request: Request
     dead_letter: DeadLetter | None = None
     watermark: int | None = None
+    detail: str = ""
+
+    @property
+    def corrects(self) -> bool:
+        """Whether the commit changes the row of a finished window."""
+        return self.request.window is not None and self.dead_letter is None and self.watermark is None
 
 
 @dataclass(frozen=True, slots=True)

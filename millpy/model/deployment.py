@@ -26,7 +26,8 @@ Upgrade: TypeAlias = "Callable[[bytes, Sequence[StateRow]], list[StateRow]]"
 class ColumnSpec:
     """One column of a result table.
 
-    `sql_type` is one of: text, bigint, numeric, double precision, boolean, bytea, timestamptz, uuid, jsonb.
+    `sql_type` is one of: text, bigint, numeric, decimal, double precision, boolean, bytea, timestamptz, date,
+    uuid, jsonb.
     """
 
     name: str

@@ -2,7 +2,8 @@
 
     addition   stored data keeps its meaning: a computation, stream, table, source partition or cell is new, a windowed
                step has one more aggregate at the end, or a record has one more field, with a default
-    setting    stored data stays; only the future estimate of the watermark changes
+    setting    stored data stays; only what becomes of records to come changes: the watermark, when windows are over,
+               when ids are forgotten (`horizons.py`), which streams a step reads, through which operators
     state      cells of a computation were removed or have other types: needs a function that migrates them
     meaning    stored state, positions or result rows would change their meaning: refused
     back       an addition is removed with its stored data: only when an operator requests it (`taking_back.py`)
@@ -18,11 +19,16 @@ from datetime import timedelta
 from itertools import takewhile
 from typing import Any, Literal
 
+from millpy.model.horizons import HORIZON, LATENESS, by_site, effect_of, horizon_changes
 from millpy.model.identity import allows_none, or_none
 from millpy.model.identity_text import fields_text, identity_text, parameter_name, parameter_text, type_text
 
 Kind = Literal["addition", "setting", "state", "meaning", "back"]
 Description = Mapping[str, Any]
+Place = tuple[str, str, int]
+"""Of a subscription: stream, consumer, input."""
+UNITES = ("window", "computation")
+"""Kinds of steps that may read one more stream live."""
 CHANGES_SHOWN_MAX = 5
 TEXT_MAX = 160
 FROM_NOW = "it starts with new data"
@@ -32,7 +38,12 @@ _PARTS = {
     "stored_form": "the stored form",
     "source": "the source",
     "event_time": "the event time",
+    HORIZON: "the horizon of dedupe ids",
 }
+GROWING = {"mqtt": "filters"}
+"""Kind of a source -> the list in its identity that may get more members, each of which is a source partition."""
+SOURCE_PART = "source part"
+"""Mark of a change that removes such a member; it cannot be taken back."""
 _LEFT_OUT = {
     "accumulation": "accumulating",
     "takes_retractions": False,
@@ -58,7 +69,8 @@ class GraphChange:
         kind: kind of the change; see above.
         subject: the part of the graph, such as "result table per_minute".
         difference: what differs, for messages.
-        computation: the computation that has the state, for a change of state.
+        computation: the computation that has the state, for a change of state; the one whose records have another
+            meaning from the change on, for a setting (`changed_meaning.py`).
         addition: what an addition adds, as plain JSON: the kind and names of the part, and its description.
     """
 
@@ -77,7 +89,12 @@ def changes_between(stored: Description, wanted: Description) -> list[GraphChang
 
     A file with fewer source partitions than are deployed runs all deployed ones, so that is no change.
     """
-    found = [*_computations(stored, wanted), *_streams(stored, wanted), *_subscriptions(stored, wanted)]
+    found = [
+        *_computations(stored, wanted),
+        *_horizons(stored, wanted),
+        *_streams(stored, wanted),
+        *_subscriptions(stored, wanted),
+    ]
     found += _tables(stored, wanted)
     return found
 
@@ -161,20 +178,42 @@ def _computation(name: str, before: Description, after: Description) -> Iterator
     yield from _parts("setting", name, before["settings"], after["settings"])
 
 
+def _horizons(stored: Description, wanted: Description) -> Iterator[GraphChange]:
+    """Yield the horizons that must not grow: of a window by site, no watermark says which sites it was over for."""
+    for change in horizon_changes(stored, wanted):
+        if change.setting == LATENESS and change.after_us > change.before_us and by_site(change.computation, stored):
+            words = "its source has a watermark for each site (watermark_by=), so its allowed lateness cannot grow"
+            yield GraphChange("meaning", change.computation, words)
+
+
 def _parts(kind: Kind, name: str, before: Description, after: Description) -> Iterator[GraphChange]:
     for part in sorted({*before, *after}):
         was, now = (found.get(part, _LEFT_OUT.get(part)) for found in (before, after))
-        if was == now:
+        if was == now or (part in (LATENESS, HORIZON) and None in (was, now)):  # with the step or the ids
             continue
         if part == "cells":
             yield from _cells(name, dict(was or ()), dict(now or ()))
         elif part == "aggregates":
             yield from _aggregates_of(name, dict(was or ()), dict(now or ()))
+        elif part == "source":
+            yield from _source(name, was or {}, now or {})
         elif part == "parameters":
             yield from _parameters(kind, name, was or {}, now or {})
         else:
             words = _changed(_PARTS.get(part, parameter_name(part)), *(_part_text(part, value) for value in (was, now)))
-            yield GraphChange(kind, name, words)
+            yield GraphChange(kind, name, words + effect_of(part, was, now), name if part == LATENESS else "")
+
+
+def _source(name: str, before: Description, after: Description) -> Iterator[GraphChange]:
+    """Compare sources. Each part of a list that may grow is a source partition, whose addition is reported as such."""
+    what = GROWING.get(str(before.get("kind")))
+    if what is None or {**before, what: ()} != {**after, what: ()}:
+        yield GraphChange("meaning", name, _changed("the source", identity_text(before), identity_text(after)))
+        return
+    for part in before[what]:
+        if part not in after[what]:
+            words = f"{part!r} is no longer among its {what}, but its broker may still keep messages for it"
+            yield GraphChange("meaning", name, words, addition=(SOURCE_PART, name, part))
 
 
 def _parameters(kind: Kind, name: str, before: Description, after: Description) -> Iterator[GraphChange]:
@@ -310,7 +349,7 @@ def _subscriptions(stored: Description, wanted: Description) -> Iterator[GraphCh
     for place in before:
         stream, consumer, _ = place
         if consumer in known and place not in after:
-            yield GraphChange("meaning", consumer, f"it no longer reads {stream}")
+            yield GraphChange("meaning", consumer, f"it no longer reads {stream}", addition=(SOURCE_PART, *place))
     for place, now in after.items():
         stream, consumer, _ = place
         if consumer not in known:
@@ -323,17 +362,64 @@ def _subscriptions(stored: Description, wanted: Description) -> Iterator[GraphCh
             continue
         was = before.get(place)
         if was is None:
-            yield GraphChange("meaning", consumer, f"it reads {stream}, which it did not read before")
+            yield _united(place, stored, wanted)
             continue
         if was["key"] != now["key"]:
             words = _changed(f"the key of {stream}", fields_text(was["key"]), fields_text(now["key"]))
             yield GraphChange("meaning", consumer, words)
         if was["operators"] != now["operators"]:
-            texts = (" → ".join(map(identity_text, found["operators"])) or "none" for found in (was, now))
-            yield GraphChange("meaning", consumer, _changed(f"the operators before it on {stream}", *texts))
+            yield _operators(place, stored, wanted)
 
 
-def _place(subscription: Description) -> tuple[str, str, int]:
+def _operators(place: Place, stored: Description, wanted: Description) -> GraphChange:
+    """Compare the operators before a step. They may change if all that they made before stays readable and true."""
+    stream, consumer, _ = place
+    was, now = (_subscription(place, description) for description in (stored, wanted))
+    texts = (" → ".join(map(identity_text, found["operators"])) or "none" for found in (was, now))
+    words = _changed(f"the operators before it on {stream}", *texts)
+    if _fields_behind(was, stored) != _fields_behind(now, wanted):
+        return GraphChange("meaning", consumer, f"{words}, and with them the type of its records")
+    if _may_retract(stream, stored):
+        return GraphChange("meaning", consumer, f"{words}, and would miss retractions of what passed the earlier ones")
+    if wanted["computations"][consumer]["kind"] == "archive":
+        return GraphChange("meaning", consumer, f"{words}, and no reader could tell its files from the earlier ones")
+    return GraphChange("setting", consumer, f"{words}, for records from now on", computation=consumer)
+
+
+def _united(place: Place, stored: Description, wanted: Description) -> GraphChange:
+    """Judge one more stream before a step. It needs the type and key that the step's other records have."""
+    stream, consumer, number = place
+    now = _subscription(place, wanted)
+    others = [found for found in stored["subscriptions"] if found["consumer"] == consumer]
+    first = next((found for found in others if found["input"] == 0), now)
+    words = f"it reads {stream}, which it did not read before"
+    kind = wanted["computations"][consumer]["identity"].get("kind")
+    why = ""
+    if number < len(others):
+        why = "; a new stream comes after the others"
+    elif kind not in UNITES:
+        why = "; only windows and a Computation take one more"
+    elif now["key"] != first["key"] or _fields_behind(now, wanted) != _fields_behind(first, stored):
+        why = "; its records or their key have another type than those that the step reads"
+    elif _may_retract(stream, wanted) or by_site(consumer, wanted):
+        why = "; its records may be retracted, or their sites have a watermark each"
+    if why:
+        return GraphChange("meaning", consumer, words + why)
+    words = f"it also reads {stream}, for records from now on; those behind its watermark are late"
+    return GraphChange("setting", consumer, words, computation=consumer)
+
+
+def _fields_behind(subscription: Description, description: Description) -> Any:
+    """Return the described fields of the records behind the operators of a subscription."""
+    made = [operator["fields"] for operator in subscription["operators"] if "fields" in operator]
+    return made[-1] if made else description["streams"][subscription["stream"]]["fields"]
+
+
+def _subscription(place: Place, description: Description) -> Description:
+    return next(found for found in description["subscriptions"] if _place(found) == place)
+
+
+def _place(subscription: Description) -> Place:
     return subscription["stream"], subscription["consumer"], subscription["input"]
 
 
@@ -348,10 +434,11 @@ def _unknown_to_some_windows(stream: str, stored: Description) -> list[str]:
 def _may_retract(stream: str, stored: Description) -> bool:
     """Tell whether a deployed stream may retract records that it has."""
     producer = stored["streams"].get(stream, {}).get("producer")
-    identity = stored["computations"].get(producer, {"identity": {}})["identity"]
+    found = stored["computations"].get(producer, {"identity": {}, "settings": {}})
+    identity = found["identity"]
     if identity.get("kind") in ("deduplicate", "interval_join"):
         return bool(identity.get("takes_retractions"))
-    repeats = bool(identity.get("allowed_lateness_us")) or identity.get("trigger") != {"kind": "after_watermark"}
+    repeats = bool(found["settings"].get(LATENESS)) or identity.get("trigger") != {"kind": "after_watermark"}
     return identity.get("accumulation") == "retracting" and repeats
 
 

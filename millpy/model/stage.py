@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import DeadLetter, DedupeRun, DeletedRows, Delta, Entries, LateRows, ResultRows
+from millpy.model.checkpoint import DeadLetter, DedupeRun, DeletedRows, Delta, Entries, LateRows, PastWindow, ResultRows
 from millpy.model.identity import Identity
 from millpy.model.keys import Key
 from millpy.model.lookup import Tables
@@ -28,6 +28,14 @@ from millpy.model.step_progress import StepProgress
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 
 UNBOUNDED = 2**62
+
+LoadWindows = Callable[[int, Sequence[str], Sequence[bytes] | None], Entries]
+"""(folded bundle, subkeys, keys or None) -> stored windows; see `Store.load_windows`."""
+
+
+def no_windows(folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None) -> Entries:
+    """Raise: a stage that is stepped without a store must have all of its windows in memory."""
+    raise AssertionError(f"{len(subkeys)} windows are only in the store")
 
 
 @dataclass(slots=True)
@@ -60,6 +68,25 @@ class Release:
     discard: bool
 
 
+@dataclass(frozen=True, slots=True)
+class WindowCorrection:
+    """A late record that an operator adds to its finished window (or takes out of it, if it is a retraction).
+
+    Attributes:
+        request_id: number of the request.
+        window: the window, with its stored row.
+        record: the record.
+        event_time: its event time.
+        retracts: whether it is a retraction.
+    """
+
+    request_id: int
+    window: PastWindow
+    record: Any
+    event_time: Instant
+    retracts: bool
+
+
 @dataclass(slots=True)
 class Work:
     """The work of one interval in one turn. `arrived` may be empty: then only the watermark or the clock moved.
@@ -78,6 +105,8 @@ class Work:
         fires: key -> number of timers to fire at the end, to repeat a step whose first run was cut by time. None: all
             due timers, within the bounds above.
         tables: the versions of the step's lookup tables.
+        corrections: late records for finished windows; only windows take them.
+        load_windows: loads windows that are only in the store, in the midst of the step.
     """
 
     bundle: int
@@ -91,6 +120,8 @@ class Work:
     overdue: Callable[[], bool] = field(default=lambda: False)
     fires: Mapping[Key, int] | None = None
     tables: Tables = field(default_factory=dict)
+    corrections: Sequence[WindowCorrection] = ()
+    load_windows: LoadWindows = no_windows
 
 
 @dataclass(slots=True)
@@ -127,6 +158,8 @@ class StepResult:
     """Bundles to archive."""
     fired: Mapping[Key, int] = field(default_factory=dict)
     """Key -> number of timers that fired at the end, for `Work.fires`; empty unless due timers were left."""
+    corrected: Mapping[int, str | None] = field(default_factory=dict)
+    """Request of a correction -> "" if it was made, why it cannot be, or None if a later turn has to decide."""
     unfinished: bool = False
     """Whether more was due than the turn may hold. The low watermark stays until later turns have done the rest."""
 
@@ -141,6 +174,10 @@ class StoredInterval:
         entries: newest values of every kind; of STATE only if `state_complete`.
         state_complete: whether `entries` has all state of the interval; if not, keys are loaded on demand.
         dedupe_runs: runs that have not expired, for a stage that keeps ids or joins.
+        horizon_floor: what was over or forgotten when the lateness or the dedupe horizon last changed (`horizons.py`):
+            of a stage, the windows that end by it; of a source, the ids that were last seen before it.
+        closed_windows: subkeys of windows that have fired and whose folded entries are not in `entries`; see
+            `Store.read`.
     """
 
     interval_id: int
@@ -153,6 +190,8 @@ class StoredInterval:
     entries: Sequence[Entries] = ()
     state_complete: bool = True
     dedupe_runs: Sequence[DedupeRun] = ()
+    horizon_floor: Instant = INSTANT_MIN
+    closed_windows: Sequence[str] = ()
 
 
 class StageInterval(Protocol):

@@ -12,7 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from millpy.errors import GraphError, GraphVersionError
-from millpy.model.graph_changes import Description, GraphChange, changes_between, changes_text, named_parts, of_kind
+from millpy.model.graph_changes import (
+    SOURCE_PART,
+    Description,
+    GraphChange,
+    changes_between,
+    changes_text,
+    named_parts,
+    of_kind,
+)
 from millpy.model.identity import canonical_json
 from millpy.model.versions import merged
 
@@ -31,6 +39,8 @@ def changes_back(
         changes: changes from the stored to the wanted graph.
         upgrades: computations whose state a function migrates.
     """
+    if _lost_sources(changes):
+        return None
     since = _changes_since(stored, wanted)
     if not all(c.kind in ("addition", "setting") or (c.kind == "state" and c.computation in upgrades) for c in since):
         return None
@@ -41,6 +51,7 @@ def changes_back(
 def cannot_take_back(name: str, version: int, stored: Description, wanted: Description) -> GraphError:
     """Return the error for a file from which the deployed graph differs by more than additions."""
     found = [change for change in _changes_since(stored, wanted) if change.kind in ("meaning", "state")]
+    found += _lost_sources(changes_between(stored, wanted))
     return GraphError(
         f"graph {name!r} (version {version}) differs from this file by more than additions: {changes_text(found)}",
         hint="--back needs a file that lacks only the last additions and is otherwise the same",
@@ -91,6 +102,11 @@ def cell_names(computation: Description) -> list[str]:
 def aggregate_names(computation: Description) -> list[str]:
     """Return the aggregates of a described computation."""
     return list(named_parts(computation, "aggregates"))
+
+
+def _lost_sources(changes: Sequence[GraphChange]) -> list[GraphChange]:
+    """Return the changes that remove what a source or step reads: positions there cannot be taken back."""
+    return [change for change in changes if change.addition[:1] == (SOURCE_PART,)]
 
 
 def _changes_since(stored: Description, wanted: Description) -> list[GraphChange]:

@@ -71,14 +71,16 @@ def refuse_changes(
         upgrades: computations whose state a function migrates.
 
     Raises:
-        GraphVersionError: the graph only lacks parts of the deployed one: it is an older version.
+        GraphVersionError: the graph only lacks parts of the deployed one, or has other settings than a version that was
+            changed: it is perhaps an older version.
         GraphError: a change of meaning or state, or a change of a setting that was not requested.
     """
     meanings, settings = of_kind("meaning", changes), of_kind("setting", changes)
     states = [change for change in of_kind("state", changes) if change.computation not in upgrades]
-    if version > 1 and not on_purpose and changes and len([*meanings, *states]) == len(changes):
+    if version > 1 and not on_purpose and changes and not of_kind("addition", changes):
         since = changes_between(wanted, stored)
-        if since and len(of_kind("addition", since)) == len(since):
+        added = of_kind("addition", since)
+        if added and len([*added, *of_kind("setting", since)]) == len(since):
             raise GraphVersionError(
                 f"deployed version {version} of graph {name!r} has more than this file: {changes_text(since)}",
                 hint="update this file, or remove the additions: millpy deploy FILE --back",
@@ -88,7 +90,8 @@ def refuse_changes(
     if states:
         raise GraphError(f"{cannot_deploy(name, states)}: {changes_text(states)}", hint=MIGRATE)
     if settings and not on_purpose:
-        raise GraphError(
+        # Another attempt succeeds once the file is updated or deployed; a version that nothing has changed stays.
+        raise (GraphVersionError if version > 1 else GraphError)(
             f"graph {name!r} has other settings than deployed version {version}: {changes_text(settings)}",
             hint="if this file is newer, run `millpy deploy`; if not, update it",
         )

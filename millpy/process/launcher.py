@@ -11,6 +11,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import structlog
@@ -21,6 +23,7 @@ from millpy.config.settings import DATABASE_URL, Settings
 from millpy.embedded import EmbeddedPostgres, embedded_directory
 from millpy.errors import MillError, UsageError
 from millpy.observability.status_line import Say, line, working
+from millpy.process.answering import answering, answering_for, port_file_arguments
 from millpy.process.supervisor import STOP_MARGIN_S, Supervisor
 
 if TYPE_CHECKING:
@@ -64,7 +67,7 @@ def database(settings: Settings, graph_location: str | None, *, create: bool) ->
         yield url
 
 
-def run(
+def run(  # noqa: PLR0913 - the options of `millpy run`
     location: str,
     settings: Settings,
     *,
@@ -72,6 +75,7 @@ def run(
     workers: int,
     start: str = "",
     archive: bool = False,
+    http: str = "",
     ended: Callable[[str, Graph], None] | None = None,
 ) -> int:
     """Run a graph until it has finished or a signal ends it; return the exit status.
@@ -83,6 +87,7 @@ def run(
         workers: the number of processes.
         start: the time at which unread source partitions begin, as text; empty for the sources' default.
         archive: whether to run the graph's archives instead.
+        http: the address at which to serve health and metrics of all workers, "host:port"; empty to serve nothing.
         ended: called with the database and the graph after all workers have ended, while the database still runs.
 
     Raises:
@@ -92,6 +97,7 @@ def run(
     from millpy.observability.progress import ProgressReporter
     from millpy.process.assembly import archives_of
     from millpy.process.worker_process import run_until_stopped, start_of
+    from millpy.runtime.observer import Observers
 
     if not 1 <= workers <= WORKERS_MAX:
         raise UsageError(f"invalid number of workers: {workers}", hint=f"give a number from 1 to {WORKERS_MAX}")
@@ -114,13 +120,17 @@ def run(
             _check_sources(graph, url)
         with line() as say:
             if workers == 1:
-                observer = None if say is None else ProgressReporter(SystemClock(), say)
-                run_until_stopped(graph, url, settings, only=only, start=begin, observer=observer)
+                observers = Observers()
+                if say is not None:
+                    observers.add(ProgressReporter(SystemClock(), say))
+                with answering(http, graph, observers):
+                    run_until_stopped(graph, url, settings, only=only, start=begin, observer=observers)
                 status = 0
             else:
                 look = None if say is None else _progress_query(url, graph, say)
                 command = worker_command(location, only, start, in_workers)
-                status = _run_children(command, url, workers, look, settings.limits.drain_grace_s)
+                grace_s = settings.limits.drain_grace_s
+                status = _run_children(command, url, workers, look, grace_s, http, graph.permanent_name)
         if ended is not None:
             ended(url, graph)
         return status
@@ -166,7 +176,13 @@ def _progress_query(url: str, graph: Graph, say: Say) -> Callable[[], None]:
 
 
 def _run_children(
-    command: Sequence[str], url: str, workers: int, look: Callable[[], None] | None, grace_s: float
+    command: Sequence[str],
+    url: str,
+    workers: int,
+    look: Callable[[], None] | None,
+    grace_s: float,
+    http: str = "",
+    graph: str = "",
 ) -> int:
     """Run workers under a supervisor to their end, and return the exit status.
 
@@ -176,6 +192,8 @@ def _run_children(
         workers: the number of workers.
         look: called every second to show progress, above which the workers' output is forwarded; None for no progress.
         grace_s: seconds that the workers give themselves to drain; STOP_MARGIN_S later they are killed.
+        http: the address at which to serve health and metrics of all workers; empty to serve nothing.
+        graph: the graph's name, for the log.
     """
     environment = {name: value for name, value in os.environ.items() if name != DATABASE_URL + FILE}
     environment[DATABASE_URL] = url
@@ -185,4 +203,11 @@ def _run_children(
         environment = {"FORCE_COLOR": "1", "PYTHONUNBUFFERED": "1", **environment}
         out, error = (subprocess.PIPE, subprocess.STDOUT) if sys.stdout.isatty() else (None, subprocess.PIPE)
     grace_s += STOP_MARGIN_S
-    return Supervisor(command, environment, workers, out=out, error=error, grace_s=grace_s).run(look)
+    with TemporaryDirectory(prefix="millpy-") as directory:
+
+        def command_of(worker: int) -> list[str]:
+            return [*command, *(port_file_arguments(Path(directory), worker) if http else ())]
+
+        supervisor = Supervisor(command_of, environment, workers, out=out, error=error, grace_s=grace_s)
+        with answering_for(http, graph, Path(directory), supervisor):
+            return supervisor.run(look)

@@ -15,6 +15,7 @@ from millpy.config.settings import Settings, configure_logging
 from millpy.errors import ConfigError, MillError, UsageError
 from millpy.graph import Graph
 from millpy.graph.loader import load_graph
+from millpy.process.answering import answering
 from millpy.process.assembly import archives_of, deploy
 from millpy.process.exit import report_error
 from millpy.process.worker_process import run_until_stopped
@@ -73,7 +74,7 @@ def serve(arguments: Sequence[str], choose: Choose = as_given) -> int:
         if choose is archives:
             settings = settings.only_archiving()
         observers = Observers()
-        with _answering(graph, settings, observers), _traced(graph, observers):
+        with answering(settings.http, graph, observers), _traced(graph, observers):
             run_until_stopped(graph, database_url, settings, only=only, patient=True, observer=observers)
     except MillError as error:
         return report_error(error)
@@ -102,25 +103,6 @@ def prepare(arguments: Sequence[str]) -> int:
     except MillError as error:
         return report_error(error)
     return 0
-
-
-@contextmanager
-def _answering(graph: Graph, settings: Settings, observers: Observers) -> Iterator[None]:
-    """Serve health and metrics over HTTP inside the context."""
-    try:
-        from millpy.observability.health import HealthMonitor
-        from millpy.observability.http import address_of, application, listening
-        from millpy.observability.metrics import Metrics  # needs an optional dependency
-    except ImportError as error:
-        message = "a service needs the package prometheus-client"
-        raise ConfigError(message, hint=to_install("service")) from error
-    health, metrics = HealthMonitor(), Metrics(graph.permanent_name, SystemClock())
-    observers.add(health)
-    observers.add(metrics)
-    host, port = address_of(settings.http)
-    with listening((host, port), application(health.live, health.ready, metrics.registry)) as port:
-        log.info("serving HTTP", graph=graph.permanent_name, host=host, port=port)
-        yield
 
 
 @contextmanager

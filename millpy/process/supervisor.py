@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import structlog
 
@@ -29,6 +30,8 @@ RESTARTS_MAX = 8
 STOP_MARGIN_S = 5.0
 LOOK_EVERY_S = 1.0
 PAUSE_S = 0.1
+FORWARD_S = 1.0
+"""Seconds that the output of a worker that has ended is waited for: a process that it left behind may hold it open."""
 
 
 def backoff_s(restarts: int) -> float:
@@ -59,18 +62,22 @@ class Supervisor:
     """Runs workers as child processes and starts those again that are killed or fail.
 
     Args:
-        command: the command line of each worker.
+        command: the command line of each worker, or a function that returns that of the worker with a number; it is
+            called before each start.
         environment: the environment of each worker.
         workers: the number of workers.
         out: where a worker's standard output goes, as for `subprocess.Popen`.
         error: where its standard error goes.
         grace_s: seconds that workers have to drain, after which they are killed.
         backoff: returns the pause in seconds for the number of restarts in a row.
+
+    Attributes:
+        restarts: how often each worker was started again.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Sequence[str] | Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
         workers: int,
         *,
@@ -82,6 +89,7 @@ class Supervisor:
         self._command, self._environment = command, environment
         self._out, self._error = out, error
         self._grace_s, self._backoff = grace_s, backoff
+        self.restarts = [0] * workers
         self._clock = SystemClock()
         self._children: list[subprocess.Popen[bytes] | None] = [None] * workers
         self._codes: list[int | None] = [None] * workers
@@ -91,13 +99,19 @@ class Supervisor:
     def run(self, look: Callable[[], None] | None = None) -> int:
         """Run the workers to their end, and return the exit status.
 
-        The first SIGTERM or SIGINT drains the workers. The second one kills them.
+        SIGTERM drains the workers, and so does the first SIGINT; a SIGINT after either of them kills the workers.
 
         Args:
             look: called every second, to show progress.
         """
         interrupts = Interrupts(lambda: self._send(signal.SIGTERM), lambda: self._send(signal.SIGKILL))
-        before = {number: signal.signal(number, interrupts) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def drain(number: int, frame: object) -> None:  # a service manager may send it several times
+            if not interrupts.count:
+                interrupts(number, frame)
+
+        handlers: dict[signal.Signals, Any] = {signal.SIGTERM: drain, signal.SIGINT: interrupts}
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         slots = [
             threading.Thread(target=self._keep, args=(slot,), name=f"worker-{slot}", daemon=True)
             for slot in range(len(self._children))
@@ -119,6 +133,10 @@ class Supervisor:
         if interrupts.count > 1:
             return EXIT_INTERRUPTED
         return exit_status([code for code in self._codes if code is not None])
+
+    def running(self) -> list[int | None]:
+        """Return the process id of each worker; None for one that does not run."""
+        return [None if child is None or child.poll() is not None else child.pid for child in self._children]
 
     def _send(self, number: signal.Signals) -> None:
         """Send a signal to all workers. It runs in a signal handler, too, so it takes no lock and does not log."""
@@ -153,6 +171,7 @@ class Supervisor:
                     return
                 due_s = self._backoff(restarts)
                 restarts += 1
+                self.restarts[slot] += 1
                 log.warning("restarting worker", worker=slot, in_s=due_s, restarts=restarts, of=RESTARTS_MAX)
                 due = self._clock.monotonic() + due_s
                 while self._sent is None and self._clock.monotonic() < due:
@@ -167,7 +186,7 @@ class Supervisor:
     def _run_child(self, slot: int) -> int:
         """Run one process to its end, forward its output, log how it ended, and return its code."""
         child = subprocess.Popen(
-            self._command,
+            list(self._command(slot) if callable(self._command) else self._command),
             stdin=subprocess.PIPE,
             stdout=self._out,
             stderr=self._error,
@@ -177,9 +196,10 @@ class Supervisor:
         self._children[slot] = child
         if self._sent is not None:  # while it was being made
             child.send_signal(self._sent)
-        for written in child.stdout or child.stderr or ():
-            sys.stderr.write(written.decode(errors="replace"))
+        forwarding = threading.Thread(target=_forward, args=(child,), name=f"output-{slot}", daemon=True)
+        forwarding.start()
         code = child.wait()
+        forwarding.join(FORWARD_S)
         assert child.stdin is not None
         child.stdin.close()
         if code == -signal.SIGTERM:
@@ -187,7 +207,22 @@ class Supervisor:
         elif code < 0:
             others = any(other is not None and other.poll() is None for other in self._children)
             left = "the others take over" if others else "no other worker runs"
-            log.warning("worker killed", worker=slot, pid=child.pid, signal=signal.Signals(-code).name, left=left)
+            log.warning("worker killed", worker=slot, pid=child.pid, signal=_signal_name(-code), left=left)
         elif code > 0:
             log.error("worker failed", worker=slot, pid=child.pid, status=code)
         return code
+
+
+def _forward(child: subprocess.Popen[bytes]) -> None:
+    output = child.stdout or child.stderr
+    if output is not None:
+        with output:
+            for written in output:
+                sys.stderr.write(written.decode(errors="replace"))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"

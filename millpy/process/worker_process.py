@@ -23,9 +23,10 @@ from millpy.errors import MillError, UsageError
 from millpy.graph import Graph
 from millpy.graph.loader import load_graph
 from millpy.model.time import Instant, instant
+from millpy.process.answering import answering_beside
 from millpy.process.assembly import run_worker
 from millpy.process.exit import EXIT_INTERRUPTED, Interrupts, report_error
-from millpy.runtime.observer import Observer
+from millpy.runtime.observer import Observer, Observers
 from millpy.store.archive.storage import storage_at
 from millpy.store.postgres.archiving import ArchiveInto
 
@@ -153,6 +154,7 @@ def main() -> int:
     parser.add_argument("--from", dest="start", default="")
     parser.add_argument("--archive", default="")
     parser.add_argument("--leash", action="store_true")
+    parser.add_argument("--http-port-file", default="")
     arguments = parser.parse_args()
     try:
         settings = Settings.load(database_url=arguments.database, **archive_settings(arguments.archive))
@@ -162,9 +164,18 @@ def main() -> int:
         only = tuple(name for name in arguments.only.split(",") if name)
         graph = load_graph(arguments.graph)
         start, leash = start_of(arguments.start, graph), arguments.leash
-        run_until_stopped(
-            graph, settings.database_url, settings, only=only, leash=leash, start=start, patient=not leash
-        )
+        observers = Observers()
+        with answering_beside(arguments.http_port_file, graph, observers):
+            run_until_stopped(
+                graph,
+                settings.database_url,
+                settings,
+                only=only,
+                leash=leash,
+                start=start,
+                patient=not leash,
+                observer=observers,
+            )
     except MillError as error:
         return report_error(error)
     return 0

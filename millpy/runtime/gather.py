@@ -34,6 +34,7 @@ def next_replay(interval: OwnedInterval, arrived_at: Instant, records_max: int) 
     """Take the next waiting requests of an interval, at most `records_max`; return None when none waits.
 
     One replay has requests of one kind: the same payload format, and either all failed in an operator or none did.
+    Corrections of finished windows come together: two of one window are computed from the same row.
     """
     waiting = interval.requested
     if not waiting:
@@ -41,10 +42,13 @@ def next_replay(interval: OwnedInterval, arrived_at: Instant, records_max: int) 
     first = waiting[0]
 
     def alike(request: Request) -> bool:
+        if (request.window is None) != (first.window is None):
+            return False
         return (is_emission(request, interval), request.wire) == (is_emission(first, interval), first.wire)
 
     # A message of a payload format may become as many records as a turn may have.
-    taken = tuple(islice(takewhile(alike, waiting), 1 if is_message(first.wire) else records_max))
+    bound = 1 if is_message(first.wire) else records_max if first.window is None else None
+    taken = tuple(islice(takewhile(alike, waiting), bound))
     del waiting[: len(taken)]
     return Replay(taken, arrived_at)
 

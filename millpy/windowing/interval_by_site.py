@@ -168,6 +168,7 @@ class IntervalBySite(ResidentInterval):
             watermark_before=registry.before_turn(place),
             watermark=registry.reached.get(place, INSTANT_MIN),
             panes_max=panes_max,
+            corrections=(),
         )
         result = windows.step(of_site)
         for entries in result.delta:

@@ -38,6 +38,7 @@ from millpy.model.stage import ResidentInterval, StageBinding, StepResult, Store
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, YEARS_HI, YEARS_LO, Instant, microseconds
 from millpy.windowing.accumulation import Accumulation, PaneMerger
 from millpy.windowing.accumulator import RowsRefusedError
+from millpy.windowing.corrections import Corrections
 from millpy.windowing.firing import PaneTriggers
 from millpy.windowing.group_by import Integers
 from millpy.windowing.pane_codec import DuePane
@@ -191,9 +192,11 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
 
     def __init__(self, windowing: WindowSpec, binding: StageBinding) -> None:
         self._binding = binding
+        self._windowing = windowing
         self._input = binding.inputs[0]
         self._allowed_us = microseconds(windowing.allowed_lateness)
         self._trigger = windowing.trigger
+        self._over_floor = INSTANT_MIN  # the windows that end by it are over since a change of the lateness
         self._latest_end = INSTANT_MIN  # the windows that end by it fire in this turn
         self._earliest, self._latest = event_time_range(windowing.windows)
         self._simple, self._mode = windowing.simple, windowing.accumulation
@@ -215,6 +218,7 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
 
     def _recover(self, recovered: StoredInterval) -> None:
         """Load the open windows from the stored state."""
+        self._over_floor = recovered.horizon_floor
         for percentile in self._trigger.percentiles:
             self._expected = PercentileWatermark(percentile, recovered.entries)
             assert self._triggers is not None, "such a trigger has a state in each pane"
@@ -257,6 +261,10 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
         expected = INSTANT_MIN if self._is_expected() else INSTANT_MAX
         return min(fires, self._open.next_expiry(), expected), self._next_alarm()
 
+    def _over_by(self, watermarks: Instants) -> Instants:
+        """Return, for the watermark of each row, the time by which windows that end are over for the row."""
+        return np.maximum(watermarks - self._allowed_us, self._over_floor)
+
     def _is_expected(self) -> bool:
         """Tell whether a percentile has reached a window that has to be asked."""
         return False
@@ -276,6 +284,7 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
         width = len(self._input.key_fields)
         emission = Emission(self._accumulators, width, self._trigger, mode, self._timestamps, self._rules, over_by)
         rows: JoinedRows | None = None
+        corrections = self._corrections(work) if work.corrections else None
         arrived = [arrival for arrival in work.arrived if len(arrival.bundle)]
         if arrived:
             records = concat([arrival.bundle.records for arrival in arrived])
@@ -311,22 +320,35 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
             result.emitted_by_table[table_id] = self._made
         due, alarm = self.next_due()
         result.unfinished = (due <= reached and due < INSTANT_MAX) or alarm <= work.now_us
+        if corrections is not None:
+            corrections.add_to(result)
         return result
+
+    def _corrections(self, work: Work) -> Corrections:
+        """Compute the rows that finished windows get from late records of an operator's choice."""
+        due = self.next_due()[0]
+        over_by = None if due <= work.watermark_before and due < INSTANT_MAX else work.watermark_before
+        return Corrections(self._windowing, self._binding, self._accumulators, over_by, work.corrections)
 
     def _with_room(self, result: StepResult, rows: JoinedRows, work: Work) -> JoinedRows:
         """Dead-letter the rows that would open windows beyond the bound on their memory. Return the other rows."""
         weights, bytes_max = self._open.weights, self._bytes_max
         if not len(rows) or weights.total + len(rows) * self._windows_per_record * weights.each <= bytes_max * 3 // 4:
             return rows
-        out = self._openings(rows, work).rows_without_room(weights, bytes_max)
+        used = self._counted_bytes()
+        out = self._openings(rows, work).rows_without_room(used, weights.each, bytes_max)
         if not len(out):
             return rows
         full = NoRoomError(
-            f"no room for another open window: {weights.panes:,} windows and those of this turn exceed"
+            f"no room for another open window: {used // weights.each:,} windows and those of this turn exceed"
             f" {bytes_max:,} bytes, the key interval's share of MILLPY_OPEN_WINDOWS_BYTES_MAX"
         )
         self._dead_letter(result, rows, out, dict.fromkeys(out.tolist(), full))
         return rows.take(np.setdiff1d(np.arange(len(rows)), out))
+
+    def _counted_bytes(self) -> int:
+        """Return the memory that counts against the bound."""
+        return self._open.weights.total
 
     def _openings(self, rows: JoinedRows, work: Work) -> Openings:
         """Return the windows of the rows, and which of them the turn would open."""

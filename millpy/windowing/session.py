@@ -184,7 +184,8 @@ class SessionInterval(UnalignedInterval):
         for code, of_key in by_key.items():
             key = rows.keys[code]
             columns = ((row, times[row], watermarks[row], gaps[row]) for row in of_key)
-            sessions, late = self._replay(columns, self._allowed_us, self._open.by_key.get(key, ()))
+            known = self._open.by_key.get(key, ())
+            sessions, late = self._replay(columns, self._allowed_us, known, self._over_floor)
             for session in sessions:
                 if self._is_closed(key, session.start, session.end):
                     self._missed_sessions.update(dict.fromkeys(session.rows, (session.start, session.end)))
@@ -231,6 +232,7 @@ class SessionInterval(UnalignedInterval):
             open_sessions,
             self._gaps.of_rows(rows.records, gaps[rows.codes]) if self._gaps.by_row else None,
             self._bound,
+            self._over_floor,
         )
         sessions = self._without_closed(sessions, rows.keys)
         too_late = np.flatnonzero(sessions.of_row < 0)

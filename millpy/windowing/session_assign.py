@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpy.model.record import Instants
+from millpy.model.time import INSTANT_MIN, Instant
 from millpy.windowing.group_by import Integers
 
 _COMPOSITE_MAX = 2**62
@@ -77,7 +78,7 @@ class ReplayedSession:
 
 
 Replay: TypeAlias = Callable[
-    [Iterable[tuple[int, int, int, int]], int, Sequence[SessionSpan]], tuple[list[ReplayedSession], list[int]]
+    [Iterable[tuple[int, int, int, int]], int, Sequence[SessionSpan], Instant], tuple[list[ReplayedSession], list[int]]
 ]
 
 
@@ -91,7 +92,11 @@ class RecordBound(Protocol):
         ...
 
     def replay(
-        self, rows: Iterable[tuple[int, int, int, int]], allowed_us: int, open_sessions: Sequence[SessionSpan]
+        self,
+        rows: Iterable[tuple[int, int, int, int]],
+        allowed_us: int,
+        open_sessions: Sequence[SessionSpan],
+        floor: Instant = INSTANT_MIN,
     ) -> tuple[list[ReplayedSession], list[int]]:
         """Assign the rows of one key to sessions one by one, as `replay` does without a bound."""
         ...
@@ -106,6 +111,7 @@ def merge_sessions(  # noqa: PLR0913 - columns, and the rules by which their row
     open_sessions: Mapping[int, Sequence[SessionSpan]],
     row_gaps: Instants | None = None,
     bound: RecordBound | None = None,
+    floor: Instant = INSTANT_MIN,
 ) -> Sessions:
     """Assign rows to sessions.
 
@@ -118,9 +124,10 @@ def merge_sessions(  # noqa: PLR0913 - columns, and the rules by which their row
         open_sessions: key code -> its open sessions, by start; they do not intersect.
         row_gaps: gap of each row, in µs. Default: that of its key.
         bound: the bound on the records of a session. Keys with a session that may reach it are replayed.
+        floor: the sessions that end by it are over, whatever the watermark.
     """
     gap_of = gaps[codes] if row_gaps is None else row_gaps
-    order_dependent = (times + allowed_us < watermarks) | (times + gap_of <= watermarks)
+    order_dependent = (times < np.maximum(watermarks - allowed_us, floor)) | (times + gap_of <= watermarks)
     if bound is not None:
         order_dependent |= bound.may_fill(codes, len(gaps), open_sessions.items())[codes]
     if not order_dependent.any():
@@ -140,7 +147,7 @@ def merge_sessions(  # noqa: PLR0913 - columns, and the rules by which their row
         )
     rows = np.arange(len(times)) if independent is None else np.flatnonzero(by_replay)
     replaying = replay if bound is None else bound.replay
-    replayed = _merge_by_replay(times, watermarks, codes, gap_of, allowed_us, open_sessions, rows, replaying)
+    replayed = _merge_by_replay(times, watermarks, codes, gap_of, allowed_us, open_sessions, rows, replaying, floor)
     return replayed if independent is None else _both(independent, independent_rows, replayed)
 
 
@@ -253,6 +260,7 @@ def _merge_by_replay(  # noqa: PLR0913 - as above
     open_sessions: Mapping[int, Sequence[SessionSpan]],
     rows: Integers,
     replaying: Replay,
+    floor: Instant,
 ) -> Sessions:
     """Assign the given rows one by one."""
     of_key: dict[int, list[int]] = {}
@@ -263,7 +271,8 @@ def _merge_by_replay(  # noqa: PLR0913 - as above
     found: list[tuple[int, ReplayedSession]] = []
     for code, key_rows in of_key.items():
         picked = (column[key_rows].tolist() for column in (times, watermarks, row_gaps))
-        replayed, late_rows = replaying(zip(key_rows, *picked, strict=True), allowed_us, open_sessions.get(code, ()))
+        columns = zip(key_rows, *picked, strict=True)
+        replayed, late_rows = replaying(columns, allowed_us, open_sessions.get(code, ()), floor)
         late[late_rows] = True
         found.extend((code, session) for session in replayed)
     joined = {}
@@ -282,7 +291,10 @@ def _merge_by_replay(  # noqa: PLR0913 - as above
 
 
 def replay(
-    rows: Iterable[tuple[int, int, int, int]], allowed_us: int, open_sessions: Sequence[SessionSpan]
+    rows: Iterable[tuple[int, int, int, int]],
+    allowed_us: int,
+    open_sessions: Sequence[SessionSpan],
+    floor: Instant = INSTANT_MIN,
 ) -> tuple[list[ReplayedSession], list[int]]:
     """Assign the rows of one key, (row, event time, judging watermark, gap), one by one. Watermarks do not regress.
 
@@ -294,12 +306,13 @@ def replay(
     over: list[ReplayedSession] = []
     late: list[int] = []
     for row, at, watermark, gap_us in rows:
-        if any(session.end + allowed_us <= watermark for session in live):
-            over.extend(session for session in live if session.end + allowed_us <= watermark)
-            live = [session for session in live if session.end + allowed_us > watermark]
+        over_by = max(watermark - allowed_us, floor)
+        if any(session.end <= over_by for session in live):
+            over.extend(session for session in live if session.end <= over_by)
+            live = [session for session in live if session.end > over_by]
         met = [session for session in live if at < session.end and session.start < at + gap_us]
         if not met:
-            if at + gap_us + allowed_us <= watermark:
+            if at + gap_us <= over_by:
                 continue
             session = ReplayedSession(at, at + gap_us)
             live.append(session)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from millpy.model.record import Mask
-from millpy.model.time import INSTANT_MAX, INSTANT_MIN
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.windowing.accumulator import Accumulator, PartialAggregate
 from millpy.windowing.group_by import Groups, Integers
 from millpy.windowing.session_assign import ReplayedSession, SessionSpan
@@ -79,22 +79,27 @@ class SizeBound:
         return found
 
     def replay(
-        self, rows: Iterable[tuple[int, int, int, int]], allowed_us: int, open_sessions: Sequence[SessionSpan]
+        self,
+        rows: Iterable[tuple[int, int, int, int]],
+        allowed_us: int,
+        open_sessions: Sequence[SessionSpan],
+        floor: Instant = INSTANT_MIN,
     ) -> tuple[list[ReplayedSession], list[int]]:
         """Assign the rows of one key to sessions one by one; see `session_assign.replay`."""
         live = [_FillingSession(span.start, span.end, [span], [], *self.size_of(span)) for span in open_sessions]
         over: list[_FillingSession] = []
         late: list[int] = []
         for row, at, watermark, gap_us in rows:
-            if any(session.end + allowed_us <= watermark for session in live):
-                over.extend(session for session in live if session.end + allowed_us <= watermark)
-                live = [session for session in live if session.end + allowed_us > watermark]
+            over_by = max(watermark - allowed_us, floor)
+            if any(session.end <= over_by for session in live):
+                over.extend(session for session in live if session.end <= over_by)
+                live = [session for session in live if session.end > over_by]
             found = next((one for one in live if one.start <= at < one.end and one.count >= self.records_max), None)
             if found is None:
                 full = (session.start for session in live if session.count >= self.records_max)
                 end = min(at + gap_us, min((start for start in full if start > at), default=INSTANT_MAX))
                 met = [s for s in live if at < s.end and s.start < end and s.count < self.records_max]
-                if not met and end + allowed_us <= watermark:
+                if not met and end <= over_by:
                     continue
                 found = self._merged(live, met, at, end)
                 found.count, found.last = found.count + 1, max(found.last, at)

@@ -163,7 +163,7 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         """Group rows by window and by slice. The state changes only after the turn's panes are emitted."""
         starts = self._assigner.newest_starts(rows.records.event_times)
         # The earliest windows of a row end first: `missed` is the number of windows for which it is too late.
-        over = rows.watermarks - (self._size_us + self._allowed_us) - (starts - (self._size_us - self._every_us))
+        over = self._over_by(rows.watermarks) - self._size_us - (starts - (self._size_us - self._every_us))
         missed = np.clip(over // self._every_us + 1, 0, self._windows_per_record)
         self._keys = rows.keys
         latest_end: Instant | Instants = self._latest_end
@@ -184,7 +184,7 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         starts = self._assigner.newest_starts(rows.records.event_times)
         oldest = starts - (self._size_us - self._every_us)
         fired = np.clip((rows.watermarks - self._size_us - oldest) // self._every_us + 1, 0, self._windows_per_record)
-        over = rows.watermarks - (self._size_us + self._allowed_us) - oldest
+        over = self._over_by(rows.watermarks) - self._size_us - oldest
         missed = np.clip(over // self._every_us + 1, 0, self._windows_per_record)
         late = np.maximum(fired - missed, 0)
         late[np.cumsum(late) > LATE_MAX] = 0

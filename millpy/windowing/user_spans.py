@@ -21,7 +21,16 @@ from millpy.model.dead_letter import payload_of
 from millpy.model.keys import Key
 from millpy.model.record import Instants, RecordType
 from millpy.model.step_progress import UNRETURNED_MAX, Call, StepProgress, is_user_error
-from millpy.model.time import YEARS_HI, YEARS_LO, Instant, duration_text, instant, microseconds, to_datetime
+from millpy.model.time import (
+    INSTANT_MIN,
+    YEARS_HI,
+    YEARS_LO,
+    Instant,
+    duration_text,
+    instant,
+    microseconds,
+    to_datetime,
+)
 from millpy.windowing.group_by import Integers
 from millpy.windowing.operator import JoinedRows
 from millpy.windowing.session_assign import ReplayedSession, SessionSpan
@@ -154,6 +163,7 @@ def merge_spans(
     length_us: int,
     open_spans: Sequence[SessionSpan],
     merge: Callable[[int, Span, Sequence[Span]], Sequence[Span]],
+    floor: Instant = INSTANT_MIN,
 ) -> tuple[list[ReplayedSession], list[int], dict[int, BaseException]]:
     """Assign the rows of one key, (row, span, judging watermark), to windows that merge. Watermarks do not regress.
 
@@ -166,6 +176,7 @@ def merge_spans(
         length_us: the longest window.
         open_spans: the open windows of the key.
         merge: takes a row, its span, and the live spans that it could merge with; returns those that it merges with.
+        floor: the windows that end by it are over, whatever the watermark.
 
     Returns:
         (windows that have rows; rows that arrived after the watermark had reached their window's end; row -> the error
@@ -178,8 +189,9 @@ def merge_spans(
     late: list[int] = []
     errors: dict[int, BaseException] = {}
     for row, span, watermark in rows:
-        if order and first_end + allowed_us <= watermark:
-            over += [live.pop(other) for other in order if other[1] + allowed_us <= watermark]
+        over_by = max(watermark - allowed_us, floor)
+        if order and first_end <= over_by:
+            over += [live.pop(other) for other in order if other[1] <= over_by]
             order = sorted(live)
             first_end = min((end for _, end in order), default=0)
         found = live.get(span)
@@ -192,7 +204,7 @@ def merge_spans(
                     raise
                 errors[row] = error
                 continue
-            if not joined and span[1] + allowed_us <= watermark:
+            if not joined and span[1] <= over_by:
                 continue
             found = _join(live, order, span, joined)
             first_end = min(first_end, found.end) if len(order) > 1 else found.end

@@ -59,7 +59,7 @@ class UserInterval(UnalignedInterval):
     def _take(self, emission: Emission, rows: AssignedRows, work: Work) -> DroppedLate | None:
         """Add each row to all of its windows, except those that have expired or are closed."""
         at, starts, ends = rows.entries(), rows.starts, rows.ends
-        over: Mask = rows.watermarks[at] >= ends + self._allowed_us
+        over: Mask = ends <= self._over_by(rows.watermarks)[at]
         first, group_of, _ = group_spans(rows.codes[at], starts, ends, len(rows.keys))
         known = self._known(rows, at[first], first)
         over |= self._are_closed(rows.keys, rows.codes[at[first]], starts[first], ends[first])[group_of]
@@ -153,6 +153,7 @@ class UserInterval(UnalignedInterval):
             self._calls.length_us,
             cast("list[SessionSpan]", self._open.by_key.get(rows.keys[int(rows.codes[at[0]])], [])),
             lambda row, span, others: self._calls.merge(objects[row], span, others),
+            self._over_floor,
         )
         return (
             [((one.start, one.end), one.rows, cast("list[OpenSession]", one.open)) for one in found],

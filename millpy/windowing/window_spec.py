@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from millpy.model.deployment import PANE_INFO
+from millpy.model.horizons import LATENESS
 from millpy.model.identity import Identity
 from millpy.model.record import SMALL_RECORDS_MAX, RecordType
 from millpy.model.time import microseconds
@@ -22,6 +23,7 @@ from millpy.windowing.session_size import SessionSize
 from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import SessionWindows, SlidingWindows, Windows
+from millpy.windowing.window_function import WindowFunction
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +91,16 @@ class WindowSpec:
         plain = self.accumulation is Accumulation.ACCUMULATING and not self.by_pane
         return plain and not self.takes_retractions and self.timestamps is TimestampCombiner.END_OF_WINDOW
 
+    @property
+    def spills(self) -> bool:
+        """Whether windows that have fired may leave memory until a late record comes or they expire.
+
+        They may if each stands for itself: fixed and calendar windows, and sliding ones without slices, which do not
+        merge and whose trigger has no state. A pane from which all records are retracted has not been emitted.
+        """
+        aligned = not isinstance(self.windows, SessionWindows | WindowFunction) and not self.sliced
+        return aligned and not self.by_pane and not self.takes_retractions
+
     def columns(self) -> tuple[str, ...]:
         """Return the names of the aggregate columns."""
         return tuple(self.aggregates)
@@ -128,7 +140,6 @@ class WindowSpec:
             "window": self.windows.identity(),
             "stored_form": "slices" if self.sliced else "whole windows",
             "trigger": self.trigger.identity(),
-            "allowed_lateness_us": microseconds(self.allowed_lateness),
             "aggregates": [(name, aggregate.identity()) for name, aggregate in self.aggregates.items()],
         }
         if self.accumulation is not Accumulation.ACCUMULATING:
@@ -138,3 +149,7 @@ class WindowSpec:
         if self.timestamps is not TimestampCombiner.END_OF_WINDOW:
             described["timestamp_combiner"] = self.timestamps.value
         return described | self.rules.described()
+
+    def settings(self) -> Identity:
+        """Describe what windows to come depend on: what is over at a change stays over (`model/horizons.py`)."""
+        return {LATENESS: microseconds(self.allowed_lateness)}

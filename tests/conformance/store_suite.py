@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.conformance.store_change_suite import ChangeSuite
 from tests.conformance.store_commit_suite import FenceSuite, ResultSuite
 from tests.conformance.store_generation_suite import GenerationSuite
 from tests.conformance.store_history_suite import HistorySuite
@@ -13,6 +14,7 @@ from tests.conformance.store_request_suite import RequestSuite
 
 class StoreSuite(
     OwnershipSuite,
+    ChangeSuite,
     GenerationSuite,
     FenceSuite,
     ResultSuite,

@@ -29,8 +29,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/ingest/dedupe.py",
-        "        again = (before != _NEVER) & (seen - before <= self._within_us)",
-        "        again = (before != _NEVER) & (seen - before < self._within_us)",
+        "        again = (before >= self._floor) & (seen - before <= self._within_us)",
+        "        again = (before >= self._floor) & (seen - before < self._within_us)",
         killers=("tests/unit/ingest/test_dedupe_horizon.py::test_an_id_seen_exactly_the_horizon_ago_is_a_duplicate",),
     ),
     Mutant(

@@ -94,8 +94,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/windowing/window_spec.py",
-        '            "allowed_lateness_us": microseconds(self.allowed_lateness),',
-        '            "allowed_lateness_us": 0,',
+        "        return {LATENESS: microseconds(self.allowed_lateness)}",
+        "        return {LATENESS: 0}",
         killers=(
             "tests/unit/model/test_described_steps.py"
             "::test_parameter_that_is_compared_is_a_change[window-allowed_lateness]",

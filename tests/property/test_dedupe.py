@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -21,7 +24,7 @@ from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.record import RecordType
 from millpy.model.stage import StoredInterval
-from millpy.model.time import ClockReading, minutes
+from millpy.model.time import INSTANT_MIN, ClockReading, minutes
 
 CAMPUSIOT = Path(__file__).parents[3] / "shared" / "data" / "campusiot_lorawan"
 WITHIN = 10
@@ -78,6 +81,44 @@ def test_duplicates_equal_those_of_brute_force_in_any_bundles_and_owners(
         start, bundle = start + len(part), bundle + 1
 
     assert found == by_brute_force(rows)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    records,
+    st.lists(st.tuples(st.integers(0, 60), st.sampled_from([3, 10, 40, 100])), min_size=1, max_size=3),
+    st.integers(1, 60),
+    st.integers(1, 200),
+)
+def test_changed_horizon_brings_no_forgotten_id_back_in_any_bundles(
+    rows: list[tuple[int, int]], changes: list[tuple[int, int]], size: int, recent_max: int
+) -> None:
+    """A deployment sets the floor, and keeps the runs that have not expired for the longer horizon."""
+    index, runs, found = DedupeIndex(WITHIN, recent_ids_max=recent_max), [], []
+    wanted: list[bool] = []
+    last: dict[int, int] = {}
+    within, floor, clock = WITHIN, INSTANT_MIN, INSTANT_MIN
+    for count, changed in [*changes, (len(rows), WITHIN)]:
+        part, rows = rows[:count], rows[count:]
+        for start in range(0, len(part), size):
+            bundle = part[start : start + size]
+            ids, times = b"".join(an_id(n) for n, _ in bundle), np.array([t for _, t in bundle], np.int64)
+            duplicates, run = index.check(ids, times)
+            found += duplicates.tolist()
+            assert run is not None
+            runs.append(run)
+        for number, time in part:
+            clock = max(clock, time)
+            seen = last.get(number, INSTANT_MIN)
+            wanted.append(seen >= max(floor, clock - within) and number in last)
+            last[number] = clock
+        floor = max(floor, clock - within)
+        longer = max(changed - within, 0)
+        alive = [replace(r, expires_at=r.expires_at + longer) for r in runs if r.expires_at >= runs[-1].clock]
+        runs, within = alive, changed
+        index = DedupeIndex(within, runs, recent_ids_max=recent_max, floor=floor)
+
+    assert found == wanted
 
 
 def test_id_in_a_small_and_then_in_a_large_bundle_keeps_the_later_time() -> None:
@@ -144,18 +185,31 @@ def test_ids_beyond_the_horizon_leave_memory() -> None:
     assert len(index) <= 2000
 
 
-@given(st.lists(st.tuples(st.text(), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.uuids()), min_size=1))
-def test_ids_of_columns_equal_those_of_objects(rows: list[tuple[str, int, bool, UUID]]) -> None:
-    kind = msgspec.defstruct("Row", [("s", str), ("i", int), ("b", bool), ("u", UUID)])
+FLOATS = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0])
+TIMES = st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=2))]))
+
+
+@given(
+    st.lists(
+        st.tuples(st.text(), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.uuids(), FLOATS, TIMES), min_size=1
+    )
+)
+def test_ids_of_columns_equal_those_of_objects(rows: list[tuple[Any, ...]]) -> None:
+    names = [("s", str), ("i", int), ("b", bool), ("u", UUID), ("f", float), ("t", datetime)]
+    kind = msgspec.defstruct("Row", names)
     record_type = RecordType(kind)
     objects = [kind(*row) for row in rows if all(c.isprintable() for c in row[0])]
     batch = record_type.batch_of(objects)
 
-    for fields in (["s"], ["i"], ["b"], ["u"], ["s", "i"], ["u", "b", "s", "i"]):
+    for fields in (["s"], ["i"], ["b"], ["u"], ["f"], ["t"], ["s", "i"], ["u", "b", "s", "i", "t", "f"]):
         ids = DedupeIds(Dedupe(*fields, within=minutes(1)), record_type)
 
         assert ids.of_batch(batch) == ids.of_objects(objects)
         assert ids.of_batch(batch.slice(1)) == ids.of_objects(objects[1:])
+        for field in fields if len(fields) == 1 else ():
+            values = {getattr(each, field) for each in objects}
+            of_values = {ids.of_objects([each]) for each in objects}
+            assert len(values) == len(of_values), "equal values have one id, different ones two"
 
 
 @pytest.mark.skipif(not CAMPUSIOT.exists(), reason="the recorded feeds are not here")

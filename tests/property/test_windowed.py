@@ -115,7 +115,9 @@ readings = st.builds(
     gap=st.none() | st.sampled_from([0.000_001, 0.000_004, 0.000_012]),
 )
 rows = st.lists(st.tuples(readings, st.integers(-20, 60)), max_size=40)
-breaks = st.lists(st.sampled_from(["none", "none", "cut", "cut", "restart", "lost"]), max_size=40)
+breaks = st.lists(
+    st.sampled_from(["none", "none", "cut", "cut", "restart", "lost", "fold", "fold behind"]), max_size=40
+)
 lateness = st.sampled_from([0, 5, 10, 1000])
 
 
@@ -155,7 +157,15 @@ class PlainLoop:
     def __init__(self, windows: Windows, allowed: int) -> None:
         self.windows = windows
         self.allowed = allowed
+        self.floor = INSTANT_MIN
         self.groups: dict[tuple[str, int], list[Group]] = {}
+
+    def is_over(self, end: int, watermark: int) -> bool:
+        return watermark >= end + self.allowed or end <= self.floor
+
+    def change(self, allowed: int, watermark: int) -> None:
+        """Take another lateness from now on: what is over stays over."""
+        self.floor, self.allowed = max(self.floor, watermark - self.allowed), allowed
 
     def take(self, record: Reading, at: int, watermark: int) -> int:
         """Add a record; how many windows it has missed."""
@@ -164,7 +174,7 @@ class PlainLoop:
             return self._into_session(found, record, at, watermark)
         missed = 0
         for start, end in self._spans(at):
-            if watermark >= end + self.allowed:
+            if self.is_over(end, watermark):
                 missed += 1
                 continue
             known = [group for group in found if group.start == start]
@@ -194,13 +204,13 @@ class PlainLoop:
         met = [
             group
             for group in found
-            if group.start < merged.end and at < group.end and watermark < group.end + self.allowed
+            if group.start < merged.end and at < group.end and not self.is_over(group.end, watermark)
         ]
         for group in met:
             merged.start, merged.end = min(merged.start, group.start), max(merged.end, group.end)
             merged.records += group.records
             merged.late += group.late
-        if watermark >= merged.end + self.allowed:
+        if self.is_over(merged.end, watermark):
             return 1
         merged.records.append((record, at))
         merged.late += watermark >= merged.end
@@ -272,6 +282,8 @@ def run(subject: StageDriver, feed: list[Any], where: list[str], columns: bool) 
         bundle = []
         if after == "restart":
             subject.restart()
+        elif after.startswith("fold"):
+            subject.fold(behind=after == "fold behind")
     subject.feed(bundle, columns=columns)
     subject.finish()
     subject.check_ended()

@@ -41,9 +41,9 @@ class MqttSession:
 
     Attributes:
         client_id: the session's name at the broker; by default derived from graph, stream, filter and a secret of the
-            deployment. With several filters each session gets a suffix, and so do the second generation of a graph
-            (`ID_2`) and every later one. Two deployments on one broker need different client ids. A user who can log
-            in to the broker and knows a client id can end its session: choose one that cannot be guessed.
+            deployment. The sessions of all filters but the first get a suffix, and so do those of the second generation
+            of a graph (`ID_2`) and every later one. Two deployments on one broker need different client ids. A user who
+            can log in to the broker and knows a client id can end its session: choose one that cannot be guessed.
         expiry_s: how long the broker keeps messages while no worker is connected, in seconds (MQTT 5).
         keepalive_s: the MQTT keep-alive in seconds; a dead connection is detected within one and a half times this.
     """
@@ -191,7 +191,8 @@ class Mqtt(Source):
         if self.session.client_id is None:
             return session_name(setup.graph, setup.stream, setup.partition, setup.secret)
         ours = permanent_name(self.session.client_id, setup.generation)
-        return ours if len(self.filters) == 1 else f"{ours}-{_ending(setup.partition)}"
+        # The first filter keeps its session, with what is queued there, when the source gets more filters.
+        return ours if setup.place == 0 else f"{ours}-{_ending(setup.partition)}"
 
 
 def session_name(graph: str, stream: str, partition: str, secret: str) -> str:

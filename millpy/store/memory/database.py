@@ -9,18 +9,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from millpy.clock import Clock, SystemClock
 from millpy.errors import CommitUnknownError
 from millpy.model.checkpoint import Checkpoint, DeadLetter, Kind, LateRows
-from millpy.model.deployment import ComputationSpec, DeployedInterval, Deployment, GraphSpec, generation_name
+from millpy.model.deployment import (
+    ComputationSpec,
+    DeployedInterval,
+    Deployment,
+    GraphSpec,
+    SubscriptionSpec,
+    generation_name,
+)
 from millpy.model.graph_changes import changes_between
+from millpy.model.horizons import LATENESS, HorizonChange, horizon_changes
 from millpy.model.keys import KeyInterval, tile_key_space
-from millpy.model.time import INSTANT_MIN
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, describe
+from millpy.model.united_streams import behind, ended
 from millpy.model.versions import refuse_changes, refuse_older
 from millpy.store.memory.commit import StagedRows, apply, check, check_fence, document_of
 from millpy.store.memory.faults import Faults
@@ -255,6 +265,8 @@ class MemoryDatabase:
             refuse_changes(spec.name, version, before, after, on_purpose=on_purpose, changes=changes)
             if not changes:
                 return deployed.deployment
+            self._check_united(deployed, spec)
+            self._change_horizons(deployed.deployment, horizon_changes(before, after))
             self._migrate(deployed, with_deployed_partitions(spec, deployed.spec))
             return replace(deployed.deployment, changes=tuple(map(str, changes)))
         known = [deployed.spec.generation for deployed in self.graphs.values() if deployed.spec.name == spec.name]
@@ -313,6 +325,7 @@ class MemoryDatabase:
                     )
                     self._subscribe(number, producers, consumers)
                 self._begin(consumers)
+        subscriptions += self._united(deployed, spec, intervals, ids)
         deployed.deployment = replace(
             before,
             version=before.version + 1,
@@ -321,6 +334,18 @@ class MemoryDatabase:
             table_ids=self._add_tables(before, spec),
         )
         deployed.spec, deployed.subscriptions = spec, tuple(subscriptions)
+
+    def _change_horizons(self, deployment: Deployment, changes: Sequence[HorizonChange]) -> None:
+        """Set the floors of the intervals, and keep the ids that are not forgotten for a longer horizon."""
+        for change in changes:
+            for interval in deployment.intervals_of(change.computation):
+                header = self.headers[interval.interval_id]
+                reached = header.input_watermark if change.setting == LATENESS else header.dedupe_clock
+                header.horizon_floor = max(header.horizon_floor, Instant(reached - change.before_us))
+                if change.setting != LATENESS and change.after_us > change.before_us:
+                    self.dedupe_runs.replace(
+                        partial(StoredRun.longer, header=header, by_us=change.after_us - change.before_us)
+                    )
 
     def _new_intervals(
         self, graph_id: int, computation: ComputationSpec, siblings: Sequence[DeployedInterval]
@@ -360,6 +385,49 @@ class MemoryDatabase:
             for consumer in consumers:
                 self.headers[consumer].cursors[producer] = (header.bundle, header.low_watermark)
 
+    def _check_united(self, deployed: DeployedGraph, spec: GraphSpec) -> None:
+        """Raise GraphError if a deployed step cannot read one more stream now; nothing has changed yet."""
+        producer_of = {stream.name: stream.producer for stream in spec.streams}
+        for one in _united(deployed, spec):
+            consumers = deployed.deployment.intervals_of(one.consumer)
+            reached = max(self.headers[interval.interval_id].input_watermark for interval in consumers)
+            if reached >= INSTANT_MAX:
+                raise ended(one.stream, one.consumer)
+            for interval in deployed.deployment.intervals_of(producer_of[one.stream]):
+                at = self.headers[interval.interval_id].low_watermark
+                if at < reached:
+                    raise behind(one.stream, one.consumer, describe(at), describe(reached))
+
+    def _united(
+        self,
+        deployed: DeployedGraph,
+        spec: GraphSpec,
+        intervals: Mapping[str, Sequence[DeployedInterval]],
+        ids: dict[tuple[str, str, int], int],
+    ) -> list[DeployedSubscription]:
+        """Let deployed steps read more streams, and return these subscriptions; see `united_streams.py`."""
+        steps = {computation.name for computation in deployed.spec.computations}
+        producer_of = {stream.name: stream.producer for stream in spec.streams}
+        kinds = {computation.name: computation.kind for computation in spec.computations}
+        made = []
+        for one in _united(deployed, spec):
+            producer = producer_of[one.stream]
+            consumers = tuple(interval.interval_id for interval in intervals[one.consumer])
+            producers = tuple(interval.interval_id for interval in intervals[producer])
+            reached = [self.headers[interval_id].input_watermark for interval_id in consumers]
+            for header in map(self.headers.__getitem__, producers):
+                if producer not in steps and kinds[producer] == "injector":
+                    header.input_watermark = header.low_watermark = max(header.low_watermark, *reached)
+            self._subscription_count += 1
+            number = ids[one.stream, one.consumer, one.input] = self._subscription_count
+            for header in map(self.headers.__getitem__, producers):
+                header.last_segments[number] = 0
+                for interval_id in consumers:
+                    at = (header.bundle, header.low_watermark)
+                    self.headers[interval_id].cursors.setdefault(header.interval.interval_id, at)
+            made.append(DeployedSubscription(number, one.stream, producer, one.consumer, producers, consumers))
+        return made
+
     def _begin(self, consumers: Sequence[int]) -> None:
         """Set the watermarks of new consumers to the lowest of their cursors."""
         for consumer in consumers:
@@ -398,6 +466,13 @@ class MemoryDatabase:
             row = overlaid(header.keyed, self.unfolded(header)).get((Kind.COUNTER, namespace, b'""', subkey))
             total += 0 if row is None or row.value is None else int(row.value)
         return total
+
+
+def _united(deployed: DeployedGraph, spec: GraphSpec) -> list[SubscriptionSpec]:
+    """Return the subscriptions by which deployed steps are to read more streams."""
+    known = {(found.stream, found.consumer, found.input) for found in deployed.spec.subscriptions}
+    steps = {computation.name for computation in deployed.spec.computations}
+    return [s for s in spec.subscriptions if s.consumer in steps and (s.stream, s.consumer, s.input) not in known]
 
 
 def with_deployed_partitions(spec: GraphSpec, stored: GraphSpec) -> GraphSpec:

@@ -5,12 +5,21 @@ A dead letter's id is its position in the list, from 1; a late record's id is it
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from millpy.errors import RequestWithdrawnError
-from millpy.model.checkpoint import Checkpoint, DeadLetter, Pause, RecordTableName, Request
+from millpy.model.checkpoint import (
+    Checkpoint,
+    DeadLetter,
+    LateRows,
+    PastWindow,
+    Pause,
+    RecordTableName,
+    Request,
+)
 from millpy.model.stage import Release
 from millpy.store.protocol import PendingRequests
 
@@ -28,20 +37,29 @@ class RequestState:
         attempts: the number of failed replays.
         corrected: the payload with which an operator replaces the original one.
         letter: the dead letter that the last failed replay produced.
+        into_window: whether the request is to add a late record to its finished window.
+        detail: why that failed.
     """
 
     state: State = "open"
     attempts: int = 0
     corrected: bytes | None = None
     letter: DeadLetter | None = None
+    into_window: bool = False
+    detail: str = ""
 
 
 class Requests:
-    """The states of all dead letters and late records of one database, its paused sources, and the keys to release."""
+    """The states of all dead letters and late records of one database, its paused sources, and the keys to release.
+
+    Attributes:
+        corrections: late records that were added to finished windows, each with the row before and after.
+    """
 
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
         self._states: dict[tuple[RecordTableName, int], RequestState] = {}
+        self.corrections: list[tuple[int, bytes | None, bytes | None]] = []
         self.pauses: dict[int, Pause] = {}
         self.releases: list[Release] = []
         self._release_id = 0
@@ -58,6 +76,15 @@ class Requests:
         if record.state != "open" or (table == "late_records" and not self._whole()[number - 1]):
             return False
         record.state, record.corrected = "requested", payload or record.corrected
+        record.into_window = False
+        return True
+
+    def replay_into_window(self, number: int) -> bool:
+        """Request that a late record is added to its finished window. Return False when it cannot be."""
+        record = self.state_of("late_records", number)
+        if record.state != "open":
+            return False
+        record.state, record.into_window = "requested", True
         return True
 
     def discard(self, table: RecordTableName, number: int) -> bool:
@@ -86,6 +113,7 @@ class Requests:
         for table in ("dead_letters", "late_records"):
             rows = self._dead() if table == "dead_letters" else self._late()
             wanted = [r for r in rows if r.interval_id in interval_ids and self._is_requested(r)]
+            wanted.sort(key=lambda r: r.window is not None)
             for request in wanted[:records_max]:
                 if size < bytes_max:
                     found.append(request)
@@ -105,6 +133,10 @@ class Requests:
             raise RequestWithdrawnError(
                 f"{len(gone)} of {len(checkpoint.outcomes)} replayed records have been withdrawn"
             )
+        for outcome in checkpoint.outcomes:
+            window = outcome.request.window
+            if outcome.corrects and window is not None and self._row_of(window) != window.row:
+                raise RequestWithdrawnError("the row of a finished window has changed")
 
     def apply(self, checkpoint: Checkpoint) -> None:
         """Apply the outcomes of the checkpoint's requests, and the pause of its source."""
@@ -113,7 +145,10 @@ class Requests:
             failed = outcome.dead_letter is not None or outcome.watermark is not None
             record.state = "open" if failed else "replayed"
             record.attempts += failed
+            record.detail = outcome.detail
             record.letter = outcome.dead_letter or record.letter
+            if outcome.corrects and (window := outcome.request.window) is not None:
+                self.corrections.append((outcome.request.id, window.row, None))
         self.releases = [r for r in self.releases if r.release_id not in checkpoint.release_ids]
         if checkpoint.pause is not None:
             self.pauses[checkpoint.grant.interval_id] = checkpoint.pause
@@ -143,12 +178,41 @@ class Requests:
     def _whole(self) -> list[bool]:
         return [w for _, _, late in self._database.late_records for w in late.whole or [True] * len(late)]
 
+    def _window(self, interval_id: int, late: LateRows, row: int) -> PastWindow | None:
+        start, end = late.window_starts[row], late.window_ends[row]
+        if start is None or end is None:
+            return None
+        graph = self._database.graphs[self._database.headers[interval_id].graph_id]
+        table_id = next(
+            (
+                graph.deployment.table_ids[table.name]
+                for table in graph.spec.tables
+                if table.computation == late.computation and table.kind == "windowed"
+            ),
+            None,
+        )
+        window = PastWindow(late.keys[row], start, end, late.whole[row] if late.whole else True, None, table_id)
+        return replace(window, row=self._row_of(window))
+
+    def _row_of(self, window: PastWindow) -> bytes | None:
+        """Return the row of a window as JSON; None without one."""
+        if window.table_id is None:
+            return None
+        table = self._database.tables[window.table_id]
+        key = json.loads(window.key)
+        name = (*(key if len(table.spec.keys) > 1 else [key]), window.start, window.end)
+        row = table.rows.get(name)
+        return None if row is None else json.dumps(row, default=str).encode()
+
     def _late(self) -> Iterator[Request]:
         number = 0
         for interval_id, _, late in self._database.late_records:
             marks = late.retracts or [False] * len(late)
-            for payload, event_time, retracts in zip(late.payloads, late.event_times, marks, strict=True):
+            columns = zip(late.payloads, late.event_times, marks, strict=True)
+            for place, (payload, event_time, retracts) in enumerate(columns):
                 number += 1
+                state = self._states.get(("late_records", number))
+                asks = state is not None and state.state == "requested" and state.into_window
                 yield Request(
                     "late_records",
                     number,
@@ -159,4 +223,5 @@ class Requests:
                     input=late.input,
                     event_time=event_time,
                     retracts=retracts,
+                    window=self._window(interval_id, late, place) if asks else None,
                 )

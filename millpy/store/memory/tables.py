@@ -7,7 +7,7 @@ models snapshots and atomic commits. `MemoryDatabase` and `MemoryStore` model th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
@@ -48,6 +48,7 @@ class Header:
     low_watermark: Instant = INSTANT_MIN
     oldest_work: Instant = INSTANT_MAX
     processing_floor: Instant = INSTANT_MIN
+    horizon_floor: Instant = INSTANT_MIN
     dedupe_clock: Instant = INSTANT_MIN
     dedupe_whole: int = 0
     cursors: dict[int, tuple[int, Instant]] = field(default_factory=dict)
@@ -117,6 +118,12 @@ class StoredRun:
         """Bytes that the entry takes in the ring."""
         return len(self.run.ids) + len(self.run.times)
 
+    def longer(self, header: Header, by_us: int) -> StoredRun:
+        """Return the run, kept longer if it is the interval's and has not expired."""
+        if self.interval_id != header.interval.interval_id or self.run.expires_at < header.dedupe_clock:
+            return self
+        return replace(self, run=replace(self.run, expires_at=Instant(self.run.expires_at + by_us)))
+
 
 class RingEntry(Protocol):
     """An entry of a ring."""
@@ -146,6 +153,11 @@ class Ring(Generic[T]):
     def append(self, item: T) -> None:
         """Append an entry to the current slot."""
         self._slots[self._current].append(item)
+
+    def replace(self, change: Callable[[T], T]) -> None:
+        """Replace each entry, as an UPDATE does."""
+        for items in self._slots:
+            items[:] = map(change, items)
 
     def turn(self, now: Instant, *, epoch_s: float, epoch_bytes: int) -> bool:
         """Start a new epoch if one is due and the next slot is free. Return whether one was started."""
@@ -311,6 +323,16 @@ def overlaid(keyed: dict[EntryName, KeyedRow], deltas: Iterable[StoredDelta]) ->
                     entries.key_hashes[row], entries.values[row], entries.fire_ats[row], delta.bundle
                 )
     return {name: row for name, row in newest.items() if row.value is not None}
+
+
+def without_closed(
+    keyed: dict[EntryName, KeyedRow], low_watermark: Instant
+) -> tuple[dict[EntryName, KeyedRow], frozenset[str]]:
+    """Return the rows without those of windows that end by a low watermark, and the subkeys of these windows."""
+    closed = frozenset(
+        name[3] for name in keyed if name[0] is Kind.WINDOW and int(name[3].partition("/")[2]) <= low_watermark
+    )
+    return {name: row for name, row in keyed.items() if name[0] is not Kind.WINDOW or name[3] not in closed}, closed
 
 
 def entries_of(rows: Iterable[tuple[EntryName, KeyedRow]]) -> list[Entries]:

@@ -26,7 +26,7 @@ from psycopg.rows import TupleRow
 from millpy.errors import CommitUnknownError, PaneOrderError, StoreUnavailableError, TransientError
 from millpy.model.checkpoint import Checkpoint, DeletedRows, Segment, StoredSlice
 from millpy.model.delta import encode_documents
-from millpy.store.postgres import requests
+from millpy.store.postgres import corrections, requests
 from millpy.store.postgres.arrays import Bigints, Booleans, Byteas, Jsonbs, PgArray, Texts
 from millpy.store.postgres.connection import Channel, Connection
 from millpy.store.postgres.errors import (
@@ -133,7 +133,9 @@ def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: d
         *_archive_files(checkpoints),
     ]
     inserts, copies, firsts = _results(checkpoints, tables)
-    return EncodedTurn(fence, logs, appends + inserts, copies, firsts, _hours(checkpoints, tables))
+    before, after = corrections.record(checkpoints, tables)
+    # Corrections compare the rows before they are written, and note them after that. Nobody else writes their rows.
+    return EncodedTurn(fence, logs, [*appends, *before, *inserts, *after], copies, firsts, _hours(checkpoints, tables))
 
 
 def _hours(checkpoints: Sequence[Checkpoint], tables: dict[int, ResultTable]) -> dict[int, Times]:

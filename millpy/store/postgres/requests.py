@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millpy.model.checkpoint import Checkpoint, Request
 from millpy.model.stage import Release
+from millpy.store.postgres import corrections
 from millpy.store.postgres.arrays import Bigints, Byteas, Texts
 from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import PendingRequests
 
 Command = tuple[bytes, dict[str, Any]]
 
 
-async def read(connection: Connection, interval_ids: Sequence[int], rows_max: int, bytes_max: int) -> PendingRequests:
+async def read(
+    connection: Connection,
+    interval_ids: Sequence[int],
+    rows_max: int,
+    bytes_max: int,
+    tables: Mapping[int, ResultTable],
+) -> PendingRequests:
     """Read the requests for these intervals; see `Store.read_requests`."""
     of_intervals = {"intervals": Bigints(list(interval_ids))}
     limits = {"rows_max": rows_max, "bytes_max": bytes_max}
     rows = await all_rows(connection, statement("read_requests"), of_intervals | limits)
     paused = await all_rows(connection, statement("read_pauses"), of_intervals)
     releases = await all_rows(connection, statement("read_releases"), of_intervals | {"rows_max": rows_max})
+    requests = await corrections.with_windows(
+        connection, [Request(*row) for *row, _ in rows], {row[1] for row in rows if row[-1]}, tables
+    )
     return PendingRequests(
-        tuple(Request(*row) for row in rows),
+        tuple(requests),
         frozenset(row[0] for row in paused),
         tuple(
             Release(id_, interval_id, key.encode(), ticket, discards)
@@ -47,7 +58,10 @@ def record_outcomes(checkpoints: Sequence[Checkpoint]) -> list[Command]:
         }
         commands.append((statement("settle_dead_letters"), parameters))
     if late := [(c, s) for c, s in outcomes if s.request.table == "late_records"]:
-        parameters = _places(late) | {"watermarks": Bigints([s.watermark for _, s in late])}
+        parameters = _places(late) | {
+            "watermarks": Bigints([s.watermark for _, s in late]),
+            "details": Texts([storable(s.detail) for _, s in late]),
+        }
         commands.append((statement("settle_late_records"), parameters))
     if releases := [id_ for c in checkpoints for id_ in c.release_ids]:
         commands.append((statement("forget_releases"), {"release_ids": Bigints(releases)}))

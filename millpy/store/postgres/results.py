@@ -28,6 +28,8 @@ from millpy.store.postgres.arrays import (
     Bigints,
     Booleans,
     Byteas,
+    Dates,
+    Decimals,
     Doubles,
     Jsonbs,
     Numerics,
@@ -35,9 +37,18 @@ from millpy.store.postgres.arrays import (
     Texts,
     Timestamps,
     Uuids,
+    decimal_bytes,
     numeric_bytes,
 )
-from millpy.store.postgres.copy_rows import Field, bytes_field, copy_rows, moment_field, numeric_field, packed_field
+from millpy.store.postgres.copy_rows import (
+    Field,
+    bytes_field,
+    copy_rows,
+    day_field,
+    moment_field,
+    numeric_field,
+    packed_field,
+)
 from millpy.store.postgres.history import HistoryTable
 from millpy.store.postgres.partitions import KnownPartitions, Times, hours_of
 
@@ -48,6 +59,8 @@ _ARRAYS: dict[str, type[PgArray]] = {
     "text": Texts,
     "bigint": Bigints,
     "numeric": Numerics,
+    "decimal": Decimals,
+    "date": Dates,
     "double precision": Doubles,
     "boolean": Booleans,
     "bytea": Byteas,
@@ -59,6 +72,8 @@ _COPIED: dict[str, tuple[pa.DataType, Callable[[pa.Array], Field]]] = {
     "text": (pa.string(), bytes_field),
     "bigint": (pa.int64(), partial(packed_field, wire_type=">i8")),
     "numeric": (pa.decimal128(38, 0), numeric_field),
+    "decimal": (pa.binary(), bytes_field),
+    "date": (pa.date32(), day_field),
     "double precision": (pa.float64(), partial(packed_field, wire_type=">f8")),
     "boolean": (pa.bool_(), partial(packed_field, wire_type="?")),
     "bytea": (pa.binary(), bytes_field),
@@ -70,6 +85,7 @@ _COPIED: dict[str, tuple[pa.DataType, Callable[[pa.Array], Field]]] = {
 _CONVERTED: dict[str, Callable[[Any], bytes]] = {
     "uuid": lambda value: UUID(str(value)).bytes,
     "jsonb": lambda value: b"\x01" + value,
+    "decimal": decimal_bytes,
 }
 _FIXED_WIDTH = ("bigint", "double precision", "timestamptz")
 SQL_TYPES = frozenset(_ARRAYS)

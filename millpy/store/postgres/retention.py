@@ -48,6 +48,7 @@ async def forget_old(
     for forgetting, kept_s in (
         (statement("forget_dead_letters"), dead_letter_kept_s),
         (statement("forget_events"), events_kept_s),
+        (statement("forget_corrections"), events_kept_s),
     ):
         try:
             gone += int((await all_rows(connection, forgetting, {**times, "kept_s": kept_s}))[0][0])

@@ -8,7 +8,7 @@ commit channel is the backend that the worker records, so that others can end it
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -25,9 +25,10 @@ from millpy.model.dead_letter import printable
 from millpy.model.deployment import Deployment, GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange
 from millpy.model.lookup import LookupTable
+from millpy.model.stage import UNBOUNDED
 from millpy.model.time import Instant
 from millpy.store.postgres import fold as folding
-from millpy.store.postgres import ownership, requests, retention
+from millpy.store.postgres import ownership, requests, retention, stored_windows
 from millpy.store.postgres import poll as polling
 from millpy.store.postgres import recovery as reading
 from millpy.store.postgres.arrays import Bigints, Booleans, Jsonbs, Texts
@@ -35,6 +36,7 @@ from millpy.store.postgres.commit import Committer
 from millpy.store.postgres.connection import Channel, Connection, ConnectionGroup, ConnectionSettings, all_rows
 from millpy.store.postgres.deployment import deploy as deploying
 from millpy.store.postgres.deployment import generations as generating
+from millpy.store.postgres.deployment import reset as resetting
 from millpy.store.postgres.errors import is_queue_full, translate
 from millpy.store.postgres.lookups import read_table
 from millpy.store.postgres.results import ResultTable
@@ -143,6 +145,11 @@ class PostgresStore:
         for table in spec.tables:
             self._tables[deployment.table_ids[table.name]] = ResultTable.from_spec(deployment.name, table)
         return deployment
+
+    async def reset(self, spec: GraphSpec, names: Collection[str], *, dry_run: bool = False) -> Deployment:
+        """Let computations begin anew; see `resetting.reset`. With `dry_run`, roll it back."""
+        async with self._as_owner(f"cannot reset {', '.join(names)}", "deploy", dry_run=dry_run) as connection:
+            return await resetting.reset(connection, spec, names)
 
     async def compare(
         self, spec: GraphSpec, *, upgrades: Mapping[str, Upgrade] | None = None, back: bool = False
@@ -258,12 +265,14 @@ class PostgresStore:
             await self._group.follow_server(connection)
             return await ownership.take_over_from_self(connection, worker_id, grants, self._backends)
 
-    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[OwnerSnapshot]:
+    async def read(
+        self, grants: Sequence[Grant], *, state_rows_max: int, closed_rows_max: int = UNBOUNDED
+    ) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals; see `Store.read`."""
         if not grants:
             return []
         async with self._admin.use() as connection:
-            return await reading.read(connection, grants, state_rows_max, self._progressed)
+            return await reading.read(connection, grants, state_rows_max, closed_rows_max, self._progressed)
 
     async def load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
         """Read the STATE entries of these keys."""
@@ -271,6 +280,13 @@ class PostgresStore:
             return []
         async with self._poll.use() as connection:
             return await self._states.load(connection, grant, keys)
+
+    async def load_windows(
+        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None
+    ) -> Entries:
+        """Read folded rows of windows; see `Store.load_windows`."""
+        async with self._poll.use() as connection:
+            return await stored_windows.load(connection, grant, folded_bundle, subkeys, keys, self._progressed)
 
     async def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
         """Read the dedupe runs of this source partition within the horizon, oldest first."""
@@ -287,7 +303,7 @@ class PostgresStore:
     async def read_requests(self, interval_ids: Sequence[int], *, records_max: int, bytes_max: int) -> PendingRequests:
         """Read the requests for these intervals."""
         async with self._admin.use() as connection:
-            return await requests.read(connection, interval_ids, records_max, bytes_max)
+            return await requests.read(connection, interval_ids, records_max, bytes_max, self._tables)
 
     async def forget_old(
         self, *, now_us: Instant, dead_letter_kept_s: float, settled_kept_s: float, events_kept_s: float

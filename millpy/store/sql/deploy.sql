@@ -96,6 +96,86 @@ UPDATE mill.cursors AS k SET watermark = c.input_watermark
  WHERE k.consumer = c.interval_id AND k.producer = p.interval_id
    AND p.computation_id = %(computation_id)s AND p.place >= %(first_place)s::integer;
 
+-- name: read_marks
+-- Reads when a change of each computation takes effect, in µs: the server's clock, or its watermark if that is later
+-- (`model/changed_meaning.py`). Zero rows: the graph has no computation.
+SELECT c.name, greatest(mill.instant(clock_timestamp()),
+                        max(i.input_watermark) FILTER (WHERE i.input_watermark < 4611686018427387904))
+  FROM mill.computations AS c JOIN mill.intervals AS i USING (computation_id)
+ WHERE c.graph_id = %(graph_id)s GROUP BY c.name;
+
+-- name: read_watermark_to_join
+-- Reads the latest watermark that the steps which are to read one more stream have reached. Always one row.
+SELECT max(i.input_watermark) FROM mill.computations AS c JOIN mill.intervals AS i USING (computation_id)
+ WHERE c.graph_id = %(graph_id)s AND c.name = ANY (%(consumers)s);
+
+-- name: begin_united_source
+-- A new source begins at the watermark of the steps that read it beside others (I5). Always at least one row.
+UPDATE mill.intervals AS i
+   SET input_watermark = greatest(i.input_watermark, %(reached)s::bigint),
+       low_watermark = greatest(i.low_watermark, %(reached)s::bigint)
+  FROM mill.computations AS c
+ WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s AND i.computation_id = c.computation_id;
+
+-- name: join_united_cursors
+-- A step reads one more stream behind everything that its producers have committed (I3, I5). Zero rows: it reads these
+-- producers already.
+INSERT INTO mill.cursors (consumer, producer, seq, watermark)
+SELECT DISTINCT c.interval_id, p.interval_id, p.bundle, p.low_watermark
+  FROM mill.streams AS s
+  JOIN mill.intervals AS p ON p.computation_id = s.producer_id
+ CROSS JOIN (SELECT i.interval_id FROM mill.computations AS n JOIN mill.intervals AS i USING (computation_id)
+              WHERE n.graph_id = %(graph_id)s AND n.name = %(consumer)s) AS c
+ WHERE s.graph_id = %(graph_id)s AND s.name = %(stream)s
+ON CONFLICT DO NOTHING;
+
+-- name: read_behind
+-- Finds a producer whose watermark is behind that of a step which is to read it. Zero rows: there is none.
+SELECT mill.moment(p.low_watermark)::text, mill.moment(c.input_watermark)::text
+  FROM mill.cursors AS k
+  JOIN mill.intervals AS c ON c.interval_id = k.consumer
+  JOIN mill.intervals AS p ON p.interval_id = k.producer
+  JOIN mill.computations AS n ON n.computation_id = c.computation_id
+  JOIN mill.streams AS s ON s.producer_id = p.computation_id
+ WHERE s.graph_id = %(graph_id)s AND s.name = %(stream)s AND n.name = %(consumer)s AND n.graph_id = s.graph_id
+   AND p.low_watermark < c.input_watermark
+ ORDER BY p.low_watermark LIMIT 1;
+
+-- name: read_reached
+-- Reads the watermark that each computation has reached, as text: records before it have been judged. Zero rows: the
+-- graph has no computation.
+SELECT c.name, mill.moment(min(CASE c.kind WHEN 'injector' THEN i.low_watermark ELSE i.input_watermark END))::text
+  FROM mill.computations AS c JOIN mill.intervals AS i USING (computation_id)
+ WHERE c.graph_id = %(graph_id)s GROUP BY c.name;
+
+-- name: raise_window_floors
+-- The windows that are over stay over when the allowed lateness grows (I9). Always one row for each interval.
+UPDATE mill.intervals AS i SET horizon_floor = greatest(i.horizon_floor, i.input_watermark - %(before_us)s::bigint)
+  FROM mill.computations AS c
+ WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s AND i.computation_id = c.computation_id;
+
+-- name: raise_id_floors
+-- The ids that are forgotten stay forgotten when the dedupe horizon grows (I9). Zero rows: the source has no ids.
+UPDATE mill.intervals AS i SET horizon_floor = greatest(i.horizon_floor, latest.clock - %(before_us)s::bigint)
+  FROM mill.computations AS c
+  JOIN mill.intervals AS p USING (computation_id)
+ CROSS JOIN LATERAL (SELECT max(r.clock) AS clock FROM mill.dedupe_runs AS r WHERE r.interval_id = p.interval_id) AS latest
+ WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s AND i.interval_id = p.interval_id;
+
+-- name: keep_runs_longer
+-- Keeps the runs that have not expired until the longer horizon has passed. Zero rows: there are none.
+UPDATE mill.dedupe_runs AS r SET expires_at = r.expires_at + %(longer_us)s::bigint
+  FROM mill.computations AS c
+  JOIN mill.intervals AS p USING (computation_id)
+ WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s AND r.interval_id = p.interval_id
+   AND r.expires_at >= (SELECT max(n.clock) FROM mill.dedupe_runs AS n WHERE n.interval_id = p.interval_id);
+
+-- name: change_table_lateness
+-- Zero rows: the computation has no result table.
+UPDATE mill.result_tables AS t SET allowed_lateness_us = %(allowed_lateness_us)s::bigint
+  FROM mill.computations AS c
+ WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s AND t.computation_id = c.computation_id;
+
 -- name: place_computation
 -- Always one row.
 UPDATE mill.computations SET place = %(place)s WHERE graph_id = %(graph_id)s AND name = %(computation)s;

@@ -161,7 +161,7 @@ SELECT l.graph, l.table_name, count(*) AS workers, count(*) FILTER (WHERE l.vers
 -- name: look_at_window_triggers
 -- Reads the triggers of windowed steps that are not the default. Zero rows: all windows fire at their end.
 SELECT g.name AS graph, c.name AS computation, c.described #> '{identity,trigger}' AS trigger,
-       (c.described #>> '{identity,allowed_lateness_us}')::bigint AS allowed_lateness_us
+       (c.described #>> '{settings,allowed_lateness_us}')::bigint AS allowed_lateness_us
   FROM mill.graphs AS g
  CROSS JOIN LATERAL jsonb_each(g.description -> 'computations') AS c (name, described)
  WHERE c.described #>> '{identity,kind}' = 'window'

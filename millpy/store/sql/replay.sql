@@ -6,21 +6,31 @@
 WITH asked AS (
     (SELECT 'dead_letters' AS table_name, d.dead_letter_id AS id, d.interval_id, d.stream, d.computation,
             coalesce(d.corrected, d.payload) AS payload, d.input, d.wire, d.source_position, d.event_time, d.dedupe_id,
-            d.retracts
+            d.retracts, false AS into_window
        FROM mill.dead_letters AS d
       WHERE d.state = 'requested' AND d.interval_id = ANY (%(intervals)s)
       ORDER BY d.dead_letter_id LIMIT %(rows_max)s::integer)
      UNION ALL
     (SELECT 'late_records', l.late_record_id, l.interval_id, l.stream, l.computation, l.payload, l.input, '', '', l.event_time,
-            NULL, l.retracts
+            NULL, l.retracts, l.into_window
        FROM mill.late_records AS l
       WHERE l.state = 'requested' AND l.interval_id = ANY (%(intervals)s)
       ORDER BY l.late_record_id LIMIT %(rows_max)s::integer)
 ), measured AS (
     SELECT a.*, sum(octet_length(a.payload)) OVER (ORDER BY a.table_name, a.id) - octet_length(a.payload) AS before FROM asked AS a
 )
-SELECT table_name, id, interval_id, stream, computation, payload, input, wire, source_position, event_time, dedupe_id, retracts
-  FROM measured WHERE before < %(bytes_max)s::bigint ORDER BY table_name, id;
+SELECT table_name, id, interval_id, stream, computation, payload, input, wire, source_position, event_time, dedupe_id,
+       retracts, into_window
+  FROM measured WHERE before < %(bytes_max)s::bigint ORDER BY table_name, into_window, id;
+
+-- name: read_past_windows
+-- Reads the finished windows that late records are to be added to, and their result table; NULL if there is none. Zero
+-- rows: the requests were withdrawn.
+SELECT l.late_record_id, l.key, l.window_start, l.window_end, l.whole, t.table_id
+  FROM mill.late_records AS l
+  JOIN mill.intervals AS i USING (interval_id)
+  LEFT JOIN mill.result_tables AS t ON t.computation_id = i.computation_id AND t.kind = 'windowed'
+ WHERE l.late_record_id = ANY (%(letters)s) AND l.into_window AND l.window_start IS NOT NULL;
 
 -- name: read_pauses
 -- Reads which of these intervals are paused. Zero rows: none is paused.
@@ -46,8 +56,11 @@ SELECT mill.check_settled((SELECT count(*) FROM settled), cardinality(%(letters)
 WITH settled AS (
     UPDATE mill.late_records AS l
        SET state = CASE WHEN e.watermark IS NULL THEN 'replayed' ELSE 'open' END, state_at = now(), bundle = e.bundle,
-           attempts = l.attempts + (e.watermark IS NOT NULL)::integer, watermark = coalesce(e.watermark, l.watermark)
-      FROM unnest(%(letters)s, %(intervals)s, %(bundles)s, %(watermarks)s) AS e (late_record_id, interval_id, bundle, watermark)
+           attempts = l.attempts + (e.watermark IS NOT NULL)::integer,
+           watermark = CASE WHEN l.into_window THEN l.watermark ELSE coalesce(e.watermark, l.watermark) END,
+           detail = e.detail
+      FROM unnest(%(letters)s, %(intervals)s, %(bundles)s, %(watermarks)s, %(details)s)
+        AS e (late_record_id, interval_id, bundle, watermark, detail)
      WHERE l.late_record_id = e.late_record_id AND l.interval_id = e.interval_id AND l.state = 'requested'
     RETURNING 1
 )
@@ -120,6 +133,16 @@ WITH old AS (
     INSERT INTO mill.expired AS x (graph_id, table_name, stream, computation, reason, count)
     SELECT graph_id, 'events', '', '', kind, count(*) FROM gone GROUP BY 1, 5 ORDER BY 1, 5
     ON CONFLICT (graph_id, table_name, stream, computation, reason) DO UPDATE SET count = x.count + excluded.count
+)
+SELECT count(*) FROM gone;
+
+-- name: forget_corrections
+-- The same for corrections, which live as long as events. Returns the number of deleted rows. Always one row.
+WITH old AS (
+    SELECT correction_id FROM mill.corrections WHERE corrected_at < mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s)
+     ORDER BY corrected_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM mill.corrections AS d USING old WHERE d.correction_id = old.correction_id RETURNING 1
 )
 SELECT count(*) FROM gone;
 

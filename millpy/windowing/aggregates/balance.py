@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
+from millpy.model.field_types import decimal_of, mean_decimal
 from millpy.model.record import WideInt
 from millpy.windowing.accumulator import Accumulator, PartialAggregate
 from millpy.windowing.group_by import Column, GroupedColumn, Groups, Integers
@@ -73,6 +75,10 @@ class SumBalance(Accumulator):
         result: annotation of the result column.
         of: takes the accumulator and the unit of its sum, as a number of bits; returns the result.
         squares: whether the sum of squares is kept; else it is 0.
+
+    Attributes:
+        squares: the same.
+        is_sum, is_mean: whether the result is the sum, or the mean.
     """
 
     def __init__(
@@ -82,7 +88,8 @@ class SumBalance(Accumulator):
         self.result = result
         self.shares = ("sum balance", field, squares)
         self._of = of
-        self._squares = squares
+        self.is_sum, self.is_mean = of is _sum, of is _mean
+        self.squares = squares
         self._bits = UNIT_BITS if kind is float else 0
         self.stores_text = kind is float
         self.memory_bytes = 700 if squares else 400
@@ -93,11 +100,11 @@ class SumBalance(Accumulator):
 
     def add(self, accumulator: Any, value: Any, at: int) -> Any:
         """Add one value."""
-        return self.merge(accumulator, self._one(value))
+        return self.merge(accumulator, self.one(value))
 
     def subtract(self, accumulator: Any, value: Any, at: int) -> Any:
         """Subtract one value."""
-        return [one - other for one, other in zip(accumulator, self._one(value), strict=True)]
+        return [one - other for one, other in zip(accumulator, self.one(value), strict=True)]
 
     def merge(self, one: Any, other: Any) -> Any:
         """Add up two accumulators."""
@@ -124,7 +131,7 @@ class SumBalance(Accumulator):
         columns = [
             groups.reduce(np.add, found, signs),
             groups.reduce(np.add, found, sums * signs),
-            groups.reduce(np.add, found, sums * sums * signs) if self._squares else np.zeros(len(groups), np.int64),
+            groups.reduce(np.add, found, sums * sums * signs) if self.squares else np.zeros(len(groups), np.int64),
             *(self._unusual(groups, found, signs) if self._bits else [np.zeros(len(groups), np.int64)] * 3),
         ]
         return PartialAggregate(list(map(list, zip(*(column.tolist() for column in columns), strict=True))))
@@ -135,24 +142,28 @@ class SumBalance(Accumulator):
         masks = (np.isnan(values), values == np.inf, values == -np.inf)
         return [groups.reduce(np.add, found, np.where(mask, signs, 0)) for mask in masks]
 
-    def _one(self, value: Any) -> Any:
+    def one(self, value: Any) -> Any:
         """Return the accumulator of one value."""
         if not self._bits:
-            return [1, value, value * value if self._squares else 0, *_FINITE]
+            return [1, value, value * value if self.squares else 0, *_FINITE]
         if not math.isfinite(value):
             return [1, 0, 0, int(value != value), int(value == math.inf), int(value == -math.inf)]
         numerator, denominator = value.as_integer_ratio()
         units = numerator << (UNIT_BITS - denominator.bit_length() + 1)
-        return [1, units, units * units if self._squares else 0, *_FINITE]
+        return [1, units, units * units if self.squares else 0, *_FINITE]
 
 
 def sum_of(field: str, kind: type) -> SumBalance:
     """Return the operations that keep a sum."""
+    if kind is Decimal:
+        return SumBalance(field, kind, Decimal | None, lambda accumulator, _: decimal_of(accumulator[1]))
     return SumBalance(field, kind, (WideInt if kind is int else float) | None, _sum)
 
 
 def mean_of(field: str, kind: type) -> SumBalance:
     """Return the operations that keep sum and count."""
+    if kind is Decimal:
+        return SumBalance(field, kind, Decimal | None, lambda found, _: mean_decimal(found[1], found[0]))
     return SumBalance(field, kind, float | None, _mean)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from millpy.model.field_types import decimal_of, mean_decimal, value_of_plain
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType, WideInt, arrow_type
 from millpy.model.time import to_datetime
@@ -22,7 +24,8 @@ from millpy.windowing.aggregates.balance import CountBalance, mean_of, sum_of, v
 from millpy.windowing.group_by import Column, Groups, Integers, unbounded
 
 NUMBERS = (int, float)
-ORDERED = (int, float, str, datetime)
+EXACT = (int, float, Decimal)
+ORDERED = (int, float, Decimal, str, datetime, date)
 
 
 class Count(Aggregate):
@@ -47,10 +50,10 @@ class Count(Aggregate):
 
 
 class Sum(Aggregate):
-    """The sum: for integers an integer of any width."""
+    """The sum: for integers an integer of any width, for Decimals the exact Decimal."""
 
     kind = "sum"
-    takes = NUMBERS
+    takes = EXACT
     forgets = ""
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
@@ -63,10 +66,10 @@ class Sum(Aggregate):
 
 
 class Mean(Aggregate):
-    """The arithmetic mean."""
+    """The arithmetic mean; of Decimals with 38 digits behind the point."""
 
     kind = "mean"
-    takes = NUMBERS
+    takes = EXACT
     forgets = ""
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
@@ -79,7 +82,7 @@ class Mean(Aggregate):
 
 
 class Min(Aggregate):
-    """The smallest value of numbers, text (by code point) or datetimes."""
+    """The smallest value of numbers, text (by code point), datetimes or dates."""
 
     kind = "min"
     takes = ORDERED
@@ -91,7 +94,7 @@ class Min(Aggregate):
 
 
 class Max(Aggregate):
-    """The largest value of numbers, text (by code point) or datetimes."""
+    """The largest value of numbers, text (by code point), datetimes or dates."""
 
     kind = "max"
     takes = ORDERED
@@ -192,7 +195,7 @@ class SumAccumulator(ArrayAccumulator):
 
     def __init__(self, field: str, kind: type) -> None:
         super().__init__(field, kind)
-        self.result = (WideInt if kind is int else float) | None
+        self.result = (WideInt if kind is int else kind) | None
 
     def add(self, accumulator: Any, value: Any, at: int) -> Any:
         """Add one value."""
@@ -206,11 +209,11 @@ class SumAccumulator(ArrayAccumulator):
 
     def result_of(self, accumulator: Any) -> Any:
         """Return the sum."""
-        return accumulator
+        return decimal_of(accumulator) if self.kind is Decimal and accumulator is not None else accumulator
 
     def from_stored(self, stored: Any) -> Any:
         """Convert a sum from its stored form: wide integers, infinities and NaN are stored as text."""
-        return None if stored is None else self.kind(stored)
+        return None if stored is None else _number_of(self.kind)(stored)
 
     def aggregate(self, groups: Groups) -> PartialArrays:
         """Sum the values of each group."""
@@ -223,7 +226,7 @@ class SumAccumulator(ArrayAccumulator):
 
     def column_of(self, arrays: PartialArrays) -> pa.Array:
         """Return the sums, NULL for a group without values."""
-        if arrays.values.dtype == object:
+        if arrays.values.dtype == object or self.kind is Decimal:
             return super().column_of(arrays)
         found = pa.array(arrays.values, mask=arrays.counts == 0)
         return found.cast(arrow_type(self.result)) if self.kind is int else found
@@ -232,11 +235,10 @@ class SumAccumulator(ArrayAccumulator):
 class MeanAccumulator(ArrayAccumulator):
     """Keeps [sum, count]."""
 
-    result = float | None
-
     def __init__(self, field: str, kind: type) -> None:
         super().__init__(field, kind)
-        self.stored_form = "mean of integers" if kind is int else "mean"
+        self.result = (Decimal if kind is Decimal else float) | None
+        self.stored_form = {int: "mean of integers", float: "mean"}.get(kind, "")
 
     def empty(self) -> Any:
         """Return the accumulator of zero records."""
@@ -250,14 +252,16 @@ class MeanAccumulator(ArrayAccumulator):
         """Add up two sums and two counts."""
         return [one[0] + other[0], one[1] + other[1]]
 
-    def result_of(self, accumulator: Any) -> float | None:
+    def result_of(self, accumulator: Any) -> Any:
         """Return the mean."""
         total, count = accumulator
+        if self.kind is Decimal:
+            return mean_decimal(total, count) if count else None
         return total / count if count else None
 
     def from_stored(self, stored: Any) -> Any:
         """Convert the accumulator from its stored form."""
-        return [self.kind(stored[0]), stored[1]]
+        return [_number_of(self.kind)(stored[0]), stored[1]]
 
     def aggregate(self, groups: Groups) -> PartialArrays:
         """Sum and count the values of each group."""
@@ -285,7 +289,7 @@ class MeanAccumulator(ArrayAccumulator):
 
 
 class ExtremeAccumulator(ArrayAccumulator):
-    """Keeps the smallest or largest value; datetimes as µs."""
+    """Keeps the smallest or largest value, as `plain_value`."""
 
     keeps_values = True
     stored_form = "value"
@@ -307,11 +311,13 @@ class ExtremeAccumulator(ArrayAccumulator):
 
     def result_of(self, accumulator: Any) -> Any:
         """Return the extreme; µs as a datetime if the field is one."""
+        if accumulator is not None and (convert := value_of_plain(self.kind)) is not None:
+            return convert(accumulator)
         return to_datetime(accumulator) if self.kind is datetime and accumulator is not None else accumulator
 
     def from_stored(self, stored: Any) -> Any:
         """Convert the accumulator from its stored form."""
-        return self.kind(stored) if self.kind in NUMBERS and stored is not None else stored
+        return _number_of(self.kind)(stored) if self.kind in EXACT and stored is not None else stored
 
     def aggregate(self, groups: Groups) -> PartialArrays:
         """Return the smallest or largest value of each group."""
@@ -333,21 +339,26 @@ class ExtremeAccumulator(ArrayAccumulator):
 
     def column_of(self, arrays: PartialArrays) -> pa.Array:
         """Return the extremes, NULL for a group without values."""
-        if arrays.values.dtype == object:
+        if arrays.values.dtype == object or value_of_plain(self.kind) is not None:
             return super().column_of(arrays)
         return pa.array(arrays.values, mask=arrays.counts == 0).cast(arrow_type(self.result))
 
 
 class VarianceAccumulator(ArrayAccumulator):
-    """Keeps [count, mean, sum of squared distances from the mean], merged after Chan, Golub and LeVeque (1979)."""
+    """Keeps [count, mean, sum of squared distances from the mean], merged after Chan, Golub and LeVeque (1979).
+
+    Attributes:
+        ddof: what the divisor of the variance has less than the count.
+        is_root: whether the result is the standard deviation.
+    """
 
     result = float | None
 
     def __init__(self, field: str, kind: type, population: bool, root: bool) -> None:
         super().__init__(field, kind)
         self.shares = ("variance", field)
-        self._ddof = 0 if population else 1
-        self._root = root
+        self.ddof = 0 if population else 1
+        self.is_root = root
 
     def empty(self) -> Any:
         """Return the accumulator of zero records."""
@@ -372,12 +383,12 @@ class VarianceAccumulator(ArrayAccumulator):
     def result_of(self, accumulator: Any) -> float | None:
         """Return the variance or its root."""
         count, _, squares = accumulator
-        if count <= self._ddof:
+        if count <= self.ddof:
             return None
         if not math.isfinite(squares):
             return math.nan  # the squares overflow; the sign of the infinity would depend on bundles
-        variance = squares / (count - self._ddof)
-        return math.sqrt(variance) if self._root else variance
+        variance = squares / (count - self.ddof)
+        return math.sqrt(variance) if self.is_root else variance
 
     def from_stored(self, stored: Any) -> Any:
         """Convert the accumulator from its stored form."""
@@ -424,8 +435,13 @@ class VarianceAccumulator(ArrayAccumulator):
         """Return the variances or their roots, NULL for a group with too few values."""
         assert arrays.extra is not None
         squares = np.where(np.isfinite(arrays.extra), arrays.extra, np.nan)  # as in `result_of`
-        variances = squares / np.maximum(arrays.counts - self._ddof, 1)
-        return pa.array(np.sqrt(variances) if self._root else variances, mask=arrays.counts <= self._ddof)
+        variances = squares / np.maximum(arrays.counts - self.ddof, 1)
+        return pa.array(np.sqrt(variances) if self.is_root else variances, mask=arrays.counts <= self.ddof)
+
+
+def _number_of(kind: type) -> Callable[[Any], Any]:
+    """Return the function that restores a number of a field's type: that of a Decimal is whole."""
+    return int if kind is Decimal else kind
 
 
 def summed(values: Column, offsets: Integers) -> Column:

@@ -30,6 +30,7 @@ def address(
         secret=secret,
         stream="s",
         partition=partition,
+        place=source.partitions().index(partition) if partition in source.partitions() else 0,
         limits=Limits(),
         clock=SystemClock(),
         ready=asyncio.Event(),
@@ -146,7 +147,9 @@ def test_session_is_named_by_graph_stream_and_filter() -> None:
     assert len(names) == 3
     assert address(Mqtt("a/#")).client_id == address(Mqtt("a/#")).client_id
     assert address(Mqtt("a/#", session=MqttSession(client_id="mine"))).client_id == "mine"
-    assert address(Mqtt("a/#", "b/#", session=MqttSession(client_id="mine"))).client_id != "mine"
+    several = Mqtt("a/#", "b/#", session=MqttSession(client_id="mine"))
+    assert address(several).client_id == "mine", "the first filter keeps its session when the source gets another"
+    assert address(several, partition="b/#").client_id != "mine"
 
 
 def test_source_without_a_filter_is_refused() -> None:

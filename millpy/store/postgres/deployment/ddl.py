@@ -34,7 +34,9 @@ COMMITTED_COLUMNS = ("emitted_at", "interval_id", "bundle")
 FINAL = "is_final"
 _FINALS = {
     "records": sql.SQL("true"),
-    "windowed": sql.SQL("coalesce(i.input_watermark >= mill.instant(t.window_end) + {}, false)"),
+    "windowed": sql.SQL(
+        "coalesce(greatest(i.input_watermark - {}, i.horizon_floor) >= mill.instant(t.window_end), false)"
+    ),
 }
 
 

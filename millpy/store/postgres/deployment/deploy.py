@@ -98,7 +98,7 @@ async def compare(
 ) -> tuple[int, Sequence[GraphChange]] | None:
     """Return the deployed version, and the changes that a deployment would make; None for a new graph or generation."""
     check_names(spec)
-    stored = await _read_graph(connection, spec)
+    stored = await read_deployed(connection, spec)
     if stored is None:
         await name_of_new(connection, spec)
     return None if stored is None else (stored.version, _changes(stored, spec, upgrades or {}, back=back))
@@ -107,10 +107,11 @@ async def compare(
 async def _locked_graph(connection: Connection, spec: GraphSpec) -> StoredGraph | None:
     """Read the deployed graph, and keep others from deploying it until the end of the transaction."""
     await connection.execute(statement("lock_deployment"), {"name": spec.name})
-    return await _read_graph(connection, spec)
+    return await read_deployed(connection, spec)
 
 
-async def _read_graph(connection: Connection, spec: GraphSpec) -> StoredGraph | None:
+async def read_deployed(connection: Connection, spec: GraphSpec) -> StoredGraph | None:
+    """Read the deployed graph of this name and generation; None if there is none."""
     ids = {"family": spec.name, "generation": spec.generation}
     found = await all_rows(connection, statement("read_graph"), ids)
     if not found:

@@ -20,12 +20,15 @@ import psycopg
 from psycopg import sql
 
 from millpy.errors import TransientError
+from millpy.model.changed_meaning import with_marks
 from millpy.model.deployment import GraphSpec, TableSpec, Upgrade
 from millpy.model.graph_changes import GraphChange, new_columns, new_partitions, nullable_columns, of_kind
+from millpy.model.horizons import horizon_changes
 from millpy.model.taking_back import description_after
 from millpy.model.versions import only_grows
 from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
 from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.deployment.changed_horizons import change_horizons
 from millpy.store.postgres.deployment.comments import column_comments
 from millpy.store.postgres.deployment.ddl import (
     columns_text,
@@ -42,6 +45,7 @@ from millpy.store.postgres.deployment.ddl import (
 from millpy.store.postgres.deployment.live_view import has_live_view, live_view
 from millpy.store.postgres.deployment.rollback import take_back
 from millpy.store.postgres.deployment.state_migration import upgrade
+from millpy.store.postgres.deployment.united_streams import unite
 from millpy.store.postgres.statements import statement
 
 LOCK_S = 2.0
@@ -81,6 +85,12 @@ async def migrate(
     ids = {"graph_id": stored.graph_id}
     await lock_headers(connection, stored.graph_id)
     await limit_lock_wait(connection, LOCK_S)
+    marks = {change.computation for change in of_kind("setting", changes) if change.computation}
+    if marks:
+        found = await all_rows(connection, statement("read_marks"), ids)
+        description = with_marks(description, before, {name: at for name, at in found if name in marks})
+    else:
+        description = with_marks(description, before, {})
     parameters = {**ids, "description": msgspec.json.encode(description).decode()}
     version = int((await all_rows(connection, statement("raise_version"), parameters))[0][0])
     if of_kind("back", changes):
@@ -89,9 +99,17 @@ async def migrate(
     if not only_grows(before, after, changes):
         await _add_computations(connection, stored.graph_id, version, spec, before)
         await _change_tables(connection, stored, spec, after)
+        await change_horizons(connection, stored.graph_id, stored.name, spec, horizon_changes(before, after))
     changed = {change.computation for change in of_kind("state", changes)}
     await upgrade(connection, stored.graph_id, {name: upgrades[name] for name in sorted(changed)})
-    detail = {"version": version, "changes": [str(change) for change in changes]}
+    changed = {change.subject for change in changes}
+    detail = {
+        "version": version,
+        "changes": [str(change) for change in changes],
+        "watermarks": {
+            name: at for name, at in await all_rows(connection, statement("read_reached"), ids) if name in changed
+        },
+    }
     events: dict[str, Any] = {
         **ids,
         "kinds": Texts(["deployed"]),
@@ -172,12 +190,19 @@ async def _add_computations(
             digest = await insert_schema(connection, stream)
             parameters = {"graph_id": graph_id, "name": stream.name, "digest": digest}
             await connection.execute(statement("change_schema"), parameters)
+    known = {(found["stream"], found["consumer"], found["input"]) for found in before["subscriptions"]}
+    united = []
     for subscription in spec.subscriptions:
-        if subscription.consumer not in before["computations"]:
+        if (subscription.stream, subscription.consumer, subscription.input) not in known:
             await insert_subscription(connection, graph_id, subscription)
+            if subscription.consumer in before["computations"]:
+                united.append(subscription)
     for named in new:
         await connection.execute(statement("join_consumer_cursors"), named)
         await connection.execute(statement("join_consumer_intervals"), named)
+    kinds = {computation.name: computation.kind for computation in spec.computations}
+    new_sources = {s.name for s in spec.streams if kinds[s.producer] == "injector" and s.name not in before["streams"]}
+    await unite(connection, graph_id, united, new_sources)
 
 
 async def _change_tables(

@@ -72,7 +72,12 @@ def live_view(schema: str, table: TableSpec, columns: Sequence[str]) -> sql.Comp
 
 def unread_columns(table: TableSpec) -> list[str]:
     """Return the names of the columns that are NULL in rows of open windows."""
-    return [column.name for column, (_, form) in zip(table.values, table.live, strict=False) if not form]
+    return [column.name for column, (_, form) in zip(table.values, table.live, strict=False) if not _form(column, form)]
+
+
+def _form(column: ColumnSpec, form: str) -> str:
+    """Return the stored form that SQL can read; a JSON value may be stored in more than one way."""
+    return "" if column.sql_type == "jsonb" else form
 
 
 def _meanings(table: TableSpec) -> dict[str, sql.Composable]:
@@ -94,7 +99,7 @@ def _meanings(table: TableSpec) -> dict[str, sql.Composable]:
         )
         found[column.name] = _value(text, column.sql_type, is_key=True)
     for column, (place, form) in zip(table.values, table.live, strict=False):
-        found[column.name] = _result(column, place, form)
+        found[column.name] = _result(column, place, _form(column, form))
     for column in table.values[len(table.live) :]:
         assert column.name in PANE_INFO, column
         found[column.name] = sql.SQL("NULL::{}").format(sql.SQL(column.sql_type))

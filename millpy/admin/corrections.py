@@ -1,0 +1,45 @@
+"""Correct rows of finished windows by hand, and list all corrections."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from millpy.admin.queries import Admin, Row
+
+_LIST = """
+    SELECT * FROM millpy.corrections
+     WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND (:table = '' OR table_name = :table)
+     ORDER BY correction_id DESC LIMIT :rows"""
+_CORRECT = """
+    SELECT millpy.correct(:table, CAST(:window AS jsonb), CAST(:values AS jsonb), :why, :only_table) AS new_row"""
+
+
+def corrections(admin: Admin, graph: str | None, table: str, limit: int) -> list[Row]:
+    """Return the newest `limit` corrections, oldest first; of every graph if `graph` is None, of every table if ""."""
+    return admin.ask(_LIST, graph=graph, table=table, rows=limit)[::-1]
+
+
+def correct(
+    admin: Admin, table: str, window: Mapping[str, Any], values: Mapping[str, Any], why: str, *, only_table: bool
+) -> dict[str, Any]:
+    """Change values of the row of a finished window; return the new row.
+
+    Args:
+        admin: the database; its role may write the table.
+        table: the result table with its schema.
+        window: the columns that name the window: keys, window_start, and window_end if several start together.
+        values: the new values by column.
+        why: the reason, which `millpy.corrections` shows.
+        only_table: whether to change the table although other results are computed from it.
+    """
+    (done,) = admin.change(
+        _CORRECT,
+        table=table,
+        window=json.dumps(dict(window)),
+        values=json.dumps(dict(values)),
+        why=why,
+        only_table=only_table,
+    )
+    return dict(done["new_row"])

@@ -1,0 +1,39 @@
+"""Changing the allowed lateness of windows and the horizon of dedupe ids in a deployed graph (`model/horizons.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from millpy.model.deployment import GraphSpec
+from millpy.model.horizons import LATENESS, HorizonChange
+from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.deployment.ddl import status_view
+from millpy.store.postgres.statements import statement
+
+
+async def change_horizons(
+    connection: Connection, graph_id: int, schema: str, spec: GraphSpec, changes: Sequence[HorizonChange]
+) -> None:
+    """Set the floors of the intervals, and let stored runs, the catalog and status views follow the new horizons."""
+    for change in changes:
+        of: dict[str, Any] = {"graph_id": graph_id, "computation": change.computation}
+        if change.setting == LATENESS:
+            await connection.execute(statement("raise_window_floors"), {**of, "before_us": change.before_us})
+            lateness = {**of, "allowed_lateness_us": change.after_us}
+            await connection.execute(statement("change_table_lateness"), lateness)
+            await _renew_views(connection, schema, spec, change.computation)
+            continue
+        await connection.execute(statement("raise_id_floors"), {**of, "before_us": change.before_us})
+        if change.after_us > change.before_us:
+            longer = {**of, "longer_us": change.after_us - change.before_us}
+            await connection.execute(statement("keep_runs_longer"), longer)
+
+
+async def _renew_views(connection: Connection, schema: str, spec: GraphSpec, computation: str) -> None:
+    for table in spec.tables:
+        if table.computation == computation:
+            relation = {"schema": schema, "relation": f"{table.name}_status"}
+            shown = await all_rows(connection, statement("read_columns"), relation)
+            if shown:  # the table is not new
+                await connection.execute(status_view(schema, table, [row[0] for row in shown]))

@@ -1,0 +1,202 @@
+"""Add late records to finished windows, at an operator's request.
+
+A finished window has no state: its row in the result table is all that is left. The owner of its key rebuilds the
+accumulators from that row (`rebuilding.py`), adds the records, and emits one more pane: the row is replaced, a history
+gets the pane, and consumers get what any late pane brings them, in the commit that settles the requests (I2).
+
+The commit compares the row with the one that was read, so that a row which somebody else changed meanwhile is read
+again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from millpy.model.checkpoint import DeletedRows, PastWindow, ResultRows
+from millpy.model.deployment import PANE_INFO
+from millpy.model.keys import Key, key_from_text
+from millpy.model.record import Records, concat
+from millpy.model.stage import StageBinding, StepResult, WindowCorrection
+from millpy.model.time import Instant, microseconds, to_datetime
+from millpy.windowing.accumulation import Accumulation
+from millpy.windowing.accumulator import AccumulatorSet
+from millpy.windowing.panes import Column, records_in_order, result_rows
+from millpy.windowing.rebuilding import NotRebuiltError, Rebuilder
+from millpy.windowing.timestamp_combiner import TimestampCombiner
+from millpy.windowing.window import SessionWindows
+from millpy.windowing.window_function import WindowFunction
+from millpy.windowing.window_spec import WindowSpec
+
+_LATE = "late"
+
+
+class Corrections:
+    """The rows that finished windows get from late records.
+
+    Args:
+        spec: the definition of the windows.
+        binding: what the stage knows of the graph.
+        accumulators: the operations of the aggregates.
+        over_by: the watermark that decides which windows are over; None if windows that are over have yet to leave.
+        corrections: the records.
+    """
+
+    def __init__(
+        self,
+        spec: WindowSpec,
+        binding: StageBinding,
+        accumulators: AccumulatorSet,
+        over_by: Instant | None,
+        corrections: Sequence[WindowCorrection],
+    ) -> None:
+        self._spec = spec
+        self._binding = binding
+        self._accumulators = accumulators
+        self._input = binding.inputs[0]
+        ((self._stream, self._output),) = binding.outputs.items()
+        self._subscribed = self._stream in binding.subscribed
+        self._rebuilder = Rebuilder(accumulators, spec.columns(), self._input.record_type)
+        self._width = len(self._input.key_fields)
+        self._panes: list[list[Any]] = []
+        self._first: list[list[Any]] = []
+        self._gone: list[list[Any]] = []
+        self._taken_back: list[list[Any]] = []
+        self._given: list[list[Any]] = []
+        self._corrected: dict[int, str | None] = {}
+        by_window: dict[tuple[bytes, int, int], list[WindowCorrection]] = {}
+        for correction in corrections:
+            window = correction.window
+            by_window.setdefault((window.key, window.start, window.end), []).append(correction)
+        for of_window in by_window.values():
+            answer = self._correct(of_window, over_by)
+            self._corrected.update((correction.request_id, answer) for correction in of_window)
+
+    def add_to(self, result: StepResult) -> None:
+        """Add the panes to the result of a step, before those of other windows."""
+        result.corrected = self._corrected
+        made = len(self._panes) + len(self._first)
+        table_id = self._binding.tables.get(self._stream)
+        if table_id is None or not (made or self._gone):
+            return
+        counts = result.emitted_by_table
+        counts[table_id] = counts.get(table_id, 0) + made
+        result.emitted_by_stream[self._stream] += made + len(self._taken_back)
+        rows: list[ResultRows] = []
+        for panes, is_first in ((self._first, True), (self._panes, False)):
+            if panes:
+                rows += result_rows(table_id, _columns(panes), len(panes), len(panes) if is_first else 0)
+        result.results = [*rows, *result.results]
+        if self._gone:
+            names = _columns([pane[: self._width + 2] for pane in self._gone])
+            result.deleted = [DeletedRows(table_id, names, len(self._gone)), *result.deleted]
+        if self._subscribed:
+            self._produce(result)
+
+    def _produce(self, result: StepResult) -> None:
+        """Give consumers the retractions of the panes before, then the new panes."""
+        produced: list[Records] = []
+        for panes, retracts in ((self._taken_back, True), (self._given, False)):
+            if panes:
+                columns, count = _columns(panes), len(panes)
+                produced.append(records_in_order(self._output, columns, count, self._width, retracts=retracts))
+        if (others := result.productions.get(self._stream)) is not None:
+            produced.append(others)
+        if produced:
+            result.productions[self._stream] = concat(produced)
+
+    def _correct(self, corrections: Sequence[WindowCorrection], over_by: Instant | None) -> str | None:
+        """Compute the new pane of a window. Return "", why there is none, or None if a later turn has to decide."""
+        window = corrections[0].window
+        if (why := self._refusal()) is not None:
+            return why
+        if over_by is None:
+            return None
+        if window.end + microseconds(self._spec.allowed_lateness) > over_by:
+            return "its window is still open, although its trigger has finished: it can be corrected once it is over"
+        key = key_from_text(window.key, self._input.key_types)
+        row = None if window.row is None else self._read(window.row)
+        try:
+            values = self._accumulators.empty() if row is None else self._rebuilder.accumulators_of(row)
+        except NotRebuiltError as error:
+            return f"{error} ({error.hint})" if error.hint else str(error)
+        own = self._accumulators.empty()[: len(values)]
+        for correction in corrections:
+            for target in (values, own):
+                change = self._accumulators.subtract if correction.retracts else self._accumulators.add
+                change(target, correction.record, correction.event_time)
+        self._emit(key, window, row, values, own, len(corrections))
+        return ""
+
+    def _refusal(self) -> str | None:
+        """Return why no window of this stage can be corrected."""
+        if isinstance(self._spec.windows, SessionWindows | WindowFunction):
+            return "windows that depend on their records, such as sessions, cannot be corrected after they are over"
+        if self._binding.tables.get(self._stream) is None:
+            return "the windows have no result table, and so nothing stores them once they are over"
+        if not self._subscribed:
+            return None
+        if self._spec.accumulation is not Accumulation.DISCARDING and not self._spec.panes_repeat:
+            return (
+                "another computation reads these windows, and counts on one pane of each: allowed_lateness is 0."
+                " Correct its results, too, by millpy.correct(), or give the windows an allowed_lateness"
+            )
+        if (
+            self._spec.accumulation is Accumulation.RETRACTING
+            and self._spec.timestamps is not TimestampCombiner.END_OF_WINDOW
+        ):
+            return "another computation reads these windows, and the event times of their panes are not stored"
+        return None
+
+    def _emit(
+        self, key: Key, window: PastWindow, row: Mapping[str, Any] | None, values: list[Any], own: list[Any], added: int
+    ) -> None:
+        """Emit the next pane of a window that has this row; `own` are the accumulators of the `added` records alone."""
+        keys = [key] if self._width == 1 else list(key)  # type: ignore[arg-type]
+        names = [*keys, window.start, window.end]
+        old = None if row is None else [*names, *(self._result(row, name) for name in self._result_names())]
+        retracting = self._subscribed and self._spec.accumulation is Accumulation.RETRACTING
+        if retracting and old is not None:
+            self._taken_back.append(old)
+        if self._accumulators.is_empty(values):
+            if old is not None:
+                self._gone.append(names)
+            return
+        index = 0 if row is None else max(int(row["pane_index"]), window.newest_pane) + 1
+        late = added if row is None else int(row["late_count"]) + added
+        info: list[Any] = []
+        if self._spec.info_columns():
+            info = [0 if row is None else int(row[PANE_INFO[0]]) + 1, True]
+        pane = [*names, *self._accumulators.results(values), *info, index, _LATE, late]
+        (self._first if row is None else self._panes).append(pane)
+        if self._subscribed and self._spec.accumulation is Accumulation.DISCARDING:
+            pane = [*names, *self._accumulators.results(own), *info, index, _LATE, added]
+        self._given.append(pane)
+
+    def _result_names(self) -> tuple[str, ...]:
+        return (*self._spec.columns(), *self._spec.info_columns(), "pane_index", "pane_timing", "late_count")
+
+    def _read(self, row: bytes) -> dict[str, Any]:
+        """Read a stored row; Python's reader keeps whole numbers of any width."""
+        found: dict[str, Any] = json.loads(row)
+        return found
+
+    def _result(self, row: Mapping[str, Any], name: str) -> Any:
+        """Return a result as a record has it."""
+        value = row[name]
+        annotation = self._output.annotations_along(name)[-1]
+        if isinstance(value, str) and annotation in (float, float | None):
+            return float(value)  # NaN and infinities
+        if isinstance(value, int) and not isinstance(value, bool) and annotation in (float, float | None):
+            return float(value)
+        if value is not None and annotation in (datetime, datetime | None):
+            return msgspec.convert(value, datetime) if isinstance(value, str) else to_datetime(value)
+        return value
+
+
+def _columns(panes: Sequence[Sequence[Any]]) -> list[Column]:
+    return [list(column) for column in zip(*panes, strict=True)]

@@ -1,0 +1,138 @@
+"""What every store promises about changes of a deployed graph that stored state survives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from millpy.errors import GraphError
+from millpy.model.deployment import ComputationSpec, GraphSpec, StreamSpec, SubscriptionSpec
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+from tests.conformance.store_builders import Owner, World, a_graph
+from tests.conformance.store_reading_suite import a_run
+
+
+def with_horizons(lateness: int, within: int) -> GraphSpec:
+    """A graph with a lateness of `sums` and a dedupe horizon of `readings`, in µs."""
+    graph = a_graph("changing")
+    settings = {"readings": {"within_us": within}, "sums": {"allowed_lateness_us": lateness}, "alarms": {}}
+    tables = tuple(replace(t, allowed_lateness_us=lateness if t.name == "sums_1m" else 0) for t in graph.tables)
+    changed = tuple(replace(c, settings=settings[c.name]) for c in graph.computations)
+    return replace(graph, computations=changed, tables=tables)
+
+
+async def deployed(world: World, spec: GraphSpec) -> Owner:
+    """Deploy a graph, and return a worker that owns all of it."""
+    owner = Owner(world.store, await world.store.deploy(spec, on_purpose=True))
+    await owner.register()
+    await owner.claim()
+    return owner
+
+
+def with_north(graph: GraphSpec) -> GraphSpec:
+    """The graph with one more source, which `sums` reads beside its other streams."""
+    return replace(
+        graph,
+        computations=(ComputationSpec("north", "injector", partitions=("n",)), *graph.computations),
+        streams=(*graph.streams, StreamSpec("north", "north", graph.streams[0].schema)),
+        subscriptions=(*graph.subscriptions, SubscriptionSpec("north", "sums", 2, ("device",))),
+    )
+
+
+def as_computation(graph: GraphSpec) -> GraphSpec:
+    """The graph with the kind of step that a Computation is."""
+    return replace(
+        graph,
+        computations=tuple(
+            replace(c, identity={**c.identity, "kind": "computation"}) if c.name == "sums" else c
+            for c in graph.computations
+        ),
+    )
+
+
+class ChangeSuite:
+    """Mix into a test class that has a `world` fixture."""
+
+    async def test_windows_that_are_over_stay_over_when_the_lateness_grows(self, world: World) -> None:
+        owner = await deployed(world, with_horizons(10, 100))
+        reached, behind = owner.deployment.intervals_of("sums")
+        await owner.commit(owner.checkpoint(reached, input_watermark=Instant(1_000), low_watermark=Instant(900)))
+
+        floors = []
+        for lateness in (50, 5, 400):
+            owner = await deployed(world, with_horizons(lateness, 100))
+            floors.append((await owner.opened(reached)).recovered.horizon_floor)
+
+        assert floors == [990, 990, 995]
+        assert (await owner.opened(behind)).recovered.horizon_floor == INSTANT_MIN
+        (alarms,) = owner.deployment.intervals_of("alarms")
+        assert (await owner.opened(alarms)).recovered.horizon_floor == INSTANT_MIN
+
+    async def test_ids_that_are_forgotten_stay_forgotten_when_the_horizon_grows(self, world: World) -> None:
+        owner = await deployed(world, with_horizons(10, 100))
+        a, b = owner.deployment.intervals_of("readings")
+        for number, (expires_at, clock) in enumerate([(150, 50), (1_080, 1_000)]):
+            run = a_run(number, expires_at=expires_at, clock=clock)
+            await owner.commit(owner.checkpoint(a, dedupe_run=run))
+
+        owner = await deployed(world, with_horizons(10, 400))
+
+        assert (await owner.opened(a)).recovered.horizon_floor == 900
+        assert [run.expires_at for run in await owner.store.load_dedupe_runs(owner.grants[a.interval_id])] == [1_380]
+        assert (await owner.opened(b)).recovered.horizon_floor == INSTANT_MIN
+        owner = await deployed(world, with_horizons(10, 60))
+        assert (await owner.opened(a)).recovered.horizon_floor == 900
+        assert len(await owner.store.load_dedupe_runs(owner.grants[a.interval_id])) == 1
+
+    async def test_horizons_change_only_when_an_operator_deploys_them(self, world: World) -> None:
+        await deployed(world, with_horizons(10, 100))
+
+        with pytest.raises(GraphError, match="allowed_lateness changed"):
+            await world.store.deploy(with_horizons(20, 100))
+
+    async def test_source_that_joins_a_step_begins_at_its_watermark(self, world: World) -> None:
+        base = as_computation(with_horizons(10, 100))
+        owner = await deployed(world, base)
+        ahead, behind = owner.deployment.intervals_of("sums")
+        await owner.commit(owner.checkpoint(ahead, input_watermark=Instant(1_000), low_watermark=Instant(900)))
+        await owner.commit(owner.checkpoint(behind, input_watermark=Instant(400), low_watermark=Instant(400)))
+
+        owner = await deployed(world, with_north(base))
+
+        (north,) = owner.deployment.intervals_of("north")
+        assert (await owner.opened(north)).recovered.low_watermark == 1_000
+        for interval in (ahead, behind):
+            opened = await owner.opened(interval)
+            assert opened.cursors[north.interval_id] == (0, 1_000)
+        assert owner.deployment.subscription_ids["north", "sums", 2]
+        with pytest.raises(GraphError, match="no longer reads north"):
+            await world.store.deploy(base, on_purpose=True)
+
+    async def test_step_whose_sources_have_ended_takes_no_other(self, world: World) -> None:
+        base = as_computation(with_horizons(10, 100))
+        owner = await deployed(world, base)
+        for interval in owner.deployment.intervals_of("sums"):
+            await owner.commit(owner.checkpoint(interval, input_watermark=INSTANT_MAX, low_watermark=INSTANT_MAX))
+
+        with pytest.raises(GraphError, match="all its sources have ended"):
+            await world.store.deploy(with_north(base), on_purpose=True)
+
+    async def test_stream_that_lags_behind_a_step_is_refused_and_nothing_changes(self, world: World) -> None:
+        base = as_computation(with_horizons(10, 100))
+        grown = with_north(base)
+        apart = replace(grown, subscriptions=(*base.subscriptions, SubscriptionSpec("north", "alarms", 2, ("device",))))
+        united = replace(grown, subscriptions=(*apart.subscriptions, grown.subscriptions[-1]))
+        owner = await deployed(world, apart)
+        (north,), sums = owner.deployment.intervals_of("north"), owner.deployment.intervals_of("sums")
+        for interval, at in ((north, 300), (sums[0], 400), (sums[1], 200)):
+            await owner.commit(owner.checkpoint(interval, input_watermark=Instant(at), low_watermark=Instant(at)))
+
+        with pytest.raises(GraphError, match="sums cannot read north yet: its watermark"):
+            await world.store.deploy(united, on_purpose=True)
+
+        assert (await world.store.deploy(apart)).version == owner.deployment.version
+        await owner.commit(owner.checkpoint(north, input_watermark=Instant(400), low_watermark=Instant(400)))
+        owner = await deployed(world, united)
+        cursors = [(await owner.opened(interval)).cursors[north.interval_id] for interval in sums]
+        assert cursors == [(2, 400), (2, 400)]

@@ -1,0 +1,94 @@
+"""`millpy correct` changes a row of a finished window once, says who did it, and keeps what was there before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from millpy.admin.queries import Admin
+from millpy.store.postgres.store import PostgresStore
+from tests.commands import millpy, run_millpy
+from tests.conformance.store_builders import a_graph
+
+NAMES = "device, window_start, window_end, total, label, pane_index, pane_timing, late_count, interval_id, bundle"
+WINDOW = ["--window", "device=d1", "--window", "window_start=1970-01-01T00:00:00Z"]
+WHY = ["--why", "bad firmware", "--only-table"]
+
+
+def deployed(url: str, mode: str) -> Admin:
+    """A graph with the row of a window that is over, and of one that is open."""
+
+    async def deploy() -> None:
+        graph = a_graph()
+        async with PostgresStore(url) as store:
+            await store.deploy(replace(graph, tables=(replace(graph.tables[0], history=mode), *graph.tables[1:])))
+
+    asyncio.run(deploy())
+    with psycopg.connect(url, autocommit=True) as connection:
+        (number,) = connection.execute("SELECT min(interval_id) FROM mill.places WHERE computation = 'sums'").fetchone()  # type: ignore[misc]
+        connection.execute("UPDATE mill.intervals SET input_watermark = 60000000, low_watermark = 60000000")
+        for table in ("sums_1m", "sums_1m_history"):
+            query = f"""INSERT INTO factory.{table} ({NAMES})
+                        SELECT 'd1', to_timestamp(s), to_timestamp(s + 60), 9, 'a', 0, 'on_time', 0, %s, 1
+                          FROM unnest('{{0,60}}'::int[]) AS s"""
+            connection.execute(query, [number])  # type: ignore[call-overload]
+    return Admin(url)
+
+
+@pytest.mark.parametrize("mode", ["accumulating", "retracting"])
+def test_a_correction_is_audited_and_a_pane_of_the_history(database_url: str, mode: str) -> None:
+    admin, where = deployed(database_url, mode), ["--database", database_url]
+    for value in ("1.5", "2.5"):
+        made = millpy("correct", "factory.sums_1m", *WINDOW, "--set", f"total={value}", *WHY, *where, "--json")
+
+    row = json.loads(made)
+    assert (row["total"], row["label"], row["pane_index"]) == (2.5, "a", 2)
+    found = json.loads(millpy("corrections", "factory", *where, "--json"))
+    assert [(c["old_row"]["total"], c["new_row"]["total"], c["why"]) for c in found] == [
+        (9.0, 1.5, "bad firmware"),
+        (1.5, 2.5, "bad firmware"),
+    ]
+    (me,) = admin.ask("SELECT session_user AS name")
+    assert {(c["requested_by"], c["key"], c["window_end"]) for c in found} == {
+        (me["name"], '"d1"', "1970-01-01T00:01:00Z")
+    }
+    assert "total 9 -> 1.5" in millpy("corrections", "factory", *where)
+    history = admin.ask(
+        "SELECT total, pane_index, is_retraction FROM factory.sums_1m_history"
+        " WHERE window_start = to_timestamp(0) ORDER BY 2, 3"
+    )
+    taken_back = [(9.0, 0, True), (1.5, 1, True)] if mode == "retracting" else []
+    assert [tuple(row.values()) for row in history] == sorted(
+        [(9.0, 0, False), *taken_back, (1.5, 1, False), (2.5, 2, False)], key=lambda pane: pane[1:]
+    )
+
+
+REFUSED: list[tuple[dict[str, list[str]], str]] = [
+    ({"why": ["--why", "bad firmware"]}, "other results are computed from factory.sums_1m: alarms"),
+    ({"window": ["--window", "device=d1", "--window", "window_start=1970-01-01T00:01:00Z"]}, "is still open"),
+    ({"window": [*WINDOW[:3], "window_start=1999-01-01T00:00:00Z"]}, "has no row for the window"),
+    ({"window": WINDOW[:2]}, "the window has no window_start"),
+    ({"window": [*WINDOW, "--window", 'x"; DROP TABLE mill.events; --=1']}, "cannot be given here"),
+    ({"set": ["--set", "pane_index=7"]}, "column pane_index of factory.sums_1m cannot be given here"),
+    ({"set": ["--set", "total=warm"]}, 'invalid input syntax for type double precision: "warm"'),
+    ({"set": ["--set", "total"]}, "is not COLUMN=VALUE"),
+    ({"why": ["--why", " "]}, "a correction needs a reason"),
+    ({"table": ["mill.events"]}, "mill.events is no result table of windows"),
+]
+
+
+def test_what_cannot_be_corrected_is_refused_and_changes_nothing(database_url: str) -> None:
+    admin = deployed(database_url, "accumulating")
+    for change, message in REFUSED:
+        words = {"table": ["factory.sums_1m"], "window": WINDOW, "set": ["--set", "total=1"], "why": WHY} | change
+        given = [word for part in words.values() for word in part]
+
+        status, output = run_millpy("correct", *given, "--database", database_url)
+
+        assert (status, message in output) == (2, True), output
+    assert not admin.ask("SELECT FROM mill.corrections")
+    assert {row["total"] for row in admin.ask("SELECT total FROM factory.sums_1m")} == {9.0}

@@ -1,0 +1,142 @@
+"""A deployed graph changed in place, on PostgreSQL: lateness, dedupe horizon, a filter, one more source of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+
+from millpy.errors import GraphError, GraphVersionError
+from millpy.graph import Graph
+from millpy.ingest.settings import Dedupe, EventTime
+from millpy.limits import Limits
+from millpy.model.time import minutes, seconds
+from millpy.process.assembly import deploy, run_worker
+from millpy.store.postgres.store import PostgresStore
+from millpy.windowing.aggregates.numeric import Count, Sum
+from millpy.windowing.window import FixedWindows
+from tests.crash.graph_files import one, rows
+from tests.crash.test_versions import fed
+from tests.feed import Feed
+
+LIMITS = Limits(progress_every_s=0.02, fold_every_s=0.2)
+MINUTES = "SELECT extract(epoch FROM window_start)::int, n, total, late_count FROM factory.minutes ORDER BY 1"
+OVER = "SELECT extract(epoch FROM window_start)::int, is_final FROM factory.minutes_status ORDER BY 1"
+LATE = "SELECT stream, extract(epoch FROM event_time)::int FROM millpy.late_records ORDER BY late_record_id"
+
+
+class Reading(msgspec.Struct):
+    device: str
+    id: int
+    at: int
+    value: int = 1
+
+
+def positive(reading: Reading) -> bool:
+    return reading.value > 0
+
+
+def graph_of(
+    north: Feed, *, lateness: int = 0, within: int = 60, filtered: bool = False, south: Feed | None = None
+) -> Graph:
+    graph = Graph("factory")
+    time = EventTime("at", unit="s", max_disorder=seconds(0))
+    dedupe = Dedupe("id", within=seconds(within), time="at", unit="s")
+    stream: Any = graph.inject("north", north, schema=Reading, event_time=time, dedupe=dedupe)
+    stream = stream.filter(positive) if filtered else stream
+    if south is not None:
+        other = graph.inject("south", south, schema=Reading, event_time=time)
+        stream = stream.union(other.filter(positive) if filtered else other)
+    windows = stream.key_by("device").window(FixedWindows(minutes(1)), allowed_lateness=seconds(lateness))
+    windows.aggregate(n=Count(), total=Sum("value")).to_table("minutes")
+    return graph
+
+
+def lines(readings: Iterable[tuple[int, int, int]]) -> list[bytes]:
+    """Encode (id, event time, value)."""
+    return [msgspec.json.encode(Reading("pump", *reading)) for reading in readings]
+
+
+async def test_each_record_is_judged_by_the_description_of_its_time(database_url: str) -> None:
+    """At the change the watermark is at 150 s: the windows from 0 and 60 s are over, that from 120 s is open."""
+    north, south = Feed(), Feed()
+    north.push(*lines([(1, 10, 5), (2, 70, -5), (3, 130, -7), (4, 150, 1)]))
+    await fed(database_url, graph_of(north), north, LIMITS)
+    changed = {"lateness": 600, "within": 1_000, "filtered": True, "south": south}
+    with pytest.raises(GraphError, match="other settings than deployed version 1"):
+        await run_worker(graph_of(north, **changed), database_url, limits=LIMITS)
+
+    await deploy(graph_of(north, **changed), database_url)
+
+    assert rows(database_url, OVER) == [(0, True), (60, True)]
+    with pytest.raises(GraphVersionError, match="version 2 of graph 'factory' has more than this file"):
+        await run_worker(graph_of(north), database_url, limits=LIMITS)
+    with pytest.raises(GraphVersionError, match="has other settings than deployed version 2"):
+        await run_worker(graph_of(north, **{**changed, "lateness": 0}), database_url, limits=LIMITS)
+    again = [(1, 200, 100), (4, 200, 100)]  # id 1 was forgotten before the change, id 4 was not
+    north.push(*lines([(5, 30, 9), (6, 140, 2), (7, 145, -9), *again, (8, 320, 1), (9, 130, 4)]))
+    await fed(database_url, graph_of(north, **changed), north, LIMITS)
+    south.push(*lines([(1, 100, 9), (2, 135, 3), (3, 330, -9)]))
+    await fed(database_url, graph_of(north, **changed), south, LIMITS)
+    assert rows(database_url, OVER) == [(0, True), (60, True), (120, False), (180, False)]
+    north.end()
+    south.end()
+    await run_worker(graph_of(north, **changed), database_url, limits=LIMITS)
+
+    assert rows(database_url, MINUTES) == [
+        (0, 1, 5, 0),
+        (60, 1, -5, 0),
+        (120, 2 + 1 + 1 + 1, -7 + 1 + 2 + 4 + 3, 0),
+        (180, 1, 100, 0),
+        (300, 1, 1, 0),
+    ]
+    assert rows(database_url, LATE) == [("north", 30), ("south", 100)]
+    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
+    ((detail,),) = rows(database_url, "SELECT detail FROM millpy.events WHERE kind = 'deployed'")
+    assert detail["watermarks"]["minutes"].startswith("1970-01-01 00:02:30")
+    assert any("for records from now on" in change for change in detail["changes"])
+
+
+async def test_reset_computation_begins_anew_and_the_others_stay(database_url: str) -> None:
+    feed = Feed()
+
+    def graph(lateness: int = 0) -> Graph:
+        made = Graph("factory")
+        time = EventTime("at", unit="s", max_disorder=seconds(0))
+        keyed = made.inject("north", feed, schema=Reading, event_time=time).key_by("device")
+        keyed.window(FixedWindows(minutes(1)), allowed_lateness=seconds(lateness)).aggregate(n=Count()).to_table("a")
+        inner = keyed.window(FixedWindows(minutes(1))).aggregate(n=Count()).to_table("b")
+        inner.key_by("device").window(FixedWindows(minutes(5))).aggregate(n=Sum("n")).to_table("c")
+        return made
+
+    feed.push(*lines([(1, 10, 1), (2, 70, 1), (3, 130, 1)]))
+    await fed(database_url, graph(), feed, LIMITS)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE reader_of_c")
+        connection.execute("GRANT SELECT ON factory.c, factory.c_status TO reader_of_c")
+    async with PostgresStore(database_url) as store:
+        with pytest.raises(GraphError, match="c reads b, and would get its records again") as refused:
+            await store.reset(graph().spec(), ["b"])
+        assert refused.value.hint == "reset it, too: --reset c"
+        with pytest.raises(GraphError, match="has no computation 'd'"):
+            await store.reset(graph().spec(), ["d"])
+        with pytest.raises(GraphError, match="is not deployed as in this file: a: allowed_lateness changed"):
+            await store.reset(graph(60).spec(), ["a"])
+        await store.reset(graph().spec(), ["c", "b"], dry_run=True)
+        assert rows(database_url, "SELECT n FROM factory.b ORDER BY window_start") == [(1,), (1,)]
+
+        deployment = await store.reset(graph().spec(), ["c", "b"])
+
+    assert deployment.version == 3
+    assert rows(database_url, "SELECT n FROM factory.b") == []
+    assert one(database_url, "SELECT has_table_privilege('reader_of_c', 'factory.c_status', 'SELECT')")
+    feed.push(*lines([(4, 140, 1), (5, 300, 1)]))
+    feed.end()
+    await run_worker(graph(), database_url, limits=LIMITS)
+    assert rows(database_url, "SELECT n FROM factory.a ORDER BY window_start") == [(1,), (1,), (2,), (1,)]
+    assert rows(database_url, "SELECT n FROM factory.b ORDER BY window_start") == [(1,), (1,)]
+    assert rows(database_url, "SELECT n FROM factory.c ORDER BY window_start") == [(1,), (1,)]
+    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []

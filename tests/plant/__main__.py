@@ -1,0 +1,126 @@
+"""Run the day: `python -m tests.plant [--devices N] [--every MINUTES] [--hour-s SECONDS] [--only WORDS]` (make plant).
+
+Prints a line for each disturbance with the seconds after which it was told, then what is wrong. The last line is JSON:
+devices, dialects, disturbances, differences, peak_rss_mb. The exit status is 0 only if every window equals the oracle,
+every disturbance was told in time, and every worker stayed below RSS_MB_MAX.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.plant.disturbances import ALL, Disturbance, FirmwareCorrected
+from tests.plant.fleet import DAY_S, DIALECTS, HOUR, TICK_S, TICKS, Options, a_day_before
+from tests.plant.oracle import differences, expected
+from tests.plant.plant import GRAPH, Plant, until
+
+RSS_MB_MAX = 500
+STARTS_S_MAX, CATCHES_UP_S_MAX = 60.0, 600.0
+AHEAD_TICKS_MAX = 2
+SHOWN_MAX = 20
+
+
+def main() -> int:
+    """Run the day; return the exit status."""
+    parser = argparse.ArgumentParser(prog="tests.plant", description="A day in the plant.")
+    parser.add_argument("--devices", type=int, default=3_000)
+    parser.add_argument("--every", type=int, default=10, help="minutes between two readings of a device")
+    parser.add_argument("--hour-s", type=float, default=10.0, help="seconds in which an hour of the day passes")
+    parser.add_argument("--only", nargs="*", default=[], help="words of the names of disturbances")
+    parser.add_argument("--keep", help="a directory for logs, which stays")
+    given = parser.parse_args()
+    chosen = [kind() for kind in ALL if not given.only or any(word in kind.name for word in given.only)]
+    options = Options(given.devices, given.every * 60, a_day_before(datetime.now(UTC)))
+    with tempfile.TemporaryDirectory(prefix="millpy-plant-") as place:
+        directory = Path(given.keep or place).resolve()
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o755)
+        with Plant(directory, options, own_disk=True) as plant:
+            return _day(plant, chosen, given.hour_s)
+
+
+def _day(plant: Plant, chosen: list[Disturbance], hour_s: float) -> int:
+    plant.start()
+    assert until(lambda: _all_connected(plant), STARTS_S_MAX) is not None, "the sources did not connect"
+    pid, threads = plant.run.pid, list[threading.Thread]()
+    begun = time.monotonic()
+    for tick in range(TICKS):
+        for disturbance in chosen:
+            if disturbance.tick == tick:
+                until(lambda tick=tick: plant.published >= tick - 1, CATCHES_UP_S_MAX, 0.05)  # type: ignore[misc]
+                print(f"{tick * TICK_S / HOUR:5.1f} h  {disturbance.name}", flush=True)
+                threads.append(threading.Thread(target=disturbance.run, args=(plant,), daemon=True))
+                threads[-1].start()
+        plant.publish(str(tick))
+        time.sleep(max(0.0, begun + (tick + 1) * TICK_S / HOUR * hour_s - time.monotonic()))
+    for thread in threads:
+        thread.join()
+    plant.publish("close")
+    assert until(lambda: plant.closed, CATCHES_UP_S_MAX) is not None, "the broker did not get everything"
+    closes = datetime.fromtimestamp(plant.options.start + DAY_S, UTC)
+    closed = until(lambda: _all_closed(plant, closes), CATCHES_UP_S_MAX)
+    tables = expected(plant.options, corrected=any(isinstance(each, FirmwareCorrected) for each in chosen))
+    found = differences(plant.url, tables)
+    faults = [fault for disturbance in chosen for fault in disturbance.outcome.faults()]
+    faults += [] if closed is not None else ["the windows of the day were not closed"]
+    faults += _unaccounted(plant)
+    status = plant.drain()
+    faults += [f"millpy run ended with status {status}"] if status or plant.run.pid != pid else []
+    faults += [f"a worker took {plant.peak_rss_mb:.0f} MB"] if plant.peak_rss_mb > RSS_MB_MAX else []
+    _print(plant, chosen, sum(map(len, tables.values())), found, faults, time.monotonic() - begun)
+    return int(bool(found or faults))
+
+
+def _all_connected(plant: Plant) -> bool:
+    sources = plant.admin().sources(GRAPH)
+    return len(sources) >= len(DIALECTS) and all(row["connected"] for row in sources)
+
+
+def _all_closed(plant: Plant, closes: datetime) -> bool:
+    """Tell whether every windowed step has given its results of the day, and nothing waits."""
+    closed = "SELECT bool_and(low_watermark >= :closes) AS all_of_them FROM millpy.watermarks WHERE computation = ANY (:steps)"
+    return bool(plant.admin().ask(closed, closes=closes, steps=["devices", "relayed"])[0]["all_of_them"])
+
+
+def _unaccounted(plant: Plant) -> list[str]:
+    """Return what the accounting says that should not be."""
+    admin = plant.admin()
+    late = admin.ask("SELECT count(*) AS n FROM millpy.late_records")[0]["n"]
+    unequal = admin.ask("SELECT * FROM millpy.accounting WHERE NOT balanced")
+    return [f"{late} late records"] * bool(late) + [f"the accounting does not add up: {row}" for row in unequal]
+
+
+def _print(
+    plant: Plant, chosen: list[Disturbance], rows: int, found: list[str], faults: list[str], seconds: float
+) -> None:
+    for disturbance in chosen:
+        outcome = disturbance.outcome
+        told = [f"{sign} {'never' if s is None else f'{s:.1f} s'}" for sign, s in outcome.told.items()]
+        print(f"{outcome.name}: {'; '.join([*told, *outcome.notes])}")
+    if not plant.has_own_disk:
+        print("no right to mount a small disk: the disk was not filled")
+    for line in [*faults, *found[:SHOWN_MAX]]:
+        print(line)
+    print(f"{rows:,} windows in {seconds:.0f} s; PostgreSQL was started again {plant.server_starts} times by itself")
+    told = {
+        "devices": plant.options.devices,
+        "dialects": len(DIALECTS),
+        "disturbances": len(chosen),
+        "differences": len(found),
+        "peak_rss_mb": round(plant.peak_rss_mb),
+    }
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # threads that still look for a sign would hold up the end
