@@ -127,9 +127,7 @@ def _cbor(gateway: str, readings: Sequence[Reading]) -> Message:
 
 
 def _gateway(gateway: str, readings: Sequence[Reading]) -> Message:
-    inside = [
-        {"device": reading.device.name, "at": reading.at * 1_000, "value": reading.value} for reading in readings
-    ]
+    inside = [{"device": reading.device.name, "at": reading.at * 1_000, "value": reading.value} for reading in readings]
     payload = _json({"gateway": gateway, "sent": readings[-1].at, "readings": inside})
     return f"gateways/{gateway}/readings", gzip.compress(payload, compresslevel=1, mtime=0)
 

@@ -75,7 +75,9 @@ def mqtt(*filters: str, format: Any) -> Mqtt:
 
 def inject(name: str, source: Mqtt, schema: Any, **time: Any) -> Any:
     event_time = EventTime("at", max_disorder=DISORDER, **time)
-    return graph.inject(name, source, schema=schema, event_time=event_time, dedupe=Dedupe("device", "at", within=WITHIN))
+    return graph.inject(
+        name, source, schema=schema, event_time=event_time, dedupe=Dedupe("device", "at", within=WITHIN)
+    )
 
 
 def sample(batch: Any) -> Any:
@@ -129,9 +131,7 @@ sources = [
         "telegraf",
         mqtt(
             "telegraf/+/opcua",
-            format=Json(
-                many="metrics", fields={"device": "tags.machine", "at": "timestamp", "value": "fields.temp"}
-            ),
+            format=Json(many="metrics", fields={"device": "tags.machine", "at": "timestamp", "value": "fields.temp"}),
         ),
         Numbered,
         unit="s",
@@ -172,7 +172,10 @@ sources = [
     ),
 ]
 gateways = inject(
-    "gateways", mqtt("gateways/+/readings", format=Gzip(Json(many="readings", envelope={"gateway": "gateway"}))), Relayed, unit="ms"
+    "gateways",
+    mqtt("gateways/+/readings", format=Gzip(Json(many="readings", envelope={"gateway": "gateway"}))),
+    Relayed,
+    unit="ms",
 )
 gateways.key_by("gateway").silent_after(minutes(30), name="silences", intervals=1).to_table("silences")
 
@@ -183,5 +186,5 @@ def half_hours(stream: Any, table: str, lateness: timedelta) -> None:
 
 
 first, *others = [source.map(sample, Sample, columns=True) for source in sources]
-half_hours(first.union(*others), "devices", hours(SETTINGS["lateness_h"]))
-half_hours(gateways.map(sample, Sample, columns=True), "relayed", hours(24))
+half_hours(first.union(*others), "devices", hours(1))
+half_hours(gateways.map(sample, Sample, columns=True), "relayed", hours(SETTINGS["relayed_lateness_h"]))
