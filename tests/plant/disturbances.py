@@ -124,6 +124,12 @@ def live_workers(plant: Plant) -> int:
     return sum(bool(row["live"]) for row in plant.admin().workers(GRAPH))
 
 
+def replay_into_windows(plant: Plant, table: str, why: str) -> None:
+    """Put the late records of a table into the windows that they missed."""
+    arguments = ("--all", "--computation", table, "--into-window", "--why", why, "--wait", f"{LOOKED_S_MAX:.0f}s")
+    plant.millpy("late", "replay", *arguments)
+
+
 def silences(plant: Plant, *, silent: bool) -> bool:
     """Tell whether the newest row about the gateway that goes offline says so."""
     rows = plant.admin().ask(
@@ -159,6 +165,10 @@ class GatewayBack(Disturbance):
                 "windows": lambda: plant.admin().ask(amended)[0]["n"] > 0,
             },
         )
+        late = "SELECT count(*) AS n FROM millpy.late_records WHERE computation = 'relayed' AND state = 'open'"
+        if over := plant.admin().ask(late)[0]["n"]:
+            replay_into_windows(plant, "relayed", "gateway was offline")
+            self.outcome.notes.append(f"{over:,} readings went into windows that were over before the lateness changed")
 
 
 class WorkerKilled(Disturbance):
@@ -217,7 +227,7 @@ class BrokerRestarted(Disturbance):
 
 
 class DiskFull(Disturbance):
-    """The disk of the database is full for a minute: first for tables, then for the log, and then somebody makes room."""
+    """The disk of the database, its log included, is full for a minute; then somebody makes room."""
 
     name = "disk full for a minute"
     hour = 13.5
@@ -226,7 +236,15 @@ class DiskFull(Disturbance):
         """Fill it, see that it is told, free it, see that commits go on."""
         failures, ballast = sum(plant.metric("millpy_turn_failures_total")), plant.disk / "ballast"
         taken = sum(fill(ballast))
-        full = time.monotonic()
+        _fill_log(plant.url)
+        full, emptied = time.monotonic(), threading.Event()
+
+        def keep_full() -> None:
+            while not emptied.wait(0.5):
+                sum(fill(ballast))  # what the server frees meanwhile
+
+        keeping = threading.Thread(target=keep_full, daemon=True)
+        keeping.start()
         self.outcome.notes.append(f"{taken / 1e6:,.0f} MB of ballast")
         self.await_signs(
             "full",
@@ -236,21 +254,28 @@ class DiskFull(Disturbance):
                     sum(plant.metric("millpy_turn_failures_total")) > failures
                     or 0.0 in plant.metric("millpy_database_answers")
                 ),
-                "ready": lambda: "No space left" in plant.page("ready"),
-                "log": lambda: "No space left" in (plant.directory / "run.log").read_text(errors="replace"),
+                "log": lambda: self._log_tells(plant),
             },
         )
-        while time.monotonic() - full < FULL_S:
-            sum(fill(ballast))  # also what the server frees meanwhile
-            if time.monotonic() - full > FULL_S / 2:
-                _fill_log(plant.url)
-            time.sleep(0.5)
-        ballast.unlink()
+        time.sleep(max(0.0, FULL_S - (time.monotonic() - full)))
+        emptied.set()
+        keeping.join()
         commits = self._commits(plant)
-        self.await_signs("room again", {"metrics": lambda: self._commits(plant) > commits})
-        self.await_signs("room again", {"events": lambda: self.has_event(plant, "database_restored")})
+        ballast.unlink()
+        self.await_signs(
+            "room again",
+            {
+                "metrics": lambda: self._commits(plant) > commits,
+                "events": lambda: self.has_event(plant, "database_restored"),
+            },
+        )
         panics = (plant.disk / "postgres" / "log").read_text(errors="replace").count("PANIC")
         self.outcome.notes.append(f"{panics} PANICs of PostgreSQL, started again {plant.server_starts} times")
+
+    @staticmethod
+    def _log_tells(plant: Plant) -> bool:
+        log = (plant.directory / "run.log").read_text(errors="replace")
+        return "No space left" in log or "StoreUnavailableError" in log
 
     @staticmethod
     def _commits(plant: Plant) -> float:
@@ -317,9 +342,7 @@ class FirmwareCorrected(Disturbance):
         left = "SELECT count(*) AS n FROM millpy.dead_letters WHERE state IN ('open', 'requested')"
         self.await_signs("corrected", {"status": lambda: plant.admin().ask(left)[0]["n"] == 0})
         why = "firmware 7.1 sent text"
-        plant.millpy(
-            "late", "replay", "--all", "--computation", "devices", "--into-window", "--why", why, "--wait", "60s"
-        )
+        replay_into_windows(plant, "devices", why)
         corrected = plant.admin().ask("SELECT count(*) AS n FROM millpy.corrections WHERE why = :why", why=why)[0]["n"]
         self.outcome.notes.append(f"{len(found):,} values; {corrected:,} finished windows corrected")
         self.outcome.told["corrections"] = 0.0 if corrected or not found else None
@@ -337,7 +360,9 @@ class Deployment(Disturbance):
         explained = plant.millpy("deploy", str(GRAPH_FILE), "--dry-run")
         self.outcome.notes += [line.strip() for line in explained.splitlines() if self.announced in line]
         assert self.announced in explained, explained
+        restarts = sum(plant.metric("millpy_worker_restarts_total"))
         plant.millpy("deploy", str(GRAPH_FILE))
+        deployed = time.monotonic()
         versions = (
             "SELECT count(*) FILTER (WHERE w.live AND w.version = g.version) AS new,"
             " count(*) FILTER (WHERE w.live AND w.version <> g.version) AS old"
@@ -346,11 +371,13 @@ class Deployment(Disturbance):
         self.await_signs(
             "deployed",
             {
-                "status": lambda: dict(plant.admin().ask(versions)[0]) == {"new": WORKERS, "old": 0},
+                "status": lambda: not plant.admin().ask(versions)[0]["old"],
                 "events": lambda: self.has_event(plant, "deployed"),
-                "metrics": lambda: len(plant.metric("millpy_lease_trusted")) == WORKERS,
+                "metrics": lambda: sum(plant.metric("millpy_worker_restarts_total")) > restarts,
             },
         )
+        until(lambda: plant.admin().ask(versions)[0]["new"] == WORKERS, LOOKED_S_MAX)
+        self.outcome.notes.append(f"all workers run it {time.monotonic() - deployed:.1f} s after the deployment")
 
 
 class LatenessChanged(Deployment):

@@ -30,7 +30,7 @@ HALL_SHARE = 4
 BAD_SHARE = 5
 """One of this number of tts devices gets the bad firmware."""
 BAD_NTH = 5
-"""One of this number of its readings is right, so some windows have a row before the others are corrected, some none."""
+"""One of this number of its readings is right: some windows have a row before the others are corrected, some none."""
 
 
 @dataclass(frozen=True, slots=True)

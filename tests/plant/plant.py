@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,6 +79,8 @@ class Plant:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        with suppress(OSError):
+            shutil.copy(self.disk / "postgres" / "log", self.directory / "postgres.log")
         for process in (getattr(self, "run", None), getattr(self, "publisher", None)):
             if process is not None and process.poll() is None:
                 process.kill()  # its workers are on a leash
@@ -137,7 +140,10 @@ class Plant:
 
     def caught_up(self, second: int) -> bool:
         """Tell whether every source has read what was published until a second of the day."""
-        read = "SELECT bool_and(low_watermark >= to_timestamp(:until)) AS done FROM millpy.watermarks WHERE computation = ANY (:sources)"
+        read = (
+            "SELECT bool_and(low_watermark >= to_timestamp(:until)) AS done"
+            " FROM millpy.watermarks WHERE computation = ANY (:sources)"
+        )
         until = self.options.start + second - BEHIND_S
         sources = [row["stream"] for row in self.admin().sources(GRAPH)]
         return bool(self.admin().ask(read, until=until, sources=sources)[0]["done"])
