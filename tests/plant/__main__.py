@@ -18,18 +18,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.plant.disturbances import ALL, Disturbance, FirmwareCorrected, NewHall
-from tests.plant.fleet import DAY_S, DIALECTS, HOUR, TICK_S, TICKS, Options, a_day_before
+from tests.plant.fleet import DAY_S, DEVICES_OF_GATEWAY, DIALECTS, HOUR, TICK_S, TICKS, Options, a_day_before
 from tests.plant.oracle import differences, expected
 from tests.plant.plant import GRAPH, Plant, until
 
 RSS_MB_MAX = 500
+DEVICES_MIN = 2 * DEVICES_OF_GATEWAY * len(DIALECTS)
 STARTS_S_MAX, CATCHES_UP_S_MAX = 60.0, 600.0
 SHOWN_MAX = 20
 LATE = """
 SELECT count(*) AS n FROM millpy.late_records WHERE computation IN ('devices', 'relayed') AND state <> 'replayed'
 """
 CLOSED = """
-SELECT bool_and(low_watermark >= :closes) AS every_one FROM millpy.watermarks WHERE computation IN ('devices', 'relayed')
+SELECT bool_and(low_watermark >= :closes) AS done FROM millpy.watermarks WHERE computation IN ('devices', 'relayed')
 """
 
 
@@ -42,6 +43,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="words of the names of disturbances")
     parser.add_argument("--keep", help="a directory for logs, which stays")
     given = parser.parse_args()
+    if given.devices < DEVICES_MIN:
+        parser.error(f"--devices: at least {DEVICES_MIN}, so that another gateway goes on while one is offline")
     chosen = [kind() for kind in ALL if not given.only or any(word in kind.name for word in given.only)]
     with_hall = any(isinstance(each, NewHall) for each in chosen)
     options = Options(given.devices, given.every * 60, a_day_before(datetime.now(UTC)), with_hall)
@@ -110,7 +113,7 @@ def _all_connected(plant: Plant) -> bool:
 
 def _all_closed(plant: Plant, closes: datetime) -> bool:
     """Tell whether every windowed step has given its results of the day, and nothing waits."""
-    return bool(plant.admin().ask(CLOSED, closes=closes)[0]["every_one"])
+    return bool(plant.admin().ask(CLOSED, closes=closes)[0]["done"])
 
 
 def _unaccounted(plant: Plant) -> list[str]:
