@@ -17,7 +17,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.plant.disturbances import ALL, Disturbance, FirmwareCorrected, NewHall
+from tests.plant.disturbances import ALL, Disturbance, FirmwareCorrected, LatenessChanged, NewHall
 from tests.plant.fleet import DAY_S, DEVICES_OF_GATEWAY, DIALECTS, HOUR, TICK_S, TICKS, Options, a_day_before
 from tests.plant.oracle import differences, expected
 from tests.plant.plant import GRAPH, Plant, until
@@ -57,6 +57,8 @@ def main() -> int:
 
 
 def _day(plant: Plant, chosen: list[Disturbance], hour_s: float) -> int:
+    if not any(isinstance(each, LatenessChanged) for each in chosen):
+        plant.change_settings(**LatenessChanged.settings)
     plant.start()
     assert until(lambda: _all_connected(plant), STARTS_S_MAX) is not None, "the sources did not connect"
     pid, threads = plant.run.pid, list[threading.Thread]()

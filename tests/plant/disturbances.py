@@ -235,8 +235,9 @@ class DiskFull(Disturbance):
     def happen(self, plant: Plant) -> None:
         """Fill it, see that it is told, free it, see that commits go on."""
         failures, ballast = sum(plant.metric("millpy_turn_failures_total")), plant.disk / "ballast"
-        taken = sum(fill(ballast))
-        _fill_log(plant.url)
+        with psycopg.connect(plant.url, autocommit=True) as other:  # a full disk lets no new session in
+            taken = sum(fill(ballast))
+            _fill_log(other)
         full, emptied = time.monotonic(), threading.Event()
 
         def keep_full() -> None:
@@ -290,9 +291,9 @@ class DiskFull(Disturbance):
             return True
 
 
-def _fill_log(url: str) -> None:
+def _fill_log(connection: psycopg.Connection) -> None:
     """Let another session write into the log until there is no room for it: PostgreSQL stops with a PANIC."""
-    with suppress(psycopg.OperationalError), psycopg.connect(url, autocommit=True) as connection:
+    with suppress(psycopg.OperationalError):
         for _ in range(LOG_MB):
             connection.execute("SELECT pg_logical_emit_message(false, 'ballast', repeat('x', 1000000))")
 
