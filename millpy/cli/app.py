@@ -33,6 +33,7 @@ from millpy.cli import (
     repair,
     report,
     run,
+    service,
     sources,
     spark,
     sql,
@@ -144,6 +145,7 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "drop": generations.drop,
         "migrate": migrate.migrate,
         "db": db.db,
+        "service": service.service,
     },
     "See its results": {
         "windows": windows.windows,

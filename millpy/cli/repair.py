@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from millpy.admin.corrections import corrected_windows, without_corrected
 from millpy.admin.repairs import graph_id, repair_rows
 from millpy.cli import text_table as tables
 from millpy.cli.audit import chosen_tables, loaded, microseconds, show_audit
@@ -28,6 +29,9 @@ def repair(
     archive: Annotated[str, typer.Option("--archive", metavar="DIRECTORY", help="Read the archives instead.")] = "",
     start: Annotated[str, typer.Option("--from", metavar="TIME", help="Only windows that end after.")] = "",
     end: Annotated[str, typer.Option("--to", metavar="TIME", help="Only windows that end by then.")] = "",
+    also_corrected: Annotated[
+        bool, typer.Option("--also-corrected", help="Replace rows that operators have corrected, too.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what differs, and change nothing.")] = False,
     master: MasterOption = "local[*]",
     memory: MemoryOption = "2g",
@@ -61,11 +65,24 @@ def repair(
         ):
             found, rows = graph_audit.differing(session, hosted, table)
         of = (graph_audit.graph, number)
+        kept = 0
+        if not also_corrected:
+            differing = len(rows)
+            rows = without_corrected(rows, corrected_windows(admin, number, table.name))
+            kept = differing - len(rows)
         done = None if dry_run else repair_rows(admin, of, table, rows, span)
     if as_json:
-        print_json({"repaired": done, "found": {**dataclasses.asdict(found), "hours": len(found.hours)}})
+        print_json(
+            {
+                "repaired": done,
+                "corrected_rows_kept": kept,
+                "found": {**dataclasses.asdict(found), "hours": len(found.hours)},
+            }
+        )
         return
     show_audit(graph_audit.graph, found)
+    if kept:
+        tables.say(f"rows that operators have corrected, and that stay: {kept:,}; see `millpy corrections`")
     tables.say(
         "(nothing was changed)"
         if done is None

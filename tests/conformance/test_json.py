@@ -38,6 +38,9 @@ ELSEWHERE = {
     "repair": "Spark: tests/spark/test_audit.py reads its document",
     "spark run": "Spark: tests/spark/test_batch.py reads its document",
     "backfill": "Spark: tests/spark/test_backfill.py reads its document",
+    "db": "tests/crash/test_db_command.py reads its document",
+    "service install": "tests/unit/test_service_command.py reads its document",
+    "service uninstall": "tests/unit/test_service_command.py runs it",
     "correct": "tests/conformance/test_corrections.py reads its document",
     "analytics": "Spark: tests/spark/test_analytics.py reads its document",
 }
@@ -171,7 +174,7 @@ NEEDED = {"sql": ["SELECT 1"], "state": ["x"], "report": ["a.b"], "deploy": ["gr
           "dead-letters show": ["1"], "dead-letters replay": ["1"], "dead-letters discard": ["1"], "late show": ["1"],
           "late replay": ["1"], "late discard": ["1"], "parked release": ["x"], "parked discard": ["x"],
           "switch": ["x", "1"], "drop": ["x"], "sources resume": ["x"]}  # fmt: skip
-SPEAKS_TO_NO_DATABASE = ("init", "demo", "spark")
+SPEAKS_TO_NO_DATABASE = ("init", "demo", "spark", "db", "service")
 
 
 @pytest.mark.parametrize("path", [path for path in ALL if path[0] not in SPEAKS_TO_NO_DATABASE], ids=" ".join)
