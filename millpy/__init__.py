@@ -4,12 +4,29 @@
 
 from millpy.computation import Computation, Context, ListCell, MapCell, Value
 from millpy.config.access import Login, Tls
-from millpy.formats import Cbor, Csv, Decode, Format, Gzip, Json, LineProtocol, Message, MessagePack, Scalar
+from millpy.formats import (
+    Avro,
+    Cbor,
+    Csv,
+    Decode,
+    Format,
+    Gzip,
+    Json,
+    LineProtocol,
+    Message,
+    MessagePack,
+    Protobuf,
+    Scalar,
+    SchemaRegistry,
+    Sparkplug,
+    SparkplugMessage,
+)
 from millpy.graph import Graph, KeyedStream, Stream, WindowedStream
 from millpy.model.lookup import LookupTable
 from millpy.model.time import days, hours, milliseconds, minutes, seconds
 from millpy.model.timer import Timer
 from millpy.operators.pattern import Pattern
+from millpy.operators.sparkplug import RejectedMetric, SparkplugEvent, SparkplugMetric
 from millpy.sources import AdvanceWithClock, Dedupe, ErrorRate, EventTime, File, Mqtt, Wait
 from millpy.sources.files.source import Directory, Files
 from millpy.sources.kafka.records import FieldMapping
@@ -43,6 +60,7 @@ __all__ = [
     "AfterProcessingTime",
     "AfterWatermark",
     "ApproxDistinct",
+    "Avro",
     "CalendarWindows",
     "Cbor",
     "Collect",
@@ -88,12 +106,19 @@ __all__ = [
     "Never",
     "OrFinally",
     "Pattern",
+    "Protobuf",
     "Quantile",
+    "RejectedMetric",
     "Repeatedly",
     "Sasl",
     "Scalar",
+    "SchemaRegistry",
     "SessionWindows",
     "SlidingWindows",
+    "Sparkplug",
+    "SparkplugEvent",
+    "SparkplugMessage",
+    "SparkplugMetric",
     "StandardDeviation",
     "Stream",
     "Sum",

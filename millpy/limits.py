@@ -41,6 +41,7 @@ class Limits:
         segment_poll_bytes_max                     one poll for segments, of all consumers together
         turn_panes_max, turn_timers_max            output of one turn, per interval
         open_windows_bytes_max                     open windows of the graph, in equal parts per windowed interval
+        closed_windows_bytes_max                   those that have fired and may leave memory, shared in the same way
         sites_max                                  sites with a watermark of their own, per source partition
         join_bytes_max                             buffered records of joins, in equal parts per interval of a join
         join_key_bytes_max                         those of one key, in one join
@@ -94,6 +95,7 @@ class Limits:
     fold_every_s: float = 10.0
     unfolded_bytes_max: int = 256_000_000
     open_windows_bytes_max: int = field(default_factory=lambda: memory_bytes() // 2)
+    closed_windows_bytes_max: int = 128_000_000
     sites_max: int = 1_000
     join_bytes_max: int = field(default_factory=lambda: memory_bytes() // 4)
     join_key_bytes_max: int = 16_000_000
@@ -138,6 +140,7 @@ class Limits:
         assert 0 < self.poll_s_min <= self.poll_s_max, "poll_s_min must be above 0 and at most poll_s_max"
         assert self.fold_bytes <= self.unfolded_bytes_max, "fold_bytes must be at most unfolded_bytes_max"
         assert self.open_windows_bytes_max > 0, "open_windows_bytes_max must be above 0"
+        assert self.closed_windows_bytes_max > 0, "closed_windows_bytes_max must be above 0"
         assert self.sites_max > 0, "sites_max must be above 0"
         assert self.join_bytes_max > 0, "join_bytes_max must be above 0"
         assert self.join_key_bytes_max > 0, "join_key_bytes_max must be above 0"

@@ -33,11 +33,15 @@ from millpy.windowing.logic import WindowedLogic
 
 SOURCE = 7
 
+Stored = dict[tuple[Kind, str, bytes, str], tuple[bytes, int, int]]
+
 
 class StageDriver:
     """Drives one interval of one computation behind one source.
 
-    `stored` is what a database would have: (kind, namespace, key, subkey) -> (value, hash, fire_at).
+    `stored` is what a database would have: (kind, namespace, key, subkey) -> (value, hash, fire_at); `folded` what it
+    has as rows; `loadable` the state that a load on demand is sure to see. After a fold every closed window may leave
+    memory.
     """
 
     def __init__(
@@ -61,16 +65,20 @@ class StageDriver:
             outputs,
             tables or {},
             frozenset(outputs),
-            limits or Limits(),
+            limits or Limits(closed_windows_bytes_max=1),
         )
         self.stage = logic.bind(self.binding)
         self.source_fed = source_fed
         self.max_disorder = max_disorder
         self.hasher = KeyHasher()
-        self.stored: dict[tuple[Kind, str, bytes, str], tuple[bytes, int, int]] = {}
+        self.stored: Stored = {}
+        self.folded: Stored = {}
+        self.loadable: Stored = {}
+        self.folded_bundle = 0
+        self.loaded = 0
+        self._before = (dict(self.folded), 0)
         self.bundle = 0
-        self.watermark = INSTANT_MIN
-        self.horizon_floor = INSTANT_MIN
+        self.watermark = self.low_watermark = self.horizon_floor = INSTANT_MIN
         self.largest: int | None = None
         self.now_us = 0
         self.panes_max = UNBOUNDED
@@ -121,10 +129,13 @@ class StageDriver:
         self.now_us = max(self.now_us, now_us or 0)
         missing = self.interval.missing_keys([a.bundle for a in arrived])
         if missing:
-            self.interval.load_state(missing, self.entries({Kind.STATE}, set(missing)))
+            self.interval.load_state(missing, self.entries({Kind.STATE}, set(missing), self.loadable))
         self.bundle += 1
         work = Work(self.bundle, arrived, before, self.watermark, Instant(self.now_us), releases, self.panes_max)
+        work.load_windows = self.load_windows
         result = self.interval.step(work)
+        if not result.unfinished:
+            self.low_watermark = max(self.low_watermark, min(self.interval.oldest_work(), self.watermark))
         self.commit(result)
         self.results.append(result)
         return result
@@ -137,6 +148,7 @@ class StageDriver:
         return result
 
     def commit(self, result: StepResult) -> None:
+        self._before = (dict(self.stored), self.bundle - 1)
         if result.dedupe_run is not None:
             self.runs.append(result.dedupe_run)
         for entries in decode_document(encode_document(result.delta)):
@@ -153,10 +165,53 @@ class StageDriver:
                 else:
                     self.stored[name] = (value, hashed, fire_at)
 
-    def entries(self, kinds: Iterable[Kind], keys: set[bytes] | None = None) -> list[Entries]:
+    def fold(self, *, behind: bool = False) -> None:
+        """Turn all changes into rows, or all but the last bundle's; let closed windows leave memory."""
+        self.folded, self.folded_bundle = self._before if behind else (dict(self.stored), self.bundle)
+        self.loadable = self.folded
+        self.interval.on_folded(self.folded_bundle)
+
+    def load_windows(self, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None) -> Entries:
+        """Read rows of windows, as a store does."""
+        assert folded_bundle <= self.folded_bundle
+        assert not getattr(self.interval, "immediate", False)
+        found = Entries(Kind.WINDOW, "")
+        wanted = None if keys is None else set(zip(keys, subkeys, strict=True))
+        for (kind, _, key, subkey), (value, hashed, fire_at) in self.folded.items():
+            if kind is Kind.WINDOW and (subkey in subkeys if wanted is None else (key, subkey) in wanted):
+                found.add(key, hashed, subkey, value, fire_at)
+        self.loaded += len(found)
+        return found
+
+    def recovered(self, kinds: Iterable[Kind], *, state_complete: bool = True) -> StoredInterval:
+        """Return what a new owner reads: closed windows stay in the store if nothing has changed since the fold."""
+        rows = {name for name in self.folded if name[0] is Kind.WINDOW}
+        if len(rows) <= getattr(self.stage, "closed_rows_max", UNBOUNDED):
+            rows = set()
+        rows = {name for name in rows if int(name[3].partition("/")[2]) <= self.low_watermark}
+        everything = self.stored
+        self.stored = {n: row for n, row in everything.items() if n not in rows or self.folded[n] != row}
+        entries, self.stored = self.entries(kinds), everything
+        return StoredInterval(
+            1,
+            2,
+            bundle=self.bundle,
+            folded_bundle=self.folded_bundle,
+            input_watermark=self.watermark,
+            entries=entries,
+            state_complete=state_complete,
+            dedupe_runs=self.live_runs(),
+            horizon_floor=self.horizon_floor,
+            closed_windows=sorted({name[3] for name in rows}),
+        )
+
+    def entries(
+        self, kinds: Iterable[Kind], keys: set[bytes] | None = None, stored: Stored | None = None
+    ) -> list[Entries]:
         """Return the stored entries in an order unrelated to that of writing."""
         found: dict[tuple[Kind, str], Entries] = {}
-        for (kind, namespace, key, subkey), (value, hashed, fire_at) in sorted(self.stored.items()):
+        chosen = self.stored if stored is None else stored
+        for (kind, namespace, key, subkey), (value, hashed, fire_at) in sorted(chosen.items()):
             if kind in kinds and (keys is None or key in keys):
                 part = found.setdefault((kind, namespace), Entries(kind, namespace))
                 part.add(key, hashed, subkey, value, fire_at)
@@ -164,26 +219,12 @@ class StageDriver:
 
     def restart(self, *, state_complete: bool = True) -> None:
         """What another worker would have after a takeover."""
+        self.loadable = dict(self.stored)
         kinds = set(Kind) if state_complete else set(Kind) - {Kind.STATE}
         oldest, due = self.interval.oldest_work(), self.interval.next_due()
-        self.open_again(kinds, state_complete=state_complete)
+        self.interval = self.stage.open(self.recovered(kinds, state_complete=state_complete))
         assert self.interval.oldest_work() == oldest
-        assert self.interval.next_due() == due
-
-    def open_again(self, kinds: Iterable[Kind] = Kind, *, state_complete: bool = True) -> None:
-        """Open the stored state."""
-        self.interval = self.stage.open(
-            StoredInterval(
-                1,
-                2,
-                bundle=self.bundle,
-                input_watermark=self.watermark,
-                entries=self.entries(kinds),
-                state_complete=state_complete,
-                dedupe_runs=self.live_runs(),
-                horizon_floor=self.horizon_floor,
-            )
-        )
+        assert self.interval.next_due() == due or self.folded
 
     def deploy(self, logic: StageLogic, outputs: dict[str, RecordType]) -> None:
         """Continue from the stored state with another logic."""
@@ -195,24 +236,14 @@ class StageDriver:
         """Continue from the stored state with the same windows of another lateness, as a deployment lets them."""
         self.horizon_floor = max(self.horizon_floor, Instant(self.watermark - before_us))
         self.stage = logic.bind(self.binding)
-        self.open_again()
+        self.interval = self.stage.open(self.recovered(Kind))
 
     def lose(self, rows: Sequence[tuple[Any, int]], *, columns: bool = False) -> None:
         """Step a bundle whose commit fails: soft state is thrown away and read again."""
-        kept = (dict(self.stored), self.bundle, self.watermark, self.largest, list(self.results))
+        kept = (dict(self.stored), self.bundle, self.watermark, self.largest, list(self.results), self.low_watermark)
         self.feed(rows, columns=columns)
-        self.stored, self.bundle, self.watermark, self.largest, self.results = kept
-        self.interval = self.stage.open(
-            StoredInterval(
-                1,
-                2,
-                bundle=self.bundle,
-                input_watermark=self.watermark,
-                entries=self.entries(Kind),
-                dedupe_runs=self.live_runs(),
-                horizon_floor=self.horizon_floor,
-            )
-        )
+        self.stored, self.bundle, self.watermark, self.largest, self.results, self.low_watermark = kept
+        self.interval = self.stage.open(self.recovered(Kind))
 
     def parked(self) -> dict[bytes, int]:
         """Return key -> ticket of every parked key."""

@@ -65,7 +65,22 @@ CREATE TABLE mill.result_tables (
     value_columns       jsonb NOT NULL,
     allowed_lateness_us bigint NOT NULL,
     history             text NOT NULL,  -- the mode of its windows, if its panes and retractions are kept; otherwise ''
-    UNIQUE (graph_id, name)
+    retention_us        bigint CHECK (retention_us > 0),  -- null for a table without partitions, which keeps its rows
+    partition_us        bigint CHECK (partition_us > 0),  -- the length of a new partition
+    UNIQUE (graph_id, name),
+    CHECK ((retention_us IS NULL) = (partition_us IS NULL))
+);
+
+-- The partitions of result tables with a retention, and of their histories: the rows whose time is in
+-- [range_lo, range_hi). They are tables in this schema, so that people do not see them beside their result tables.
+-- The first partition may begin at -2^62, and the last one end at 2^63 - 1.
+CREATE TABLE mill.partitions (
+    table_id integer NOT NULL REFERENCES mill.result_tables ON DELETE CASCADE,
+    range_lo bigint NOT NULL,
+    range_hi bigint NOT NULL,
+    name     text NOT NULL UNIQUE,
+    PRIMARY KEY (table_id, range_lo),
+    CHECK (range_lo < range_hi)
 );
 
 -- The roles owner, worker and reader, which `millpy migrate --roles` creates: one row. Without a row, every process
@@ -230,6 +245,9 @@ CREATE UNIQUE INDEX keyed_identity ON mill.keyed (
 ALTER TABLE mill.keyed REPLICA IDENTITY FULL;
 -- Timers, windows, positions and counters are few compared with state; views read them by kind.
 CREATE INDEX keyed_others ON mill.keyed (kind, interval_id) WHERE kind <> 'state';
+-- A new owner finds the windows that wait in the store, and an expiry the rows of one, without a look at others.
+CREATE INDEX keyed_windows ON mill.keyed (interval_id, hashtextextended(subkey, 0), hashtextextended(key, 0))
+ WHERE kind = 'window';
 
 CREATE TABLE mill.dead_letters (
     dead_letter_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -255,3 +255,196 @@ BEGIN
     UPDATE mill.epochs SET state = 'free', started_at = NULL WHERE ring = p_ring AND slot = p_slot;
     RETURN true;
 END $$;
+
+-- The bound of a range of times, as ALTER TABLE takes it.
+CREATE FUNCTION mill.partition_bound(p_instant bigint) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN CASE WHEN p_instant <= -4611686018427387904 THEN 'MINVALUE'
+            WHEN p_instant >= 4611686018427387904 THEN 'MAXVALUE'
+            ELSE quote_literal(to_char(mill.moment(p_instant) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') || '+00')
+       END;
+
+-- Makes the partitions that rows of these times need, in a result table with a retention and in its history. Returns
+-- the ranges of all its partitions. A call makes at most 16, so that its locks stay few: call it again for the rest.
+--
+-- No partition takes a lock that a reader or a commit waits for: a partition is attached, not created in place, and
+-- there is no default partition, which ATTACH would have to lock and read. So every time has a partition of its own:
+--   usual       a multiple of partition_us, cut where another partition is
+--   before 1970, from 2200 on: one partition each
+--   beyond 128 partitions (clocks that are far off): the whole gap between two partitions, or 64 times the length
+--   behind the last one; beyond 256, all the time up to the next one. So their number is bounded.
+-- Runs with the owner's rights, like turn_ring: workers create no tables.
+CREATE FUNCTION mill.make_partitions(p_table_id integer, p_times bigint[])
+RETURNS TABLE (range_lo bigint, range_hi bigint)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    first_time CONSTANT bigint := 0;
+    last_time CONSTANT bigint := 7258118400000000;
+    parent record;
+    wanted bigint;
+    lo bigint;
+    hi bigint;
+    below bigint;
+    above bigint;
+    held bigint;
+    made integer := 0;
+    parts text;
+    ending text;
+    grantee text;
+BEGIN
+    PERFORM mill.check_isolation();
+    -- The key of the graph's row keeps a switch from giving the table's name to another generation.
+    SELECT g.name AS schema, t.name, t.partition_us, t.kind = 'windowed' AS windowed, t.history <> '' AS has_history
+      INTO parent FROM mill.result_tables AS t JOIN mill.graphs AS g USING (graph_id)
+     WHERE t.table_id = p_table_id AND t.partition_us IS NOT NULL FOR KEY SHARE OF g;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    EXECUTE format('LOCK TABLE ONLY %I.%I IN SHARE UPDATE EXCLUSIVE MODE', parent.schema, parent.name);
+    -- A user may have dropped or detached some.
+    DELETE FROM mill.partitions AS p
+     WHERE p.table_id = p_table_id
+       AND NOT EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = to_regclass(format('mill.%I', p.name))
+                          AND i.inhparent = to_regclass(format('%I.%I', parent.schema, parent.name)));
+    FOR wanted IN SELECT DISTINCT t.at FROM unnest(p_times) AS t (at) WHERE t.at IS NOT NULL ORDER BY 1 LOOP
+        CONTINUE WHEN EXISTS (SELECT FROM mill.partitions AS p
+                               WHERE p.table_id = p_table_id AND p.range_lo <= wanted AND wanted < p.range_hi);
+        EXIT WHEN made = 16;
+        SELECT count(*) INTO held FROM mill.partitions AS p WHERE p.table_id = p_table_id;
+        IF made = 0 AND held >= 48 THEN
+            PERFORM mill.drop_partitions(p_table_id);
+            SELECT count(*) INTO held FROM mill.partitions AS p WHERE p.table_id = p_table_id;
+        END IF;
+        SELECT max(p.range_hi) FILTER (WHERE p.range_hi <= wanted), min(p.range_lo) FILTER (WHERE p.range_lo > wanted)
+          INTO below, above FROM mill.partitions AS p WHERE p.table_id = p_table_id;
+        IF wanted < first_time THEN
+            lo := -4611686018427387904;
+            hi := first_time;
+        ELSIF wanted >= last_time THEN
+            lo := last_time;
+            hi := 9223372036854775807;
+        ELSE
+            lo := wanted - wanted % parent.partition_us;
+            hi := lo + parent.partition_us;
+            IF held >= 128 THEN
+                lo := first_time;
+                hi := CASE WHEN above IS NULL AND held < 256 THEN hi + 63 * parent.partition_us ELSE last_time END;
+            END IF;
+            lo := greatest(lo, below, first_time);
+            hi := least(hi, above, last_time);
+        END IF;
+        parts := format('result_%s_%s', p_table_id,
+                        CASE WHEN lo < first_time THEN 'past'
+                             ELSE to_char(mill.moment(lo) AT TIME ZONE 'UTC', 'YYYYMMDD_HH24') END);
+        -- A user may have detached a partition and kept it.
+        WHILE to_regclass(format('mill.%I', parts)) IS NOT NULL
+           OR to_regclass(format('mill.%I', parts || '_history')) IS NOT NULL LOOP
+            parts := parts || 'x';
+        END LOOP;
+        FOREACH ending IN ARRAY CASE WHEN parent.has_history THEN ARRAY['', '_history'] ELSE ARRAY[''] END LOOP
+            EXECUTE format('CREATE TABLE mill.%I (LIKE %I.%I INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING GENERATED'
+                           ' INCLUDING STORAGE INCLUDING COMPRESSION) WITH (fillfactor = 90)',
+                           parts || ending, parent.schema, parent.name || ending);
+            EXECUTE format('ALTER TABLE %I.%I ATTACH PARTITION mill.%I FOR VALUES FROM (%s) TO (%s)',
+                           parent.schema, parent.name || ending, parts || ending, mill.partition_bound(lo),
+                           mill.partition_bound(hi));
+            -- Default privileges would let people read around the row-level security of the result table.
+            FOR grantee IN SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END
+                             FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a
+                            WHERE c.oid = to_regclass(format('mill.%I', parts || ending)) AND a.grantee <> c.relowner LOOP
+                EXECUTE format('REVOKE ALL ON mill.%I FROM %s CASCADE', parts || ending, grantee);
+            END LOOP;
+        END LOOP;
+        INSERT INTO mill.partitions (table_id, range_lo, range_hi, name) VALUES (p_table_id, lo, hi, parts);
+        made := made + 1;
+    END LOOP;
+    RETURN QUERY SELECT p.range_lo, p.range_hi FROM mill.partitions AS p WHERE p.table_id = p_table_id ORDER BY 1;
+END $$;
+
+-- Drops the partitions of a result table, and of its history, whose rows are all older than its retention: at most 16.
+-- `dropped` is their number; `kept_because` says why others could not be dropped, and is empty otherwise.
+--
+-- Age is counted from the input watermark of the table's computation. A window takes records until its allowed lateness
+-- has passed, so it is never dropped before. After the end of the input there is no watermark: age is then counted from
+-- the beginning of the newest partition with rows, but not from the future.
+-- DROP waits at most 20 ms for readers and commits, because others queue behind this wait.
+CREATE FUNCTION mill.drop_partitions(p_table_id integer, OUT dropped integer, OUT kept_because text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '20ms' AS $$
+DECLARE
+    parent record;
+    part record;
+    reference bigint;
+    is_used boolean;
+    gone_rows bigint := 0;
+    gone_bytes bigint := 0;
+    gone_from bigint;
+    gone_to bigint;
+BEGIN
+    dropped := 0;
+    kept_because := '';
+    PERFORM mill.check_isolation();
+    SELECT t.graph_id, g.name AS schema, t.name, t.computation_id, t.history <> '' AS has_history,
+           greatest(t.retention_us, t.allowed_lateness_us) AS kept_us
+      INTO parent FROM mill.result_tables AS t JOIN mill.graphs AS g USING (graph_id)
+     WHERE t.table_id = p_table_id AND t.retention_us IS NOT NULL FOR KEY SHARE OF g;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    SELECT min(i.input_watermark) INTO reference FROM mill.intervals AS i WHERE i.computation_id = parent.computation_id;
+    IF reference >= 4611686018427387904 THEN
+        reference := NULL;
+        FOR part IN SELECT p.range_lo, p.name FROM mill.partitions AS p
+                     WHERE p.table_id = p_table_id AND p.range_lo BETWEEN 0 AND mill.instant(now()) ORDER BY 1 DESC LOOP
+            CONTINUE WHEN to_regclass(format('mill.%I', part.name)) IS NULL;
+            EXECUTE format('SELECT EXISTS (SELECT FROM mill.%I)', part.name) INTO is_used;
+            IF is_used THEN
+                reference := part.range_lo;
+                EXIT;
+            END IF;
+        END LOOP;
+    END IF;
+    FOR part IN
+        SELECT p.*, c.reltuples,
+               CASE WHEN parent.has_history THEN ARRAY[p.name, p.name || '_history'] ELSE ARRAY[p.name] END AS relations
+          FROM mill.partitions AS p LEFT JOIN pg_class AS c ON c.oid = to_regclass(format('mill.%I', p.name))
+         WHERE p.table_id = p_table_id AND p.range_hi <= reference - parent.kept_us ORDER BY p.range_lo LIMIT 16
+    LOOP
+        DECLARE
+            held bigint := 0;
+            size bigint;
+            relation text;
+        BEGIN
+            SELECT coalesce(sum(pg_total_relation_size(to_regclass(format('mill.%I', r.name)))), 0) INTO size
+              FROM unnest(part.relations) AS r (name);
+            IF part.reltuples IS NULL THEN
+                held := 0;  -- a user has dropped it
+            ELSIF part.reltuples < 0 OR size < 8000000 THEN
+                EXECUTE format('SELECT count(*) FROM mill.%I', part.name) INTO held;
+            ELSE
+                held := part.reltuples;  -- a scan would hold the locks for longer
+            END IF;
+            EXECUTE format('LOCK TABLE ONLY %I.%I IN ACCESS EXCLUSIVE MODE', parent.schema, parent.name);
+            FOREACH relation IN ARRAY part.relations LOOP
+                EXECUTE format('DROP TABLE IF EXISTS mill.%I', relation);
+            END LOOP;
+            DELETE FROM mill.partitions AS p WHERE p.table_id = p_table_id AND p.range_lo = part.range_lo;
+            dropped := dropped + 1;
+            gone_rows := gone_rows + held;
+            gone_bytes := gone_bytes + size;
+            gone_from := coalesce(gone_from, part.range_lo);
+            gone_to := part.range_hi;
+        EXCEPTION WHEN lock_not_available THEN
+            kept_because := 'a transaction reads or writes the table';
+            EXIT;
+        WHEN dependent_objects_still_exist OR foreign_key_violation OR insufficient_privilege OR undefined_table
+          OR object_not_in_prerequisite_state THEN
+            kept_because := SQLERRM;
+        END;
+    END LOOP;
+    IF dropped > 0 THEN
+        INSERT INTO mill.events (graph_id, kind, detail)
+        VALUES (parent.graph_id, 'rows_expired',
+                jsonb_build_object('table', parent.name, 'partitions', dropped, 'from', mill.moment(gone_from),
+                                   'to', mill.moment(gone_to), 'rows', gone_rows, 'bytes', gone_bytes));
+    END IF;
+END $$;

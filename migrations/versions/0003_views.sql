@@ -280,10 +280,23 @@ SELECT w.graph, w.result_table, w.device, count(*) AS hours, sum(w.windows)::big
 
 CREATE VIEW millpy.result_tables AS
 SELECT g.name AS graph, t.name, t.kind, c.name AS computation, t.key_columns, t.value_columns,
-       t.allowed_lateness_us * interval '1 microsecond' AS allowed_lateness
+       t.allowed_lateness_us * interval '1 microsecond' AS allowed_lateness,
+       make_interval(secs => t.retention_us / 1e6) AS retention
   FROM mill.result_tables AS t
   JOIN mill.computations AS c USING (computation_id)
   JOIN mill.graphs AS g ON g.graph_id = t.graph_id;
+
+-- The partitions of result tables with a retention: rows whose window_end or event_time is in [starts_at, ends_at). They
+-- are dropped as a whole, when the watermark is past ends_at by the retention.
+CREATE VIEW millpy.partitions AS
+SELECT g.name AS graph, t.name AS result_table, mill.moment(p.range_lo) AS starts_at, mill.moment(p.range_hi) AS ends_at,
+       format('mill.%I', p.name) AS relation,
+       (SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class AS c
+         WHERE c.relnamespace = 'mill'::regnamespace AND c.relname IN (p.name, p.name || '_history')) AS bytes
+  FROM mill.partitions AS p
+  JOIN mill.result_tables AS t USING (table_id)
+  JOIN mill.graphs AS g USING (graph_id)
+ ORDER BY g.name, t.name, p.range_lo;
 
 CREATE VIEW millpy.audits AS
 SELECT g.name AS graph, a.table_name AS result_table, mill.moment(a.hour) AS hour, a.engine, a.by_service, a.rows,
@@ -886,15 +899,16 @@ BEGIN
     EXECUTE format(
         'WITH n AS MATERIALIZED ('
         '  SELECT %3$s, pane_index, is_retraction, emitted_at FROM %1$s'
-        '   WHERE tableoid = $4 AND (pane_index > 0 OR is_retraction) AND emitted_at > $1 AND emitted_at < $2'
+        '   WHERE tableoid = ANY ($4) AND (pane_index > 0 OR is_retraction) AND emitted_at > $1 AND emitted_at < $2'
         '   ORDER BY emitted_at FETCH FIRST ($3) ROWS WITH TIES'
         '), gone AS ('
         '  DELETE FROM %1$s AS o USING n'
-        '   WHERE o.tableoid = $4 AND %2$s AND (o.pane_index < n.pane_index OR (o.pane_index = n.pane_index AND n.is_retraction))'
+        '   WHERE o.tableoid = ANY ($4) AND %2$s AND (o.pane_index < n.pane_index OR (o.pane_index = n.pane_index AND n.is_retraction))'
         '  RETURNING 1'
         ') SELECT (SELECT count(*) FROM gone), count(*) < $3, coalesce(max(n.emitted_at), $1) FROM n',
         found.history, same, array_to_string(found.identity, ', '))
-       INTO deleted, finished, trimmed_to USING p_since, now() - p_keep, p_rows_max, found.history::oid;
+       INTO deleted, finished, trimmed_to USING p_since, now() - p_keep, p_rows_max,
+             ARRAY(SELECT i.inhrelid FROM pg_inherits AS i WHERE i.inhparent = found.history) || found.history::oid;
 END $$;
 
 -- Deletes panes and retractions that `as_of` needs for no time in the last p_keep: what the first p_rows_max have replaced

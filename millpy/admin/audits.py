@@ -61,7 +61,8 @@ TABLES = """
 SELECT c.relname AS name, c.oid::bigint AS oid, row_security_active(c.oid) AS is_partial,
        ARRAY(SELECT a.attname::text FROM pg_attribute AS a
               WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns
-  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspname = :graph AND c.relkind = 'r'
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = :graph AND c.relkind IN ('r', 'p')
 """
 LIST = """
 SELECT * FROM (

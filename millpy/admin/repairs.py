@@ -9,6 +9,7 @@ from typing import Any
 from millpy.admin.queries import Admin, Row
 from millpy.errors import TableSwitchedError
 from millpy.model.deployment import TableSpec
+from millpy.model.retention import partition_us
 
 OF_GRAPH = "SELECT graph_id FROM mill.graphs WHERE name = :graph"
 # The lock makes a switch, a drop, a deployment and another repair wait, but no commit of a worker. A graph that was
@@ -19,6 +20,8 @@ WITH held AS (
 ), given AS (
     SELECT r ->> 0 AS kind, {columns}
       FROM held, jsonb_array_elements(CAST(:rows AS jsonb)) AS r
+), known AS (
+    SELECT count(*) AS number FROM {table} AS t JOIN given AS g ON {same} WHERE g.kind <> 'added'
 ), deleted AS (
     DELETE FROM {table} AS t USING given AS g WHERE g.kind = 'added' AND {same} RETURNING 1
 ), written AS (
@@ -28,10 +31,11 @@ WITH held AS (
              WHERE c.graph_id = :graph_id AND c.name = :computation), 0
       FROM given AS g WHERE g.kind <> 'added'
     ON CONFLICT ({identity}) DO UPDATE SET {changes}, emitted_at = now()
-    RETURNING xmax = 0 AS is_new
+    RETURNING 1
 ){history}, counted AS (
-    SELECT (SELECT count(*) FROM written WHERE NOT is_new) AS replaced,
-           (SELECT count(*) FROM written WHERE is_new) AS added, (SELECT count(*) FROM deleted) AS deleted
+    SELECT least(known.number, written.number) AS replaced, greatest(written.number - known.number, 0) AS added,
+           (SELECT count(*) FROM deleted) AS deleted
+      FROM known, (SELECT count(*) AS number FROM written) AS written
 ), noted AS (
     INSERT INTO mill.events (graph_id, kind, detail)
     SELECT graph_id, 'repaired',
@@ -41,6 +45,13 @@ WITH held AS (
 )
 SELECT replaced, added, deleted, EXISTS (SELECT FROM held) AS is_held FROM counted
 """
+MAKE_PARTITIONS = """
+SELECT count(*) AS partitions
+  FROM mill.result_tables AS t
+ CROSS JOIN LATERAL mill.make_partitions(t.table_id, CAST(:times AS bigint[]))
+ WHERE t.graph_id = :graph_id AND t.name = :name
+"""
+PARTITIONS_AT_ONCE = 16
 # What was wrong stays in the history, and what is right comes after it. Of repairs at once, the last one counts there,
 # too, although it may not see the rows of the others.
 HISTORY = """, newest AS (
@@ -104,6 +115,8 @@ def repair_rows(
         columns=", ".join(_read(place, kind) for place, (_, kind) in enumerate(columns, 1)),
         **parts,
     )
+    if table.retention_us is not None:
+        _make_partitions(admin, graph[1], table, sorted({int(values[len(table.keys) + 1]) for _, values in rows}))
     (done,) = admin.change(
         statement,
         graph=graph[0],
@@ -120,6 +133,15 @@ def repair_rows(
             hint="nothing was changed: repair it again",
         )
     return {what: done[what] for what in ("replaced", "added", "deleted")}
+
+
+def _make_partitions(admin: Admin, number: int, table: TableSpec, ends: Sequence[int]) -> None:
+    """Make the partitions that rows of windows with these ends need."""
+    length = partition_us(table.retention_us or 0)
+    ends = list({end // length: end for end in ends}.values())
+    for start in range(0, len(ends), PARTITIONS_AT_ONCE):
+        times = ends[start : start + PARTITIONS_AT_ONCE]
+        admin.change(MAKE_PARTITIONS, graph_id=number, name=table.name, times=times)
 
 
 def _history(schema: str, table: TableSpec, identity: Sequence[str], parts: Mapping[str, str]) -> str:

@@ -45,6 +45,9 @@ TABLES = """
     SELECT graph, name, kind, computation, key_columns, value_columns, current
       FROM millpy.result_tables JOIN millpy.graphs USING (graph) ORDER BY graph, name
 """
+LIVE_VIEW = """
+SELECT to_regclass(format('%I.%I', CAST(:graph AS text), CAST(:name AS text) || '_live')) IS NOT NULL AS found
+"""
 PROGRESS = "SELECT interval_id, bundle FROM millpy.watermarks WHERE graph = :graph AND computation = :computation"
 
 
@@ -134,7 +137,7 @@ def result_tables(admin: Admin) -> list[DeployedTable]:
 
 
 def newest(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> list[Row]:
-    """Return the newest rows by time, oldest first.
+    """Return the newest rows by time, oldest first. Rows that are not final include the open windows as they stand.
 
     Raises:
         UsageError: a column is unknown, a value does not fit its type, or the table is too large for one scan.
@@ -143,7 +146,9 @@ def newest(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> list
         desc(column(result_table.time)),
         *(asc(column(name)) for name in result_table.identity if name != result_table.time),
     ]
-    found = admin.select(_select(result_table, wanted).order_by(*order).limit(wanted.limit))
+    live = wanted.final is False and admin.ask(LIVE_VIEW, graph=result_table.graph, name=result_table.name)[0]["found"]
+    selected = _select(result_table, wanted, "_live" if live else "_status")
+    found = admin.select(selected.order_by(*order).limit(wanted.limit))
     return _in_time(result_table, found)
 
 
@@ -170,9 +175,9 @@ def written_since(
     return _in_time(result_table, admin.select(_select(result_table, wanted).where(newer).order_by(*order)))
 
 
-def _select(result_table: DeployedTable, wanted: RowFilter) -> Select[Any]:
+def _select(result_table: DeployedTable, wanted: RowFilter, ending: str = "_status") -> Select[Any]:
     names: Sequence[str] = result_table.columns
-    view = table(f"{result_table.name}_status", *map(column, names), schema=result_table.graph)
+    view = table(f"{result_table.name}{ending}", *map(column, names), schema=result_table.graph)
     conditions: list[ColumnElement[bool]] = [
         column(name) == cast(literal(text, Text), _TYPES[result_table.type_of(name)])
         for name, text in wanted.values.items()

@@ -48,7 +48,9 @@ def windows(
     ] = None,
     start: Annotated[str, typer.Option("--from", metavar="TIME", help="Only rows at or after this event time.")] = "",
     end: Annotated[str, typer.Option("--to", metavar="TIME", help="Only rows before this event time.")] = "",
-    final: Annotated[bool | None, typer.Option("--final/--open", help="Only final windows, or only open ones.")] = None,
+    final: Annotated[
+        bool | None, typer.Option("--final/--open", help="Only final windows, or only open ones, as they stand.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show only the newest N.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing rows as they are written.")] = False,
     everything: Annotated[bool, typer.Option("--all-columns", help="Show panes and the origin of rows, too.")] = False,

@@ -57,7 +57,7 @@ class _Binary(Format):
         inside = self.inside.reader(record_type)
 
         def read(message: Message) -> Iterable[Part]:
-            text = json_of(self._value(message.payload))
+            text = json_of(self._value(message.payload), len(message.payload))
             return inside(Message(text, message.topic, arrived_at=message.arrived_at))
 
         return read
@@ -83,7 +83,8 @@ class MessagePack(_Binary):
 class Cbor(_Binary):
     """CBOR (RFC 8949): a map for one record, or an array of them. Needs the package cbor2.
 
-    Times (tags 0 and 1) become datetimes, byte strings base64. Shared and cyclic values (tags 28, 29) are rejected.
+    Times (tags 0 and 1) become datetimes, byte strings base64. Shared values (tags 25 and 29) are rejected if they
+    contain themselves, or make the value more than 16 times as large as its payload.
 
     Args:
         inside: where the records are, as for JSON: `Cbor(Json(many="readings"))`.

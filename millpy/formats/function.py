@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ class Decode(Format):
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise GraphError(f"decode={self.function!r} is not a function", hint="decode=lambda message: [Reading(…)]")
+        if inspect.iscoroutinefunction(self.function) or inspect.isasyncgenfunction(self.function):
+            raise GraphError("decode= cannot await its function", hint="use a plain function that returns a list")
 
     @property
     def reads_lines(self) -> bool:
@@ -53,9 +56,10 @@ class Decode(Format):
 
         def read(message: Message) -> Iterable[Part]:
             found = function(message)
-            if found is None or isinstance(found, dict | msgspec.Struct | str | bytes):
+            # A set has another order in each process, and a message must give the same records again.
+            if found is None or isinstance(found, dict | msgspec.Struct | str | bytes | set | frozenset):
                 raise ValueError(f"decode= returned {type(found).__name__}: return a list of records")
             for record in found:
-                yield object_of(msgspec.to_builtins(record, builtin_types=()))
+                yield object_of(msgspec.to_builtins(record, builtin_types=(), order="deterministic"))
 
         return read

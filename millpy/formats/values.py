@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -20,15 +20,25 @@ _TRUE = frozenset(("true", "t", "1", "on", "yes"))
 _FALSE = frozenset(("false", "f", "0", "off", "no"))
 _CHARACTERS_MAX = 400
 _INT64 = range(-(2**63), 2**64)
+VALUE_SIZE_MAX = 4_000_000
+"""The most values, characters and bytes of one value together; a shared value counts as often as it occurs."""
+SHARED_MAX = 16
+"""How many times as large as its payload a value may be, by values that are shared in it."""
 
 
-def json_of(value: Any) -> bytes:
+def json_of(value: Any, payload_size: int | None = None) -> bytes:
     """Encode a value of a binary payload, or a record of a user's function.
 
+    Args:
+        value: the value.
+        payload_size: the bytes of the payload that it was in, of which each value, character and byte takes one.
+
     Raises:
-        ValueError: JSON cannot hold it: NaN, an integer beyond 64 bits, a key that is no text, deep nesting.
+        ValueError: JSON cannot hold it: NaN, an integer beyond 64 bits, a key that is no text, deep nesting. Or it is
+            too large: a few bytes of CBOR that share values can mean billions of them.
     """
-    return msgspec.json.encode(_checked(value, NESTING_MAX))
+    room = VALUE_SIZE_MAX if payload_size is None else min(VALUE_SIZE_MAX, SHARED_MAX * payload_size)
+    return msgspec.json.encode(_Checker(room).checked(value, NESTING_MAX))
 
 
 def object_of(value: Any) -> bytes:
@@ -38,31 +48,56 @@ def object_of(value: Any) -> bytes:
     return json_of(value)
 
 
-def _checked(value: Any, levels: int) -> Any:
-    kind = type(value)
-    if kind is str or kind is bool or value is None:
-        return value
-    if kind is float:
-        if not math.isfinite(value):
-            raise ValueError(f"{value} is not a number that can be stored")
-        return value
-    if kind is int:
-        if value not in _INT64:
-            raise ValueError("an integer exceeds 64 bits")
-        return value
-    if levels == 0:
-        raise ValueError(f"nested more than {NESTING_MAX} deep")
-    if isinstance(value, Mapping):
-        return {_key(key): _checked(each, levels - 1) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_checked(each, levels - 1) for each in value]
-    if isinstance(value, bytes | bytearray | memoryview | datetime | date | UUID):
+class _Checker:
+    """Checks one value, and returns it in types that JSON has.
+
+    Args:
+        room: the most values, characters and bytes.
+    """
+
+    __slots__ = ("_room",)
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+
+    def checked(self, value: Any, levels: int) -> Any:
+        """Return a value in types that JSON has. Raises ValueError."""
+        self._room -= 1 + (len(value) if isinstance(value, str | bytes | bytearray | memoryview) else 0)
+        if self._room < 0:
+            raise ValueError("too large: it has too many values, characters and bytes, or shares too many of them")
+        kind = type(value)
+        if kind is str or kind is bool or value is None:
+            return value
+        if kind is float:
+            if not math.isfinite(value):
+                raise ValueError(f"{value} is not a number that can be stored")
+            return value
+        if kind is int:
+            if value not in _INT64:
+                raise ValueError("an integer exceeds 64 bits")
+            return value
+        if levels == 0:
+            raise ValueError(f"nested more than {NESTING_MAX} deep")
+        if isinstance(value, Mapping):
+            return {self._key(key): self.checked(each, levels - 1) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.checked(each, levels - 1) for each in value]
+        return _of_other_type(value)
+
+    def _key(self, key: Any) -> str:
+        text = _key(key)
+        self._room -= len(text)
+        return text
+
+
+def _of_other_type(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray | memoryview | datetime | date | time | UUID):
         return value
     if isinstance(value, Decimal):
         if not value.is_finite():
             raise ValueError(f"{value} is not a number that can be stored")
         return msgspec.Raw(str(value).encode()) if JSON_NUMBER.fullmatch(str(value)) else str(value)
-    raise ValueError(f"a value of type {kind.__name__} has no form in JSON")
+    raise ValueError(f"a value of type {type(value).__name__} has no form in JSON")
 
 
 def _key(key: Any) -> str:
@@ -103,6 +138,6 @@ def cell_writer(kind: type, decimal: str = ".") -> Callable[[str], bytes]:
         plain = text.strip().lower()
         return b"true" if plain in _TRUE else b"false" if plain in _FALSE else msgspec.json.encode(text)
 
-    if kind in (int, float):
+    if kind in (int, float, Decimal):
         return number
     return truth if kind is bool else msgspec.json.encode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from millpy.errors import GraphError
@@ -62,6 +63,24 @@ def refuse_endless(stream: Stream, windows: Windows, trigger: Trigger) -> None:
         raise GraphError(
             f"a global window over {stream.name!r} would never have a pane: the source of {endless[0]!r} does not end",
             hint="give it a trigger that fires before, such as AfterWatermark(early=Every(seconds(10)))",
+        )
+
+
+def refuse_retention(node: StageNode, retention: timedelta) -> None:
+    """Refuse a retention of rows that never grow old, or that are dropped before they are final.
+
+    Raises:
+        GraphError: the windows never end, or take late records for longer.
+    """
+    if not isinstance(node.logic, WindowedLogic):
+        return
+    if isinstance(node.logic.windows, GlobalWindow):
+        raise GraphError("a global window never ends, so its rows never grow old", hint="omit retention=")
+    lateness = timedelta(microseconds=node.allowed_lateness_us)
+    if retention < lateness:
+        raise GraphError(
+            f"a retention of {retention} is shorter than the allowed lateness of {lateness}: rows change until then",
+            hint="give a longer retention, or a shorter allowed_lateness",
         )
 
 

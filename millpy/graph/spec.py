@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -19,8 +20,10 @@ from millpy.model.deployment import (
     SubscriptionSpec,
     TableSpec,
 )
+from millpy.model.field_types import enum_type, is_enum, is_json
 from millpy.model.identity import identity_of_type
 from millpy.model.record import RecordType, column_name, is_wide, without_none
+from millpy.model.time import microseconds
 from millpy.windowing.logic import WindowedLogic
 
 SQL_TYPES: dict[Any, str] = {
@@ -31,6 +34,8 @@ SQL_TYPES: dict[Any, str] = {
     bytes: "bytea",
     datetime: "timestamptz",
     UUID: "uuid",
+    Decimal: "decimal",
+    date: "date",
 }
 
 
@@ -83,10 +88,16 @@ def _stream_spec(name: str, producer: str, record_type: RecordType) -> StreamSpe
 
 
 def sql_type(annotation: Any) -> str:
-    """Return the SQL type of a field in a result table; a nested field becomes jsonb."""
+    """Return the SQL type of a field in a result table; a nested field becomes jsonb.
+
+    A Decimal is a `decimal`, another name for `numeric`, which columns of whole numbers have.
+    """
     if is_wide(annotation):
         return "numeric"
-    return SQL_TYPES.get(without_none(annotation)[0], "jsonb")
+    if is_json(annotation):
+        return "jsonb"
+    plain = without_none(annotation)[0]
+    return SQL_TYPES.get(enum_type(plain) if is_enum(plain) else plain, "jsonb")
 
 
 def _columns(record_type: RecordType, names: Sequence[str]) -> tuple[ColumnSpec, ...]:
@@ -102,6 +113,7 @@ def _columns(record_type: RecordType, names: Sequence[str]) -> tuple[ColumnSpec,
 
 def _table_spec(node: StageNode, stream: Stream) -> TableSpec:
     assert stream.table is not None
+    retention_us = None if stream.retention is None else microseconds(stream.retention)
     if isinstance(node.logic, WindowedLogic):
         keys = node.inputs[0].fields
         return TableSpec(
@@ -114,6 +126,8 @@ def _table_spec(node: StageNode, stream: Stream) -> TableSpec:
             allowed_lateness_us=node.allowed_lateness_us,
             history=node.logic.accumulation.value if stream.history else "",
             history_kept_s=stream.history.total_seconds() if isinstance(stream.history, timedelta) else None,
+            retention_us=retention_us,
+            live=node.logic.stored_forms(node.inputs[0].record_type),
         )
     if taken := RESERVED_COLUMNS["records"] & set(stream.record_type.fields):
         raise GraphError(f"field {sorted(taken)[0]!r} is a column of every result table", hint="rename the field")
@@ -124,4 +138,5 @@ def _table_spec(node: StageNode, stream: Stream) -> TableSpec:
         stream=stream.name,
         keys=(),
         values=_columns(stream.record_type, stream.record_type.fields),
+        retention_us=retention_us,
     )

@@ -17,13 +17,15 @@ from millpy.graph.lookups import lookup_node
 from millpy.graph.names import checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode, WhenBehind
 from millpy.graph.per_key import PerKeyTools
-from millpy.graph.refusals import refuse_repeated_panes, refuse_several_ways
+from millpy.graph.refusals import refuse_repeated_panes, refuse_retention, refuse_several_ways
+from millpy.graph.sparkplug import SparkplugStreams, sparkplug_streams
 from millpy.graph.stateless import StatelessOperators, T, U
 from millpy.graph.top_n import TopOfPanes
 from millpy.graph.windowed import Windowing
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.lookup import LookupTable
 from millpy.model.record import RecordType
+from millpy.model.retention import checked_retention
 from millpy.model.time import check_length, check_positive
 from millpy.operators.archive import ADDED_COLUMNS, ArchiveLogic
 from millpy.operators.deduplicate import DeduplicateLogic
@@ -57,6 +59,7 @@ class Stream(StatelessOperators[T], TopOfPanes):
     Attributes:
         routes: the origins of its records: the stream itself, or other streams behind operators.
         history: whether its result table keeps every pane, or for how long.
+        retention: how long its result table keeps rows; None for ever.
     """
 
     graph: Graph
@@ -66,6 +69,7 @@ class Stream(StatelessOperators[T], TopOfPanes):
     table: str | None = None
     routes: tuple[Route, ...] = ()
     history: bool | timedelta = False
+    retention: timedelta | None = None
 
     def __post_init__(self) -> None:
         self.routes = self.routes or (Route(self, ()),)
@@ -183,7 +187,9 @@ class Stream(StatelessOperators[T], TopOfPanes):
         field_names("key_by", fields)
         return KeyedStream(self, fields, self.record_type.key_types(fields))
 
-    def to_table(self, name: str, *, history: bool | timedelta = False) -> Stream[T]:
+    def to_table(
+        self, name: str, *, history: bool | timedelta = False, retention: timedelta | None = None
+    ) -> Stream[T]:
         """Write the stream to a result table in the graph's schema. An unnamed step takes the table's name.
 
         A windowed stream keeps the newest pane per key and window; the output of a computation has one row per record.
@@ -192,10 +198,14 @@ class Stream(StatelessOperators[T], TopOfPanes):
             name: the name of the table.
             history: whether a second table, whose name has `_history` behind it, keeps every pane and retraction of a
                 windowed stream. A duration says how long a pane stays there after another has replaced it.
+            retention: how long rows are kept: an hour to a hundred years behind the watermark, by the end of their
+                window or their event time; None for ever. The table is partitioned by this time, and partitions are
+                dropped whole. A window that still takes late records is never dropped.
 
         Raises:
             GraphError: the name is taken or invalid, no step writes the stream, its records may be retracted, and no
-                row could be found again, or a stream without windows should have a history.
+                row could be found again, a stream without windows should have a history, or the retention is no such
+                duration, shorter than the allowed lateness, or one of windows that never end.
         """
         checked_name(name, "table")
         if self.producer is None:
@@ -216,10 +226,39 @@ class Stream(StatelessOperators[T], TopOfPanes):
                 hint="aggregate them first, then write that to a table",
             )
         self.history = _checked_history(history, self.name, windowed=self.producer.windowed)
+        self.retention = checked_retention(retention)
+        if retention is not None:
+            refuse_retention(self.producer, retention)
         self.table = name
         if not self.producer.name:
             self.producer.name = name
         return self
+
+    def sparkplug(
+        self,
+        *,
+        name: str = "sparkplug",
+        rebirth_every: timedelta = timedelta(seconds=30),
+        intervals: int = KEY_INTERVALS_DEFAULT,
+    ) -> SparkplugStreams:
+        """Make metrics of Sparkplug messages, by the births before them. This is a separate step.
+
+        It knows of each edge node what its births have defined, so that data with aliases gets names and types. Its
+        state is keyed by group and edge node.
+
+        Args:
+            name: the step's name, and the beginning of the names of its three streams.
+            rebirth_every: the least time between two events `rebirth_needed` of an edge node, by the time of messages.
+            intervals: number of key intervals, the unit of ownership.
+
+        Returns:
+            The streams `metrics` (`SparkplugMetric`), `events` (`SparkplugEvent`: births, deaths, gaps, and when a
+            rebirth is needed), and `rejected` (`RejectedMetric`: metrics without a name or a valid value).
+
+        Raises:
+            GraphError: the stream is none of `SparkplugMessage`.
+        """
+        return sparkplug_streams(self, name=name, rebirth_every=rebirth_every, intervals=intervals)
 
     def add_step(self, node: StageNode, record_type: RecordType) -> Stream:
         """Add a step that consumes this stream to the graph; return the step's stream. The tools of millpy call it."""

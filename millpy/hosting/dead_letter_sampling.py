@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from millpy.ingest.dead_letters import is_message
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DeadLetter, Entries, Kind, LateRows, RecordTableName
 
@@ -120,8 +121,11 @@ class DeadLetterSampler:
                 detail=letter.detail[:_DETAIL_CHARACTERS],
                 traceback=letter.traceback[-_TRACEBACK_CHARACTERS:],
             )
+        if len(letter.payload) <= self.limits.record_bytes_max + 1:
+            return letter
         # One byte above the limit, so that a truncated line of CSV cannot be replayed as if it were whole.
-        kept = self.limits.record_bytes_max + 1
+        limits = self.limits
+        kept = (limits.message_bytes_max if is_message(letter.wire) else limits.record_bytes_max) + 1
         if len(letter.payload) <= kept:
             return letter
         return replace(

@@ -20,7 +20,7 @@ from millpy.hosting.interval_state import IntervalState, intake_of, state_of
 from millpy.hosting.isolation import Isolation
 from millpy.hosting.plan import ComputationPlan, Plan, plan
 from millpy.hosting.routing import Delivery, Observe, segment_queries
-from millpy.hosting.step import CURSOR_ONLY_EVERY_S, LoadState, Steps, TurnInput
+from millpy.hosting.step import CURSOR_ONLY_EVERY_S, Loader, Steps, TurnInput
 from millpy.ingest.protocol import SourceBatch
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
@@ -29,7 +29,7 @@ from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.keys import Key, KeyHasher
 from millpy.model.lookup import LookupTable, TableVersion
 from millpy.model.record import Records
-from millpy.model.stage import UNBOUNDED, StoredInterval
+from millpy.model.stage import UNBOUNDED, StoredInterval, no_windows
 from millpy.model.time import INSTANT_MIN, ClockReading, Instant
 from millpy.model.watermark import input_watermark
 from millpy.store.protocol import OwnerSnapshot, PollResult, SegmentQuery
@@ -54,6 +54,12 @@ class CommittedState(Protocol):
         """Read the state of these keys, given as JSON text."""
         ...
 
+    def load_windows(
+        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None
+    ) -> Entries:
+        """Read folded entries of windows; see `Store.load_windows`."""
+        ...
+
     def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
         """Read the interval's dedupe runs that have not expired, oldest first."""
         ...
@@ -74,7 +80,7 @@ class HostedInterval:
         plan: the graph and its ids.
         snapshot: what the interval has committed; empty by default.
         runs: its dedupe runs that have not expired.
-        load: loads state that the snapshot leaves out.
+        load: loads state and windows that the snapshot leaves out.
 
     Attributes:
         interval: its soft state, with its cursors and watermarks.
@@ -88,7 +94,7 @@ class HostedInterval:
         *,
         snapshot: OwnerSnapshot | None = None,
         runs: Sequence[DedupeRun] = (),
-        load: LoadState | None = None,
+        load: Loader | None = None,
     ) -> None:
         snapshot = snapshot or OwnerSnapshot(StoredInterval(interval_id, 1), {}, {}, 0)
         grant = Grant(interval_id, snapshot.recovered.sequencer)
@@ -96,7 +102,7 @@ class HostedInterval:
         self._hasher = KeyHasher()
         self._turns = 0
         self._budget = HostBudget()
-        self._steps = _steps(plan, limits, load or _load_nothing, self._budget)
+        self._steps = _steps(plan, limits, load or LOAD_NOTHING, self._budget)
 
     def delivery(
         self, producer: int, seq: int, watermark: Instant, records: Mapping[int, Records] | None = None
@@ -206,7 +212,7 @@ class HostedGraph:
         self._state = state
         self._limits = limits
         self.plan = plan(graph, state.deploy(graph.spec()), limits, observed=observe is not None)
-        self._steps = _steps(self.plan, limits, state.load_state, HostBudget(), observe)
+        self._steps = _steps(self.plan, limits, Loader(state.load_state, state.load_windows), HostBudget(), observe)
         self._turns = 0
         self.now_us = now_us
         self.tables: dict[LookupTable, TableVersion] = {}
@@ -314,9 +320,9 @@ class HostBudget:
     timers: int = UNBOUNDED
 
 
-def _steps(plan: Plan, limits: Limits, load: LoadState, budget: HostBudget, observe: Observe | None = None) -> Steps:
+def _steps(plan: Plan, limits: Limits, load: Loader, budget: HostBudget, observe: Observe | None = None) -> Steps:
     return Steps(plan, limits, load, NoFailpoints(), budget, lambda: 0.0, observe)
 
 
-def _load_nothing(grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
-    return ()
+LOAD_NOTHING = Loader(lambda grant, keys: (), lambda grant, folded, subkeys, keys: no_windows(folded, subkeys, keys))
+"""For a host whose snapshots leave nothing out."""

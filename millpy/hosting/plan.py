@@ -14,12 +14,13 @@ from millpy.limits import Limits
 from millpy.model.deployment import DeployedInterval, Deployment
 from millpy.model.lookup import LookupTable
 from millpy.model.record import RecordType
-from millpy.model.stage import Stage, StageBinding
+from millpy.model.stage import UNBOUNDED, Stage, StageBinding
 from millpy.model.step_progress import StepProgress
 from millpy.model.time import microseconds
 from millpy.operators.archive import ArchiveLogic
 from millpy.operators.map import Map
 from millpy.operators.stateless import Chain
+from millpy.windowing.logic import WindowedStage
 from millpy.windowing.window_spec import WindowSpec
 
 
@@ -99,6 +100,11 @@ class ComputationPlan:
     def skips(self) -> bool:
         """Whether it is an archive that leaves records out when it is too far behind."""
         return isinstance(self.node, StageNode) and isinstance(self.node.logic, ArchiveLogic) and self.node.logic.skips
+
+    @property
+    def closed_rows_max(self) -> int:
+        """The most windows of an interval of which a new owner reads those that have fired; unbounded if it must."""
+        return self.stage.closed_rows_max if isinstance(self.stage, WindowedStage) else UNBOUNDED
 
     @property
     def keeps_runs(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -50,6 +51,21 @@ from millpy.store.codec import decode_slice
 from millpy.store.protocol import PollResult
 
 LoadState = Callable[[Grant, Sequence[bytes]], Sequence[Entries]]
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """What a step reads from the store.
+
+    Attributes:
+        state: loads the state of keys; see `Store.load_state`.
+        windows: loads closed windows; see `Store.load_windows`.
+    """
+
+    state: LoadState
+    windows: Callable[[Grant, int, Sequence[str], Sequence[bytes] | None], Entries]
+
+
 CURSOR_ONLY_EVERY_S = 1.0
 ARCHIVE_BUNDLES = 2
 """Bundles that an archive may take at once from segments, so that it catches up with a source of its worker."""
@@ -119,7 +135,7 @@ class Steps:
         self,
         plan: Plan,
         limits: Limits,
-        load: LoadState,
+        load: Loader,
         failpoints: Failpoints,
         budget: StepBudget,
         monotonic: Callable[[], float],
@@ -325,6 +341,7 @@ class Steps:
         self._load_missing(interval, stage, arrived)
         work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes)
         work.corrections = retaken.corrections
+        work.load_windows = partial(self._load.windows, interval.grant)
         result = self._bounded_step(interval, stage, work, isolation)
         interval.bundle += 1
         interval.input_watermark = after
@@ -365,7 +382,7 @@ class Steps:
     def _load_missing(self, interval: IntervalState, stage: StageInterval, arrived: Sequence[InputBundle]) -> None:
         """Load the state that a step needs and that is not in memory."""
         if missing := stage.missing_keys([arrival.bundle for arrival in arrived]):
-            stage.load_state(missing, self._load(interval.grant, missing))
+            stage.load_state(missing, self._load.state(interval.grant, missing))
         self._failpoints.reach_now(Failpoint.AFTER_LOAD)
 
     def _bounded_step(

@@ -7,6 +7,7 @@ NUL in text, an overflow, a timestamp without a zone, nesting), msgspec decides 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -99,10 +100,13 @@ def _is_storable(kind: type, column: pa.Array) -> bool:
     return True
 
 
-def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows in the types that both decoders know: without dictionaries, views, decimals, nanoseconds."""
+def plain(batch: pa.RecordBatch, exact: Collection[str] = ()) -> pa.RecordBatch:
+    """Return the rows in the types that both decoders know: without dictionaries, views, decimals, nanoseconds.
+
+    Decimals become floats, but not in the columns `exact`.
+    """
     columns = []
-    for column in batch.columns:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
         found = column.type
         if pa.types.is_dictionary(found):
             column, found = column.dictionary_decode(), found.value_type
@@ -110,7 +114,7 @@ def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
             column = column.cast(pa.string())
         elif pa.types.is_large_binary(found) or pa.types.is_binary_view(found):
             column = column.cast(pa.binary())
-        elif pa.types.is_decimal(found) or pa.types.is_float16(found):
+        elif (pa.types.is_decimal(found) and name not in exact) or pa.types.is_float16(found):
             column = column.cast(pa.float64())
         elif pa.types.is_timestamp(found) and found.unit == "ns":
             column = column.cast(pa.timestamp("us", found.tz), safe=False)

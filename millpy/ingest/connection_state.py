@@ -37,10 +37,11 @@ class ConnectionState:
         why: why there is no connection; "" while there is one.
         attempts: the attempts to connect that have failed since then.
         managed: whether the source reports its connection itself.
+        held: what the source waits for although it is connected, such as a schema registry; "" for nothing.
         outage: the last time without connection that is over; None if there was none.
     """
 
-    __slots__ = ("_now_us", "attempts", "is_connected", "managed", "outage", "since_us", "why")
+    __slots__ = ("_now_us", "attempts", "held", "is_connected", "managed", "outage", "since_us", "why")
 
     def __init__(self, now_us: Callable[[], Instant] = lambda: INSTANT_MIN) -> None:
         self._now_us = now_us
@@ -49,16 +50,28 @@ class ConnectionState:
         self.why = ""
         self.attempts = 0
         self.managed = False
+        self.held = ""
         self.outage: Outage | None = None
 
     def connected(self) -> None:
         """Note that the source is connected, and answers."""
-        if self.is_connected:
+        if self.is_connected or self.held:
             return
         now_us = self._now_us()
         if self.is_connected is False:
             self.outage = Outage(self.since_us, now_us, self.why, self.attempts)
         self.is_connected, self.since_us, self.why, self.attempts = True, now_us, "", 0
+
+    def hold(self, why: str) -> None:
+        """Note that the source takes nothing before something else answers; it then counts as not connected."""
+        self.held = why
+        self.disconnected(why)
+
+    def release(self) -> None:
+        """Note that what the source has waited for is there."""
+        if self.held:
+            self.held = ""
+            self.connected()
 
     def disconnected(self, why: str, *, attempted: bool = False, since_us: Instant | None = None) -> None:
         """Note that there is no connection.

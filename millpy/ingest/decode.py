@@ -9,11 +9,12 @@ record slows down a few thousand others and not the whole batch.
 from __future__ import annotations
 
 import csv
+import enum
 import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -28,6 +29,7 @@ from millpy.ingest.protocol import RejectedRow, SourceBatch
 from millpy.ingest.text_columns import PARSED, CsvColumns, JsonColumns, fields_of, is_utf8, takes
 from millpy.limits import RECORD_BYTES_MAX
 from millpy.model.dead_letter import error_text
+from millpy.model.field_types import JSON_DEPTH_MAX, decimal_problem, decimal_text
 from millpy.model.record import SMALL_RECORDS_MAX, RecordType, without_none
 from millpy.model.step_progress import is_user_error
 
@@ -394,6 +396,8 @@ class _OneByOne:
             problem = check(value)
             if problem is not None:
                 return "refused", f"{name}: {problem}"
+            if type(value) is Decimal:  # written in one way, so that a record does not depend on how it was decoded
+                msgspec.structs.force_setattr(record, name, Decimal(decimal_text(value)))
         return None
 
 
@@ -446,8 +450,12 @@ def _check_nothing(value: object) -> str | None:
     return None
 
 
-def _check_nested(value: Any) -> str | None:
+def _check_nested(value: Any, levels: int = JSON_DEPTH_MAX) -> str | None:
     """Check a value recursively, through structs, lists and dicts."""
+    if isinstance(value, enum.Enum):
+        return None
+    if isinstance(value, Decimal):
+        return decimal_problem(value)
     if isinstance(value, datetime):
         return None if _in_utc(value) is not None else _moment_problem(value)
     if isinstance(value, _PLAIN):
@@ -459,7 +467,9 @@ def _check_nested(value: Any) -> str | None:
         members = [*value.keys(), *value.values()]
     elif isinstance(value, list):
         members = value
-    return next((problem for problem in map(_check_nested, members) if problem is not None), None)
+    if members and not levels:
+        return f"nested more than {JSON_DEPTH_MAX} deep"
+    return next((p for member in members if (p := _check_nested(member, levels - 1)) is not None), None)
 
 
 _PLAIN_FACTORIES = (msgspec.NODEFAULT, list, dict, set)
@@ -469,4 +479,6 @@ _PLAIN_CHECKS: dict[Any, Callable[[Any], str | None]] = {
     float: _check_float,
     bool: _check_nothing,
     datetime: _check_nothing,
+    date: _check_nothing,
+    Decimal: decimal_problem,
 }

@@ -34,6 +34,7 @@ import pyarrow.json
 
 from millpy.ingest.local_times import TimeReader
 from millpy.ingest.timestamps import instants_of_text
+from millpy.model.field_types import is_json, is_literal
 from millpy.model.record import ARROW_TYPES, RecordType, without_none
 
 _JSON_TYPES = {
@@ -66,6 +67,8 @@ def takes(record_type: RecordType) -> bool:
     for name, annotation in record_type.annotations.items():
         plain, _ = without_none(annotation)
         if plain not in _JSON_TYPES or plain not in ARROW_TYPES or "Annotated" in repr(annotation):
+            return False
+        if is_literal(annotation) or is_json(annotation):
             return False
         if re.search(r'[\x00-\x1f\\"]', name):
             return False

@@ -26,7 +26,8 @@ Upgrade: TypeAlias = "Callable[[bytes, Sequence[StateRow]], list[StateRow]]"
 class ColumnSpec:
     """One column of a result table.
 
-    `sql_type` is one of: text, bigint, numeric, double precision, boolean, bytea, timestamptz, uuid, jsonb.
+    `sql_type` is one of: text, bigint, numeric, decimal, double precision, boolean, bytea, timestamptz, date,
+    uuid, jsonb.
     """
 
     name: str
@@ -45,13 +46,17 @@ class TableSpec:
     windowed: `keys`, window_start, window_end, `values`, pane_index, pane_timing, late_count,
         + emitted_at, interval_id, bundle; primary key (keys, window_start, window_end); newest pane only.
     records: `values`, event_time, ordinal, + emitted_at, interval_id, bundle;
-        primary key (interval_id, bundle, ordinal); one row per record, `keys` is empty.
+        primary key (interval_id, bundle, ordinal), with event_time in it if there is a retention; one row per record,
+        `keys` is empty.
     `ResultRows.columns` has the columns before the `+`, in this order.
 
     Attributes:
         history: the mode of the windows whose panes and retractions are kept in a second table; "" for no history.
         history_kept_s: how long a pane stays there after it was replaced; None without limit. It is not part of the
             deployed graph, and may change at any time.
+        retention_us: how long rows are kept, by their `time`; None for ever. The table has partitions then.
+        live: of each aggregate the place of its accumulator in a stored window, and the form in which SQL reads it
+            ("" if it cannot); empty if it cannot read the windows. It is not part of the deployed graph.
     """
 
     name: str
@@ -63,6 +68,13 @@ class TableSpec:
     allowed_lateness_us: int = 0
     history: str = ""
     history_kept_s: float | None = None
+    retention_us: int | None = None
+    live: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def time(self) -> str:
+        """The column by whose time rows are kept: the end of a window, or the event time of a record."""
+        return "window_end" if self.kind == "windowed" else "event_time"
 
     @property
     def retracts(self) -> bool:
@@ -204,6 +216,7 @@ class GraphSpec:
                     "stream": t.stream,
                     "columns": [(c.name, c.sql_type, c.nullable) for c in t.columns()],
                     **({"history": t.history} if t.history else {}),
+                    **({"retention": t.retention_us} if t.retention_us else {}),
                 }
                 for t in self.tables
             },

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -460,7 +461,20 @@ def _tables(stored: Description, wanted: Description) -> Iterator[GraphChange]:
         if (had := "history" in before[name]) != ("history" in table):
             words = "it has a history, and would keep none" if had else "it would keep a history, and has none"
             yield GraphChange("meaning", subject, words)
+        yield from _retention(subject, before[name].get("retention"), table.get("retention"))
         yield from _columns(subject, name, stored, wanted)
+
+
+def _retention(subject: str, was: int | None, now: int | None) -> Iterator[GraphChange]:
+    """Compare retentions, in µs. Only a table that was made with one has partitions."""
+    if was is None and now is not None:
+        yield GraphChange("meaning", subject, "it would have a retention, and has no partitions to drop")
+    elif was is not None and now is None:
+        words = "it has a retention, and would keep all rows: give a long one, such as days(36500), instead"
+        yield GraphChange("meaning", subject, words)
+    elif was is not None and now is not None and was != now:
+        words = _changed("the retention", *(str(timedelta(microseconds=length)) for length in (was, now)))
+        yield GraphChange("setting", subject, f"{words}; older rows are dropped" if now < was else words)
 
 
 def _columns(subject: str, table: str, stored: Description, wanted: Description) -> Iterator[GraphChange]:

@@ -52,6 +52,10 @@ CONSTRUCTORS: Mapping[str, Constructor] = {
     "kafka": Constructor("Kafka", ("topic",), defaults=(("tombstones", "dead_letter"), ("fields", _NO_FIELDS))),
     "field_mapping": Constructor("FieldMapping", defaults=(("headers", {"dict": []}),)),
     "gzip": Constructor("Gzip", ("format",)),
+    "sparkplug": Constructor("Sparkplug"),
+    "avro": Constructor("Avro", ("schema",)),
+    "schema_registry": Constructor("SchemaRegistry"),
+    "protobuf": Constructor("Protobuf", ("message",), defaults=(("framed", False),)),
     "decode": Constructor("Decode", ("function",)),
     "separated_values": Constructor(
         "Csv",

@@ -12,7 +12,8 @@ import copy
 import types
 import typing
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from operator import attrgetter
 from typing import Any
 from uuid import UUID
@@ -24,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpy.errors import SchemaError
+from millpy.model.field_types import BUILTIN, decimal_text, enum_type, is_enum, is_json, literal_type
 from millpy.model.identity import identity_of_type, or_none
 from millpy.model.keys import KEY_TYPES, KeyColumn, KeyHasher, distinct
 from millpy.model.sites import SiteProgress
@@ -51,18 +53,28 @@ ARROW_TYPES: dict[Any, pa.DataType] = {
     bytes: pa.binary(),
     datetime: pa.timestamp("us", tz="UTC"),
     UUID: pa.string(),
+    Decimal: pa.string(),
+    date: pa.date32(),
 }
 
 
 def without_none(annotation: Any) -> tuple[Any, bool]:
-    """Return an annotation without `| None` and `Annotated`, and whether it had `| None`."""
+    """Return an annotation without `| None` and `Annotated`, and whether it had `| None`.
+
+    A Literal is the type of its values. `Any` may be None.
+    """
     if typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
+    if (literal := literal_type(annotation)) is not None:
+        return without_none(literal)
+    if annotation in (Any, object):
+        return Any, True
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [member for member in typing.get_args(annotation) if member is not type(None)]
         nullable = len(members) < len(typing.get_args(annotation))
         if len(members) == 1:
-            return without_none(members[0])[0], nullable
+            plain, inside = without_none(members[0])
+            return plain, nullable or inside
         return annotation, nullable
     return annotation, False
 
@@ -76,16 +88,20 @@ def is_wide(annotation: Any) -> bool:
 
 
 def arrow_type(annotation: Any) -> pa.DataType:
-    """Return the Arrow type of a field; structs, lists and dicts may be nested.
+    """Return the Arrow type of a field; structs, lists and dicts may be nested. `field_types.py` has the others.
 
     Raises:
         SchemaError: the annotation has no column type.
     """
     if is_wide(annotation):
         return pa.decimal128(38, 0)
+    if is_json(annotation):
+        return pa.string()
     annotation, _ = without_none(annotation)
     if annotation in ARROW_TYPES:
         return ARROW_TYPES[annotation]
+    if is_enum(annotation):
+        return ARROW_TYPES[enum_type(annotation)]
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is list:
         return pa.list_(arrow_type(arguments[0]))
@@ -96,7 +112,8 @@ def arrow_type(annotation: Any) -> pa.DataType:
         return pa.struct([pa.field(name, arrow_type(hints[name])) for name in annotation.__struct_fields__])
     raise SchemaError(
         f"a field of type {annotation!r} has no column type",
-        hint="use str, int, float, bool, bytes, datetime, UUID, a Struct, or list and dict[str, …] of these",
+        hint="use str, int, float, bool, bytes, datetime, date, Decimal, UUID, Literal, Enum, a Struct, or list and"
+        " dict[str, …] of these; Any, dict or a union for JSON",
     )
 
 
@@ -153,11 +170,23 @@ def _described(annotation: Any) -> Any:
     return or_none(kind) if nullable else kind
 
 
+def _enum_value(member: Any) -> Any:
+    return getattr(member, "value", member)
+
+
+def _json_text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+_TO_COLUMN: dict[Any, Callable[[Any], Any]] = {UUID: str, Decimal: decimal_text}
+"""How a value is carried by a column of text."""
+
+
 def _check_default(struct: str, name: str, field: Any, annotation: Any) -> None:
     """Raise SchemaError if a default is not of its field's type: msgspec does not check that."""
     value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     try:
-        msgspec.convert(msgspec.to_builtins(value, builtin_types=(datetime, bytes)), annotation)
+        msgspec.convert(msgspec.to_builtins(value, builtin_types=BUILTIN), annotation)
     except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise SchemaError(
             f"the default of {name!r} of {struct} is not of its type: {error}",
@@ -177,8 +206,12 @@ class RecordType:
         self.annotations = {name: hints[name] for name in self.fields}
         self.schema = pa.schema([pa.field(name, arrow_type(hints[name])) for name in self.fields])
         # Arrow returns nested values and UUIDs as dicts and text, which have to be converted.
-        self.flat = all(without_none(hints[name])[0] in ARROW_TYPES for name in self.fields)
-        self._uuids = [n for n in self.fields if without_none(hints[n])[0] is UUID]
+        self.json = [n for n in self.fields if is_json(hints[n])]
+        kinds = {n: without_none(hints[n])[0] for n in self.fields}
+        self.flat = all(kinds[n] in ARROW_TYPES or is_enum(kinds[n]) or n in self.json for n in self.fields)
+        self._to_column = {n: _TO_COLUMN[kind] for n, kind in kinds.items() if kind in _TO_COLUMN}
+        self._to_column |= {n: _enum_value for n, kind in kinds.items() if is_enum(kind)}
+        self._to_column |= dict.fromkeys(self.json, _json_text)
         self.wide = [n for n in self.fields if is_wide(hints[n])]
         self._moments = [n for n in self.fields if without_none(hints[n])[0] is datetime]
         self.defaults = {field.name: field for field in msgspec.structs.fields(struct) if not field.required}
@@ -199,6 +232,7 @@ class RecordType:
             if value is None and self.is_nullable(name):
                 continue
             fits = isinstance(value, (float, int) if kind is float else kind)
+            fits = fits and not (kind is date and isinstance(value, datetime))
             if not fits or (isinstance(value, bool) and kind is not bool):
                 return f"{name}: {value!r} is not of type {kind.__name__}"
         return None
@@ -226,6 +260,11 @@ class RecordType:
                     f"{self.struct.__name__} has no field {path!r}: {what} has no {name!r}",
                     hint=f"it has {', '.join(hints)}" if hints else "only structs have fields",
                 )
+            if is_json(found[-1]):
+                raise SchemaError(
+                    f"field {path!r} of {self.struct.__name__} is inside a field that is stored as JSON",
+                    hint="map it to a field of its own, or give every part of that field a type",
+                )
             found.append(hints[name])
         return found
 
@@ -241,6 +280,10 @@ class RecordType:
         """Describe the fields and their types; without the bounds of plain types, which columns do not check."""
         return [(name, _described(annotation)) for name, annotation in self.annotations.items()]
 
+    def named(self, kind: type) -> frozenset[str]:
+        """Return the names in JSON of the fields of a type."""
+        return frozenset(self.alias(name) for name in self.fields if self.field_type(name) is kind)
+
     def is_nullable(self, path: str) -> bool:
         """Tell whether a field, or a struct that contains it, may be None."""
         return any(without_none(annotation)[1] for annotation in self.annotations_along(path))
@@ -248,18 +291,45 @@ class RecordType:
     def batch_of(self, objects: Sequence[Any]) -> pa.RecordBatch:
         """Convert objects of the struct to columns of the schema."""
         if not self.flat:
-            rows = [
-                {n: msgspec.to_builtins(getattr(o, n), builtin_types=(datetime, bytes)) for n in self.fields}
-                for o in objects
-            ]
+            rows = [{n: self._arrow_value(n, getattr(o, n)) for n in self.fields} for o in objects]
             return pa.RecordBatch.from_pylist(rows, schema=self.schema)
         columns = []
         for field in self.schema:
             values: list[Any] = [getattr(o, field.name) for o in objects]
-            if field.name in self._uuids:
-                values = [None if v is None else str(v) for v in values]
+            if (convert := self._to_column.get(field.name)) is not None:
+                values = [None if v is None else convert(v) for v in values]
             columns.append(pa.array(values, field.type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _arrow_value(self, name: str, value: Any) -> Any:
+        """Return the value of a field as Arrow takes it."""
+        convert = self._to_column.get(name)
+        if value is None or convert is None:
+            return msgspec.to_builtins(value, builtin_types=BUILTIN)
+        return convert(value)
+
+    def plain_values(self, name: str, values: list[Any]) -> list[Any]:
+        """Return values of a field as result tables take them: members of an Enum as their values."""
+        return [None if v is None else _enum_value(v) for v in values] if is_enum(self.field_type(name)) else values
+
+    def rows_of(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+        """Convert columns of the schema to values that msgspec converts to objects of the struct.
+
+        Raises:
+            msgspec.DecodeError: the text of a JSON field is none.
+        """
+        others = [name for name in self.fields if name not in self._moments]
+        rows: list[dict[str, Any]] = batch.select(others).to_pylist(maps_as_pydicts="strict")
+        for name in self._moments:
+            for row, moment in zip(rows, moments(batch.column(name)), strict=True):
+                row[name] = moment
+        for name in self.wide:
+            for row in rows:
+                row[name] = None if row[name] is None else int(row[name])
+        for name in self.json:
+            for row in rows:
+                row[name] = None if row[name] is None else msgspec.json.decode(row[name])
+        return rows
 
     def with_defaults(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Add columns of defaults for the fields that the batch lacks: the last ones, added after it was stored."""
@@ -267,7 +337,7 @@ class RecordType:
         for name in self.fields[batch.num_columns :]:
             field = self.defaults[name]
             value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-            plain = msgspec.to_builtins(value, builtin_types=(datetime, bytes))
+            plain = self._arrow_value(name, value)
             columns.append(pa.array([plain] * batch.num_rows, self.schema.field(name).type))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -289,19 +359,15 @@ class RecordType:
 
     def cloner(self) -> Callable[[Any], Any] | None:
         """Return a function that copies an object deeply enough for user code to change it; None for immutable ones."""
-        if any(pa.types.is_nested(column.type) for column in self.schema):
+        if self.json or any(pa.types.is_nested(column.type) for column in self.schema):
             return copy.deepcopy
         shallow: Callable[[Any], Any] = self.struct.__copy__  # type: ignore[attr-defined]
         return None if self.struct.__struct_config__.frozen else shallow
 
     def objects_of(self, batch: pa.RecordBatch) -> list[Any]:
         """Convert columns of the schema to objects of the struct."""
-        if not self.flat or self._uuids:
-            rows = batch.to_pylist(maps_as_pydicts="strict")
-            for name in self.wide:
-                for row in rows:
-                    row[name] = None if row[name] is None else int(row[name])
-            return msgspec.convert(rows, type=list[self.struct])  # type: ignore[name-defined]
+        if not self.flat or self._to_column:
+            return msgspec.convert(self.rows_of(batch), type=list[self.struct])  # type: ignore[name-defined]
         if not self.fields:
             return [self.struct() for _ in range(batch.num_rows)]
         columns: list[list[Any]] = [

@@ -29,6 +29,14 @@ from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 
 UNBOUNDED = 2**62
 
+LoadWindows = Callable[[int, Sequence[str], Sequence[bytes] | None], Entries]
+"""(folded bundle, subkeys, keys or None) -> stored windows; see `Store.load_windows`."""
+
+
+def no_windows(folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None) -> Entries:
+    """Raise: a stage that is stepped without a store must have all of its windows in memory."""
+    raise AssertionError(f"{len(subkeys)} windows are only in the store")
+
 
 @dataclass(slots=True)
 class InputBundle:
@@ -98,6 +106,7 @@ class Work:
             due timers, within the bounds above.
         tables: the versions of the step's lookup tables.
         corrections: late records for finished windows; only windows take them.
+        load_windows: loads windows that are only in the store, in the midst of the step.
     """
 
     bundle: int
@@ -112,6 +121,7 @@ class Work:
     fires: Mapping[Key, int] | None = None
     tables: Tables = field(default_factory=dict)
     corrections: Sequence[WindowCorrection] = ()
+    load_windows: LoadWindows = no_windows
 
 
 @dataclass(slots=True)
@@ -166,6 +176,8 @@ class StoredInterval:
         dedupe_runs: runs that have not expired, for a stage that keeps ids or joins.
         horizon_floor: what was over or forgotten when the lateness or the dedupe horizon last changed (`horizons.py`):
             of a stage, the windows that end by it; of a source, the ids that were last seen before it.
+        closed_windows: subkeys of windows that have fired and whose folded entries are not in `entries`; see
+            `Store.read`.
     """
 
     interval_id: int
@@ -179,6 +191,7 @@ class StoredInterval:
     state_complete: bool = True
     dedupe_runs: Sequence[DedupeRun] = ()
     horizon_floor: Instant = INSTANT_MIN
+    closed_windows: Sequence[str] = ()
 
 
 class StageInterval(Protocol):

@@ -384,6 +384,7 @@ class KeyedInterval:
             return
         if self._complete:
             self._known = dict.fromkeys(key for store in self._stores.values() for key in store.keys())
+            self._known.update(dict.fromkeys(self._unfolded))  # rows still have the values that these have lost
             self._complete = False
         kept = set(step.keys)
         for key in list(self._known):

@@ -39,7 +39,10 @@ class StreamOutlet:
         if self.subscribed:
             productions = Records(self.record_type, np.array(times, np.int64), objects=records)
         if self.table_id is not None:
-            columns: list[Any] = [[getattr(record, name) for record in records] for name in self.record_type.fields]
+            columns: list[Any] = [
+                self.record_type.plain_values(name, [getattr(record, name) for record in records])
+                for name in self.record_type.fields
+            ]
             rows = ResultRows(self.table_id, [*columns, list(times), list(range(len(records)))], len(records), True)
         return productions, rows
 
@@ -66,9 +69,10 @@ def _rows_of(table_id: int, records: Records) -> ResultRows:
     """Return records as rows of a result table of records."""
     batch = records.batch()
     columns: list[Any] = []
-    for column in batch.columns:
-        moments = pa.types.is_timestamp(column.type)
-        columns.append(column.cast(pa.int64()) if moments else column)
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name in records.type.json:
+            column = column.cast(pa.binary())  # bytes are JSON text already
+        columns.append(column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column)
     count = len(records)
     columns += [pa.array(records.event_times), pa.array(np.arange(count, dtype=np.int64))]
     return ResultRows(table_id, columns, count, True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 from millpy.errors import RefusedValueError
 from millpy.ingest.timestamps import DATETIME_HI, DATETIME_LO
 from millpy.model.delta import encode_value
+from millpy.model.field_types import JSON_DEPTH_MAX, decimal_problem, decimal_text, is_literal
 from millpy.model.record import ARROW_TYPES, RecordType, without_none
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -32,7 +34,9 @@ class Admission:
         self._what = what
         self._decode = msgspec.json.Decoder(record_type.struct).decode
         self._by_column = all(
-            (kind := without_none(record_type.annotations[name])[0]) in ARROW_TYPES and kind in _UNFIT
+            (kind := without_none(record_type.annotations[name])[0]) in ARROW_TYPES
+            and kind in _UNFIT
+            and not is_literal(record_type.annotations[name])
             for name in record_type.fields
         )
 
@@ -55,17 +59,21 @@ class Admission:
         if (misfit := self._type.misfit(copied)) is not None:
             raise RefusedValueError(misfit)
         for name in self._struct.__struct_fields__:
-            _refuse_unfit(getattr(copied, name))
+            value = getattr(copied, name)
+            _refuse_unfit(value)
+            if type(value) is Decimal:
+                msgspec.structs.force_setattr(copied, name, Decimal(decimal_text(value)))
         return msgspec.structs.replace(copied, **wide) if wide else copied
 
     def refused(self, batch: pa.RecordBatch) -> dict[int, RefusedValueError]:
         """Return the rows of a batch of the type's schema that cannot be carried, with their errors."""
         found: dict[int, RefusedValueError] = {}
         if not self._by_column:
-            for row, values in enumerate(batch.to_pylist(maps_as_pydicts="strict")):
+            for row in range(len(batch)):
                 try:
+                    (values,) = self._type.rows_of(batch.slice(row, 1))
                     self.checked_copy(msgspec.convert(values, self._struct))
-                except (msgspec.ValidationError, RefusedValueError) as error:
+                except (msgspec.DecodeError, RefusedValueError) as error:
                     found[row] = RefusedValueError(str(error))
             return found
         for name in self._type.fields:
@@ -99,20 +107,25 @@ _UNFIT: dict[Any, tuple[str, Callable[[pa.Array], pa.Array | None]]] = {
 """Type of a field -> message and test for values that a column of it may not hold."""
 
 
-def _refuse_unfit(value: Any) -> None:
-    """Refuse values that a column cannot hold: whole numbers beyond 64 bits and naive datetimes."""
+def _refuse_unfit(value: Any, levels: int = JSON_DEPTH_MAX) -> None:
+    """Refuse values that a column cannot hold: whole numbers beyond 64 bits, naive datetimes, deep nesting."""
+    parts: Iterable[Any] = ()
     if isinstance(value, int):
         if not INT64_MIN <= value <= INT64_MAX:
             raise RefusedValueError(f"{value} does not fit in 64 bits")
     elif isinstance(value, datetime):
         if value.tzinfo is None:
             raise RefusedValueError(f"datetime {value!r} has no time zone", hint="give it a time zone")
+    elif isinstance(value, Decimal):
+        if (problem := decimal_problem(value)) is not None:
+            raise RefusedValueError(f"{str(value)[:60]}: {problem}")
     elif isinstance(value, list):
-        for part in value:
-            _refuse_unfit(part)
+        parts = value
     elif isinstance(value, dict):
-        for part in value.values():
-            _refuse_unfit(part)
+        parts = value.values()
     elif isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            _refuse_unfit(getattr(value, name))
+        parts = (getattr(value, name) for name in value.__struct_fields__)
+    for part in parts:
+        if not levels:
+            raise RefusedValueError(f"a value is nested more than {JSON_DEPTH_MAX} deep")
+        _refuse_unfit(part, levels - 1)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import structlog
 
@@ -29,6 +30,8 @@ RESTARTS_MAX = 8
 STOP_MARGIN_S = 5.0
 LOOK_EVERY_S = 1.0
 PAUSE_S = 0.1
+FORWARD_S = 1.0
+"""Seconds that the output of a worker that has ended is waited for: a process that it left behind may hold it open."""
 
 
 def backoff_s(restarts: int) -> float:
@@ -96,13 +99,19 @@ class Supervisor:
     def run(self, look: Callable[[], None] | None = None) -> int:
         """Run the workers to their end, and return the exit status.
 
-        The first SIGTERM or SIGINT drains the workers. The second one kills them.
+        SIGTERM drains the workers, and so does the first SIGINT; a SIGINT after either of them kills the workers.
 
         Args:
             look: called every second, to show progress.
         """
         interrupts = Interrupts(lambda: self._send(signal.SIGTERM), lambda: self._send(signal.SIGKILL))
-        before = {number: signal.signal(number, interrupts) for number in (signal.SIGTERM, signal.SIGINT)}
+
+        def drain(number: int, frame: object) -> None:  # a service manager may send it several times
+            if not interrupts.count:
+                interrupts(number, frame)
+
+        handlers: dict[signal.Signals, Any] = {signal.SIGTERM: drain, signal.SIGINT: interrupts}
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         slots = [
             threading.Thread(target=self._keep, args=(slot,), name=f"worker-{slot}", daemon=True)
             for slot in range(len(self._children))
@@ -187,9 +196,10 @@ class Supervisor:
         self._children[slot] = child
         if self._sent is not None:  # while it was being made
             child.send_signal(self._sent)
-        for written in child.stdout or child.stderr or ():
-            sys.stderr.write(written.decode(errors="replace"))
+        forwarding = threading.Thread(target=_forward, args=(child,), name=f"output-{slot}", daemon=True)
+        forwarding.start()
         code = child.wait()
+        forwarding.join(FORWARD_S)
         assert child.stdin is not None
         child.stdin.close()
         if code == -signal.SIGTERM:
@@ -197,7 +207,22 @@ class Supervisor:
         elif code < 0:
             others = any(other is not None and other.poll() is None for other in self._children)
             left = "the others take over" if others else "no other worker runs"
-            log.warning("worker killed", worker=slot, pid=child.pid, signal=signal.Signals(-code).name, left=left)
+            log.warning("worker killed", worker=slot, pid=child.pid, signal=_signal_name(-code), left=left)
         elif code > 0:
             log.error("worker failed", worker=slot, pid=child.pid, status=code)
         return code
+
+
+def _forward(child: subprocess.Popen[bytes]) -> None:
+    output = child.stdout or child.stderr
+    if output is not None:
+        with output:
+            for written in output:
+                sys.stderr.write(written.decode(errors="replace"))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"

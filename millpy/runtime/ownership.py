@@ -155,6 +155,7 @@ class OwnedIntervals:
             await self.announce()
         fresh = await self._store.take_over_from_self(self._context.worker_id, grants) if grants else []
         self.intervals.clear()
+        self._context.sources.keep_only({grant.interval_id for grant in fresh})
         await self._open(fresh, {})
 
     async def announce(self) -> None:
@@ -179,7 +180,9 @@ class OwnedIntervals:
             return
         recovered = []
         for grant in grants:
-            (found,) = await self._store.read([grant], state_rows_max=self._limits.state_preload_rows_max)
+            closed_rows_max = self._plan.by_interval[grant.interval_id].closed_rows_max
+            bounds = {"state_rows_max": self._limits.state_preload_rows_max, "closed_rows_max": closed_rows_max}
+            (found,) = await self._store.read([grant], **bounds)
             self._lease.progressed()  # each interval may take seconds, and together they may take minutes
             recovered.append(await self._recovered(grant, found, kept.get(grant.interval_id)))
             del found  # do not keep the snapshot of one interval while the next is read

@@ -14,7 +14,7 @@ be written: the log and the metrics tell it, and `database_restored` says afterw
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -90,9 +90,13 @@ class SourceHealth:
         return part.connection
 
     def forget(self, interval_ids: Iterable[int]) -> None:
-        """Forget the intervals that this worker has released or lost."""
+        """Forget the intervals that this worker has released."""
         for interval_id in interval_ids:
             self.parts.pop(interval_id, None)
+
+    def keep_only(self, interval_ids: Collection[int]) -> None:
+        """Forget all intervals but these, which this worker still owns; the new owner of the others tells of them."""
+        self.forget([interval_id for interval_id in self.parts if interval_id not in interval_ids])
 
     def disconnected(self) -> list[SourcePart]:
         """Return the partitions without a connection."""

@@ -21,7 +21,7 @@ from millpy.errors import (
     TransientError,
     UsageError,
 )
-from millpy.hosting.step import LoadState, Steps
+from millpy.hosting.step import Loader, Steps
 from millpy.runtime.background import BackgroundTasks
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.maintenance import Maintenance
@@ -40,12 +40,12 @@ class Worker:
 
     Args:
         context: the objects that the worker's parts share.
-        load: loads state from inside a step; by default from the step thread.
+        load: loads state and windows from inside a step; by default from the step thread.
     """
 
     cycle_type = TurnCycle
 
-    def __init__(self, context: WorkerContext, load: LoadState | None = None) -> None:
+    def __init__(self, context: WorkerContext, load: Loader | None = None) -> None:
         self.context = context
         skew = Skew(context.plan.max_skew_us)
         self.owned = OwnedIntervals(context)

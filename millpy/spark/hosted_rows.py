@@ -1,6 +1,6 @@
 """Result rows, late records and dead letters of hosted steps, as Arrow batches and as DataFrames.
 
-Whole numbers of any width become decimals of 38 digits; JSON and UUIDs become text.
+Whole numbers of any width become decimals of 38 digits; JSON, UUIDs and Decimals become text.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ TYPES: dict[str, tuple[pa.DataType, str]] = {
     "text": (pa.string(), "string"),
     "bigint": (pa.int64(), "bigint"),
     "numeric": (pa.decimal128(38, 0), "decimal(38,0)"),
+    "decimal": (pa.string(), "string"),
+    "date": (pa.date32(), "date"),
     "double precision": (pa.float64(), "double"),
     "boolean": (pa.bool_(), "boolean"),
     "bytea": (pa.binary(), "binary"),
@@ -106,7 +108,7 @@ def _array(sql_type: str, values: pa.Array | list[Any]) -> pa.Array:
         values = values.to_pylist(maps_as_pydicts="strict") if sql_type == "jsonb" else values.to_pylist()
     if sql_type == "jsonb":
         return pa.array([None if v is None else _json(v) for v in values], target)
-    if sql_type == "uuid":
+    if sql_type in ("uuid", "decimal"):
         return pa.array([None if v is None else str(v) for v in values], target)
     if sql_type == "timestamptz":
         return pa.array([instant(v) if isinstance(v, datetime) else v for v in values], pa.int64()).cast(target)

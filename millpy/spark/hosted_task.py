@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from millpy.graph import InjectorNode
-from millpy.hosting.host import HostedInterval
+from millpy.hosting.host import LOAD_NOTHING, HostedInterval
 from millpy.hosting.interval_state import intake_settings
 from millpy.hosting.plan import ComputationPlan
 from millpy.ingest.protocol import Injector, SourceBatch, SourceSetup
@@ -178,8 +178,9 @@ class IntervalTask:
         self._kept = KeptEntries(frozenset(keeps))
         if snapshot is not None:
             self._kept.add(tuple(snapshot.recovered.entries))
+        load = replace(LOAD_NOTHING, state=self._kept.load)
         self._host = HostedInterval(
-            hosted.plan, interval_id, hosted.job.limits, snapshot=snapshot, runs=runs, load=self._kept.load
+            hosted.plan, interval_id, hosted.job.limits, snapshot=snapshot, runs=runs, load=load
         )
         if self._of.name in hosted.job.archives and not hosted.job.streams:
             self._host.interval.intake = ArchivedIntake(intake_settings(self._of, hosted.job.limits))

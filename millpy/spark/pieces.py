@@ -47,9 +47,14 @@ Position = tuple[str, ...]
 Bounds = tuple[Position | None, ...]
 """A piece is all keys above one bound, up to and including the next; None is before the first row or after the last."""
 
+# A table with a retention has its rows in partitions.
 _SIZE = """
-SELECT greatest(reltuples, pg_relation_size(oid) / 200.0)::float8, pg_relation_size(oid), pg_table_size(oid)
-  FROM pg_class WHERE oid = {oid} AND relkind IN ('r', 'm')
+SELECT sum(greatest(c.reltuples, pg_relation_size(c.oid) / 200.0))::float8, sum(pg_relation_size(c.oid))::bigint,
+       sum(pg_table_size(c.oid))::bigint
+  FROM pg_class AS c
+ WHERE c.relkind IN ('r', 'm')
+   AND (c.oid = {oid} OR c.oid IN (SELECT i.inhrelid FROM pg_inherits AS i WHERE i.inhparent = {oid}))
+HAVING count(*) > 0
 """
 _SWITCHED = ("millpy: another", " table")
 """The server's message has the text in one piece; the statement, which the driver quotes in errors, has it in two."""

@@ -47,7 +47,7 @@ SELECT a.attname::text
 """
 _Neighbors = """
 SELECT c.relname::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
- WHERE n.nspname = {schema} AND c.relkind = 'r' ORDER BY 1
+ WHERE n.nspname = {schema} AND c.relkind IN ('r', 'p') ORDER BY 1
 """
 _WINDOWED = """
 SELECT computation, key_columns::text FROM millpy.result_tables

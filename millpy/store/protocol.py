@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 from uuid import UUID
 
+from millpy.errors import TransientError
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Request
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable, TableVersion
-from millpy.model.stage import Release, StoredInterval
+from millpy.model.stage import UNBOUNDED, Release, StoredInterval
 from millpy.model.time import Instant
 
 
@@ -225,6 +226,21 @@ CommitFailpoint = Callable[[], Awaitable[None]]
 """Called inside a transaction, between the fence and the rest; tests pause or fail there."""
 
 
+def check_fold(grant: Grant, stored: int, known: int) -> None:
+    """Check that the store's folded bundle is not behind the one that an owner knows of.
+
+    A server that crashes may lose the last folds, which are repeated. An owner learns of the crash by its connections,
+    but may ask by a new one before it does.
+
+    Raises:
+        TransientError: it is behind.
+    """
+    if stored < known:
+        raise TransientError(
+            f"interval {grant.interval_id} is folded up to bundle {stored}, not {known}: the database lost a fold"
+        )
+
+
 class Store(Protocol):
     """The persistence of one worker. Every method may raise TransientError."""
 
@@ -299,10 +315,14 @@ class Store(Protocol):
         """
         ...
 
-    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[OwnerSnapshot]:
+    async def read(
+        self, grants: Sequence[Grant], *, state_rows_max: int, closed_rows_max: int = UNBOUNDED
+    ) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals, in the order of `grants`.
 
-        An interval with more than `state_rows_max` rows of state comes without its state.
+        An interval with more than `state_rows_max` rows of state comes without its state. One with more than
+        `closed_rows_max` rows of windows comes without the rows of those that end by its low watermark, which have
+        fired; their subkeys are in `StoredInterval.closed_windows`, and their unfolded deltas in the entries.
 
         Raises:
             StaleSequencerError: one of the grants is stale.
@@ -314,6 +334,23 @@ class Store(Protocol):
 
         Raises:
             StaleSequencerError: the grant is stale.
+        """
+        ...
+
+    async def load_windows(
+        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None
+    ) -> Entries:
+        """Read the folded rows of windows, without deltas: changes above the folded bundle are not in them.
+
+        Args:
+            grant: the caller's grant.
+            folded_bundle: the folded bundle that the caller knows of.
+            subkeys: the windows.
+            keys: the key (JSON text) of each; None for all keys of the windows.
+
+        Raises:
+            StaleSequencerError: the grant is stale.
+            TransientError: the store has lost that fold; the caller's state is not that of the store.
         """
         ...
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from decimal import Decimal
 from functools import reduce
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from millpy.errors import GraphError, RefusedValueError, SchemaError
+from millpy.model.field_types import decimal_text, enum_type, is_enum, plain_value
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
-from millpy.model.record import RecordType, WideInt, arrow_type, getter, is_wide
+from millpy.model.record import RecordType, WideInt, arrow_type, getter, is_wide, without_none
 from millpy.model.step_progress import StepProgress
-from millpy.model.time import instant
 from millpy.windowing.group_by import Column, Groups, Integers
 
 MergeOrder: TypeAlias = Literal["any", "event_time", "arrival"]
@@ -68,12 +68,15 @@ class Aggregate(GraphPart):
         if self.field is None:
             raise SchemaError(f"{name} needs a field", hint=f'for example {name}("temperature")')
         kind = record_type.field_type(self.field)
+        members = is_enum(kind)
+        kind = enum_type(kind) if members else kind
         if self.takes and kind not in self.takes:
             takes = ", ".join(t.__name__ for t in self.takes)
             raise SchemaError(
                 f"{self!r} does not accept a field of type {getattr(kind, '__name__', kind)}", hint=f"use {takes}"
             )
         bound = self.bind_balance(self.field, kind) if retracts else self.bind_field(self.field, kind)
+        bound.keeps_values &= not members  # what they are is known, and storable
         if is_wide(record_type.annotations_along(self.field)[-1]) and bound.result == int | None:
             bound.result = WideInt | None  # a value of the field
         return bound
@@ -117,6 +120,9 @@ class Accumulator:
         shares: aggregates with equal `shares` share one accumulator; None for one that does not share.
         memory_bytes: an estimate of the bytes of an accumulator in memory.
         stores_text: whether the stored form of an accumulator is much shorter than its JSON.
+        stored_form: how SQL reads the result of a stored accumulator, for the views `…_live`: value (the result; a
+            datetime in µs), timed value ([event time, result]), mean or mean of integers ([sum, count]); empty if it
+            cannot.
         progress: the progress to which calls of user code are reported.
     """
 
@@ -126,6 +132,7 @@ class Accumulator:
     shares: Hashable = None
     memory_bytes: int = 100
     stores_text: bool = False
+    stored_form: str = ""
 
     def __init__(self, field: str | None, kind: type) -> None:
         self.field = field
@@ -138,11 +145,11 @@ class Accumulator:
         return None
 
     def value_of(self, record: Any) -> Any:
-        """Return the value of a record's field: a datetime as µs, -0.0 as 0.0 (as in SQL); 1 without a field."""
+        """Return the value of a record's field as in `plain_value`, -0.0 as 0.0 (as in SQL); 1 without a field."""
         value = self._read(record) if self._read is not None else 1
         if self.kind is float:
             return None if value is None else value + 0.0
-        return instant(value) if isinstance(value, datetime) else value
+        return plain_value(value)
 
     def add(self, accumulator: Any, value: Any, at: int) -> Any:
         """Return the accumulator with one more value, which is not None; `at` is the record's event time in µs."""
@@ -197,6 +204,8 @@ class Accumulator:
 
     def column(self, results: Sequence[Any]) -> pa.Array:
         """Return results as an Arrow array of the column's type."""
+        if without_none(self.result)[0] is Decimal:
+            results = [None if result is None else decimal_text(result) for result in results]
         return pa.array(results, arrow_type(self.result))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from millpy.model.keys import Key
 from millpy.model.record import Instants, Mask, retractions_of
-from millpy.model.stage import StageBinding, StoredInterval, Work
+from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import PartialAggregate
@@ -45,7 +45,31 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         self._through_state = self._accumulators.retracts or self._triggers is not None or self._combines
         if self._combines:
             self._open.hold_times(retracts=self._mode is Accumulation.RETRACTING)
+        if windowing.spills and not self._input.site:
+            bytes_max = binding.limits.closed_windows_bytes_max // binding.windowed_intervals
+            self._open.spill_to(self._input.key_types, bytes_max, recovered)
         self._recover(recovered)
+
+    @property
+    def immediate(self) -> bool:
+        """Whether a step calls no user code, and all windows are in memory."""
+        closed = self._open.spilled
+        return super().immediate and (closed is None or not closed.stored)
+
+    def on_folded(self, bundle: int) -> None:
+        """Allow closed windows last changed at or before `bundle` to leave memory: they are rows now."""
+        if self._open.spilled is not None:
+            self._open.spilled.spill(bundle, self._open.next_end())
+
+    def step(self, work: Work) -> StepResult:
+        """Apply one turn's work to the open windows and return the result to commit."""
+        if self._open.spilled is not None:
+            self._open.spilled.load = work.load_windows
+        return super().step(work)
+
+    def _counted_bytes(self) -> int:
+        """Return the memory that counts against the bound: closed windows that can wait in the store do not."""
+        return super()._counted_bytes() if self._open.spilled is None else self._open.open_bytes()
 
     def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
         """Add each row to all of its windows, except those that have expired: these make late records."""
@@ -61,6 +85,8 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
             starts, at = starts[inside], inside if at is None else at[inside]
         if not len(starts):
             return late
+        if self._open.spilled is not None:
+            self._open.spilled.fetch(starts, rows.codes if at is None else rows.codes[at], rows.keys)
         inside_rows = None if late is None else inside
         if at is not None:
             inside_rows = np.flatnonzero(np.bincount(at, minlength=len(rows)))
@@ -96,6 +122,11 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         starts, at = self._assigner.assign(rows.records.event_times)
         at = np.arange(len(rows)) if at is None else at
         stays: Mask = self._assigner.ends_of(starts) + self._allowed_us > work.watermark
+        if self._open.spilled is not None:
+            # Windows that have fired, or fire in this turn, need no room, but tell which keys continue.
+            in_open = self._assigner.ends_of(starts) > self._trigger.latest_end(work.watermark)
+            starts, at, stays = starts[in_open], at[in_open], stays[in_open]
+            self._open.spilled.fetch_beside(starts, rows.codes[at], rows.keys, self._assigner.neighbors)
         entries = WindowEntries(starts, rows.codes[at], at, stays)
         return openings_of(self._open.panes, self._open.weights, rows.keys, entries, self._assigner.neighbors)
 

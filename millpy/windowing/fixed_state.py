@@ -5,6 +5,8 @@
     it fires again     for a bundle that adds late records to it
     it expires         once the watermark has reached end + allowed lateness; it emits nothing after that (I7)
 
+Between firing and expiry its panes may be only in the store (`closed_windows.py`).
+
 The store has one entry per (key, window): kind WINDOW, subkey "<start>/<end>", fire time the time of expiry.
 """
 
@@ -15,9 +17,10 @@ from operator import itemgetter
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.due_queue import DueQueue
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
-from millpy.model.stage import UNBOUNDED
+from millpy.model.stage import UNBOUNDED, StoredInterval
 from millpy.model.time import Instant
 from millpy.windowing.accumulator import AccumulatorSet
+from millpy.windowing.closed_windows import ClosedWindows
 from millpy.windowing.pane_codec import NO_TIME, DuePane, OpenPane, decode_pane, encode_panes
 from millpy.windowing.timestamp_combiner import PaneHolds, hold_of
 from millpy.windowing.window import WindowAssigner
@@ -34,6 +37,7 @@ class OpenWindows:
         weights: the memory of the panes; code that adds a pane to `panes` must count it here.
         holds: the times at which panes hold the low watermark, if they combine the times of their records; code that
             adds records to a pane must add it here.
+        spilled: the closed windows that are only in the store; None if all windows are in memory.
     """
 
     def __init__(self, accumulators: AccumulatorSet, assigner: WindowAssigner, allowed_lateness_us: int) -> None:
@@ -50,6 +54,7 @@ class OpenWindows:
         self._hasher = KeyHasher()
         self._expired_without_pane = 0
         self.holds: PaneHolds[tuple[int, Key]] | None = None
+        self.spilled: ClosedWindows | None = None
         self.weights = Weights(PANE_BYTES + accumulators.memory_bytes)
 
     def hold_times(self, *, retracts: bool) -> None:
@@ -62,6 +67,34 @@ class OpenWindows:
 
         self.holds = PaneHolds(hold)
         self.weights.each += HOLD_BYTES
+
+    def spill_to(self, key_types: tuple[type, ...], bytes_max: int, recovered: StoredInterval) -> None:
+        """Let closed windows beyond `bytes_max` wait in the store; call it before `recover`."""
+
+        def absorb(entries: Entries) -> None:
+            self.recover(entries, key_types)
+            self.weights.panes += len(entries)
+
+        end_of, folded = self._assigner.end_of, recovered.folded_bundle
+        self.spilled = ClosedWindows(self.panes, self.weights, end_of, absorb, bytes_max, folded)
+        for subkey in recovered.closed_windows:
+            start, _, end = subkey.partition("/")
+            self._assigner.pin(int(start), int(end))
+            self.panes[int(start)] = {}
+            self.spilled.stored.add(int(start))
+
+    def open_bytes(self) -> int:
+        """Return the memory of the windows that have not fired, of those that end in their order."""
+        first_end, weights = self.next_end(), self.weights
+        found = [panes for start, panes in self.panes.items() if panes and not self.is_closed(start, first_end)]
+        beyond = (
+            sum(weights.large.get(id(pane), 0) for panes in found for pane in panes.values()) if weights.large else 0
+        )
+        return sum(map(len, found)) * weights.each + beyond
+
+    def is_closed(self, start: int, first_end: int) -> bool:
+        """Tell whether a window has fired, given the end of the first one that has not."""
+        return self._assigner.end_of(start) < first_end
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Load stored panes; called for each part of the stored state."""
@@ -163,9 +196,14 @@ class OpenWindows:
         opened, self._opened = self._opened, {}
         changed, self._changed = self._changed, {}
         gone: list[tuple[int, list[Key]]] = []
+        stored: list[tuple[int, list[tuple[bytes, int]]]] = []
         while panes_max > 0 and (start := self._unexpired.first(watermark)) is not None:
             if self._waits(start):
                 break  # its panes have to be emitted first
+            if self.spilled is not None and (rows := self.spilled.leave(start, panes_max)):
+                stored.append((start, rows))
+                panes_max -= len(rows)
+                continue
             panes = self.panes[start]
             if len(panes) <= panes_max:
                 self._unexpired.pop()
@@ -195,7 +233,7 @@ class OpenWindows:
             self._name(entries, keys, start, list(panes))
         for start, of_window in gone:
             self._name(entries, keys, start, of_window)
-        if not keys:
+        if not keys and not stored:
             return None
         for pane in touched:
             pane.bundle = bundle
@@ -206,7 +244,11 @@ class OpenWindows:
         entries.key_hashes = [hashes[key] for key in keys]
         values = encode_panes(touched, self._accumulators)
         self.weights.weigh(touched, entries.keys, values)
-        entries.values = [*values, *([None] * (len(keys) - len(touched)))]
+        for start, rows in stored:
+            entries.keys += [text for text, _ in rows]
+            entries.key_hashes += [hashed for _, hashed in rows]
+            self._name_rows(entries, start, len(rows))
+        entries.values = [*values, *([None] * (len(entries.keys) - len(touched)))]
         return entries
 
     def _waits(self, start: int) -> bool:
@@ -227,10 +269,14 @@ class OpenWindows:
 
     def _name(self, entries: Entries, keys: list[Key], start: int, of_window: list[Key]) -> None:
         """Add the keys of a window to `keys`, and its subkeys and fire times to `entries`."""
-        end = self._assigner.end_of(start)
         keys += of_window
-        entries.subkeys += [f"{start}/{end}"] * len(of_window)
-        entries.fire_ats += [end + self._allowed_us] * len(of_window)
+        self._name_rows(entries, start, len(of_window))
+
+    def _name_rows(self, entries: Entries, start: int, count: int) -> None:
+        """Add the subkeys and fire times of `count` entries of a window."""
+        end = self._assigner.end_of(start)
+        entries.subkeys += [f"{start}/{end}"] * count
+        entries.fire_ats += [end + self._allowed_us] * count
 
     def next_end(self) -> Instant:
         """Return the end of the oldest window that has not fired; INSTANT_MAX without one."""

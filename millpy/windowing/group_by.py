@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpy.model.field_types import units_of
 from millpy.model.record import Instants, Records, column_of, retractions_of
 
 Integers = npt.NDArray[np.integer[Any]]
@@ -138,15 +140,20 @@ class Groups:
         if known is not None:
             return known
         column = column_of(self.records.batch(), field)
+        if self.records.type.field_type(field) is Decimal:
+            values = np.empty(len(column), object)
+            values[:] = [0 if text is None else units_of(text) for text in column.to_pylist()]
+        else:
+            values = _numpy(column)
         rows = self._rows
         if not column.null_count:
             offsets = np.concatenate(([0], np.cumsum(self.counts)[:-1]))
-            found = GroupedColumn(_numpy(column)[rows], np.arange(len(self)), offsets, rows)
+            found = GroupedColumn(values[rows], np.arange(len(self)), offsets, rows)
         else:
             there = pc.is_valid(column).to_numpy(zero_copy_only=False)[rows]
             rows, by_entry = rows[there], self._group_of[self._order[there]]
             offsets = np.flatnonzero(np.diff(by_entry, prepend=-1))
-            found = GroupedColumn(_numpy(column)[rows], by_entry[offsets], offsets, rows)
+            found = GroupedColumn(values[rows], by_entry[offsets], offsets, rows)
         self._columns[field] = found
         return found
 
@@ -271,13 +278,16 @@ def unbounded(values: Column) -> Column:
 
 
 def _numpy(column: pa.Array) -> Column:
-    """Return a column as numpy: times as int64 µs, wide integers as Python ints, other non-numbers as Python objects.
+    """Return a column as numpy: times as int64 µs, dates as days, wide integers as Python ints.
 
+    Other values become Python objects.
     Nulls are undefined. -0.0 becomes 0.0: the two are equal, so that which one an aggregate keeps would depend on the
     order of rows.
     """
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
+    elif pa.types.is_date(column.type):
+        column = column.cast(pa.int32()).cast(pa.int64())
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         if column.null_count:
             column = pc.fill_null(column, 0)

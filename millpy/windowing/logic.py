@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from millpy.model.stage import StageBinding, StageInterval, StoredInterval
+from millpy.model.stage import UNBOUNDED, StageBinding, StageInterval, StoredInterval
 from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.interval_by_site import IntervalBySite
 from millpy.windowing.operator import WindowedInterval
@@ -22,6 +22,7 @@ from millpy.windowing.sliding import SlicedInterval
 from millpy.windowing.user_windows import UserInterval
 from millpy.windowing.window import SessionWindows, SlidingWindows, assigner_of
 from millpy.windowing.window_function import WindowFunction
+from millpy.windowing.window_memory import PANE_BYTES
 from millpy.windowing.window_spec import WindowSpec
 
 
@@ -40,6 +41,13 @@ class WindowedStage:
 
     logic: WindowedLogic
     binding: StageBinding
+
+    @property
+    def closed_rows_max(self) -> int:
+        """The most stored windows of an interval of which a new owner reads those that have fired, too."""
+        if not self.logic.spills or self.binding.inputs[0].site:
+            return UNBOUNDED
+        return self.binding.limits.closed_windows_bytes_max // self.binding.windowed_intervals // PANE_BYTES
 
     def open(self, recovered: StoredInterval) -> StageInterval:
         """Build the soft state of one interval from its stored state."""

@@ -335,15 +335,20 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
         weights, bytes_max = self._open.weights, self._bytes_max
         if not len(rows) or weights.total + len(rows) * self._windows_per_record * weights.each <= bytes_max * 3 // 4:
             return rows
-        out = self._openings(rows, work).rows_without_room(weights, bytes_max)
+        used = self._counted_bytes()
+        out = self._openings(rows, work).rows_without_room(used, weights.each, bytes_max)
         if not len(out):
             return rows
         full = NoRoomError(
-            f"no room for another open window: {weights.panes:,} windows and those of this turn exceed"
+            f"no room for another open window: {used // weights.each:,} windows and those of this turn exceed"
             f" {bytes_max:,} bytes, the key interval's share of MILLPY_OPEN_WINDOWS_BYTES_MAX"
         )
         self._dead_letter(result, rows, out, dict.fromkeys(out.tolist(), full))
         return rows.take(np.setdiff1d(np.arange(len(rows)), out))
+
+    def _counted_bytes(self) -> int:
+        """Return the memory that counts against the bound."""
+        return self._open.weights.total
 
     def _openings(self, rows: JoinedRows, work: Work) -> Openings:
         """Return the windows of the rows, and which of them the turn would open."""

@@ -2,7 +2,8 @@
 
     weight   of a pane: an estimate of its bytes in memory: a fixed number, plus a multiple of the length of its stored
              text (key and accumulators) beyond a few words; measured whenever panes are written or read
-    room     the interval's bound minus the weight of its open panes
+    room     the interval's bound minus the weight of its open panes; closed windows that can wait in the store
+             (`closed_windows.py`) do not count
 
 A record that would open a window beyond the room is dead-lettered; a record whose windows are open is still added. New
 keys may use three quarters of the bound. The rest is for continuing keys: those with an open session, or with an open
@@ -100,9 +101,14 @@ class Openings:
     extends: Mask
     large: Mask
 
-    def rows_without_room(self, weights: Weights, bytes_max: int) -> npt.NDArray[np.int64]:
-        """Return the rows with a window for which there is no room, ascending. The first windows to open get room."""
-        used = weights.total
+    def rows_without_room(self, used: int, each: int, bytes_max: int) -> npt.NDArray[np.int64]:
+        """Return the rows with a window for which there is no room, ascending. The first windows to open get room.
+
+        Args:
+            used: the memory in use, in bytes.
+            each: the memory of another window.
+            bytes_max: the bound.
+        """
         shut = self.large & (used >= bytes_max)
         opening = np.flatnonzero(self.opens)
         if len(opening):
@@ -110,8 +116,8 @@ class Openings:
             np.minimum.at(first, self.windows, np.arange(len(self.windows)))
             opening = opening[np.argsort(first[opening], kind="stable")]
             known = self.extends[opening]
-            fits = known | (np.cumsum(~known) <= (bytes_max * 3 // 4 - used) // weights.each)
-            fits &= np.cumsum(fits) <= (bytes_max - used) // weights.each
+            fits = known | (np.cumsum(~known) <= (bytes_max * 3 // 4 - used) // each)
+            fits &= np.cumsum(fits) <= (bytes_max - used) // each
             shut[opening[~fits]] = True
         return np.unique(self.at[shut[self.windows]]).astype(np.int64)
 

@@ -23,6 +23,7 @@ from millpy.windowing.session_size import SessionSize
 from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import SessionWindows, SlidingWindows, Windows
+from millpy.windowing.window_function import WindowFunction
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +91,16 @@ class WindowSpec:
         plain = self.accumulation is Accumulation.ACCUMULATING and not self.by_pane
         return plain and not self.takes_retractions and self.timestamps is TimestampCombiner.END_OF_WINDOW
 
+    @property
+    def spills(self) -> bool:
+        """Whether windows that have fired may leave memory until a late record comes or they expire.
+
+        They may if each stands for itself: fixed and calendar windows, and sliding ones without slices, which do not
+        merge and whose trigger has no state. A pane from which all records are retracted has not been emitted.
+        """
+        aligned = not isinstance(self.windows, SessionWindows | WindowFunction) and not self.sliced
+        return aligned and not self.by_pane and not self.takes_retractions
+
     def columns(self) -> tuple[str, ...]:
         """Return the names of the aggregate columns."""
         return tuple(self.aggregates)
@@ -97,6 +108,15 @@ class WindowSpec:
     def info_columns(self) -> tuple[str, ...]:
         """Return the names of the columns behind them that say what a pane is, if the rules ask for them."""
         return PANE_INFO if self.rules.pane_info else ()
+
+    def stored_forms(self, record_type: RecordType) -> tuple[tuple[int, str], ...]:
+        """Return the place of each column's accumulator in a stored window, and its form; empty if no row is a window.
+
+        Slices are parts of windows, and windows over retractions count what is left of them in other forms.
+        """
+        if self.sliced or self.takes_retractions:
+            return ()
+        return tuple((place, member.stored_form) for place, member in self.accumulators(record_type).columns)
 
     @property
     def sliced(self) -> bool:

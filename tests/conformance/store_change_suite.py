@@ -117,3 +117,22 @@ class ChangeSuite:
 
         with pytest.raises(GraphError, match="all its sources have ended"):
             await world.store.deploy(with_north(base), on_purpose=True)
+
+    async def test_stream_that_lags_behind_a_step_is_refused_and_nothing_changes(self, world: World) -> None:
+        base = as_computation(with_horizons(10, 100))
+        grown = with_north(base)
+        apart = replace(grown, subscriptions=(*base.subscriptions, SubscriptionSpec("north", "alarms", 2, ("device",))))
+        united = replace(grown, subscriptions=(*apart.subscriptions, grown.subscriptions[-1]))
+        owner = await deployed(world, apart)
+        (north,), sums = owner.deployment.intervals_of("north"), owner.deployment.intervals_of("sums")
+        for interval, at in ((north, 300), (sums[0], 400), (sums[1], 200)):
+            await owner.commit(owner.checkpoint(interval, input_watermark=Instant(at), low_watermark=Instant(at)))
+
+        with pytest.raises(GraphError, match="sums cannot read north yet: its watermark"):
+            await world.store.deploy(united, on_purpose=True)
+
+        assert (await world.store.deploy(apart)).version == owner.deployment.version
+        await owner.commit(owner.checkpoint(north, input_watermark=Instant(400), low_watermark=Instant(400)))
+        owner = await deployed(world, united)
+        cursors = [(await owner.opened(interval)).cursors[north.interval_id] for interval in sums]
+        assert cursors == [(2, 400), (2, 400)]

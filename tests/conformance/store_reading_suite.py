@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
+from millpy.errors import StaleSequencerError, TransientError
 from millpy.model.checkpoint import Cursor, DedupeRun, Entries, Kind
 from millpy.model.time import INSTANT_MIN, Instant
 from tests.conformance.store_builders import NULL, Owner, World, a_segment, a_slice, contents, entries
@@ -80,6 +83,34 @@ class KeyedSuite:
         assert opened.cursors[world.b.interval_id] == (0, INSTANT_MIN)
         assert opened.unfolded_bytes > 0
         assert len(contents(recovered)) == 7
+
+    async def test_closed_windows_stay_in_the_store_until_they_are_loaded(self, world: World) -> None:
+        owner, sums = await world.owner(world.sums[0]), world.sums[0]
+        panes = [("a", [1], "0/60", 90), ("b", [2], "0/60", 90), ("a", [3], "60/120", 150), ("a", [4], "120/180", 210)]
+        await owner.commit(owner.checkpoint(sums, low_watermark=Instant(120), delta=(entries(WINDOW, "", *panes),)))
+        await owner.fold(sums)
+        later = entries(WINDOW, "", ("a", [5], "0/60", 90), ("b", None, "0/60", 90), ("c", [6], "0/60", 90))
+        await owner.commit(owner.checkpoint(sums, low_watermark=Instant(120), delta=(later,)))
+        grant = owner.grants[sums.interval_id]
+
+        (whole,) = await owner.store.read([grant], state_rows_max=0, closed_rows_max=4)
+        (part,) = await owner.store.read([grant], state_rows_max=0, closed_rows_max=3)
+        rows = await owner.store.load_windows(grant, 1, ["0/60", "60/120", "0/60"], [b'"a"', b'"a"', b'"x"'])
+        window = await owner.store.load_windows(grant, 1, ["0/60"], None)
+
+        open_and_changed = {("a", "0/60"): [5], ("c", "0/60"): [6], ("a", "120/180"): [4]}
+        assert panes_of(part.recovered.entries) == open_and_changed
+        assert sorted(part.recovered.closed_windows) == ["0/60", "60/120"]
+        assert panes_of(whole.recovered.entries) == {**open_and_changed, ("a", "60/120"): [3]}
+        assert not whole.recovered.closed_windows
+        assert panes_of([rows]) == {("a", "0/60"): [1], ("a", "60/120"): [3]}
+        assert panes_of([window]) == {("a", "0/60"): [1], ("b", "0/60"): [2]}
+        assert sorted(window.fire_ats) == [90, 90]
+        with pytest.raises(TransientError, match="lost a fold"):
+            await owner.store.load_windows(grant, 2, ["0/60"], None)
+        await owner.take_over_from_self()
+        with pytest.raises(StaleSequencerError):
+            await owner.store.load_windows(grant, 1, ["0/60"], None)
 
     async def test_processing_floor_may_be_lowered_after_a_wrong_clock(self, world: World) -> None:
         owner = await world.owner()
@@ -247,6 +278,11 @@ class DedupeSuite:
             await owner.commit(owner.checkpoint(world.a, dedupe_run=run))
 
         assert list(await owner.store.load_dedupe_runs(owner.grants[world.a.interval_id])) == runs[1:]
+
+
+def panes_of(found: Iterable[Entries]) -> dict[tuple[object, str], object]:
+    """(key, subkey) -> value."""
+    return {(json.loads(key), subkey): value for (_, _, key, subkey), (value, _) in contents(list(found)).items()}
 
 
 def a_run(number: int, *, expires_at: int, clock: int) -> DedupeRun:

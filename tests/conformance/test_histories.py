@@ -65,6 +65,7 @@ def graph_of(
 ) -> Graph:
     graph = Graph("factory", generation=generation)
     source = graph.inject("readings", feed, schema=Reading, event_time=AT)
+    retention = days(90) if isinstance(windows, SessionWindows) else None
     windowed = source.key_by("device").window(
         windows,
         allowed_lateness=lateness,
@@ -72,7 +73,7 @@ def graph_of(
         trigger=AfterWatermark(early=AfterCount(early)),
         intervals=2,
     )
-    windowed.aggregate(n=Count(), total=Sum("value"), **more).to_table("sums", history=history)
+    windowed.aggregate(n=Count(), total=Sum("value"), **more).to_table("sums", history=history, retention=retention)
     return graph
 
 

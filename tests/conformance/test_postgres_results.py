@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -27,6 +28,8 @@ VALUES = (
     ColumnSpec("mark", "uuid", True),
     ColumnSpec("parts", "jsonb", True),
     ColumnSpec("wide", "numeric", True),
+    ColumnSpec("price", "decimal", True),
+    ColumnSpec("day", "date", True),
 )
 UUID_TEXT = "12345678-1234-5678-1234-567812345678"
 SEEN = datetime(2024, 2, 29, 12, 0, 0, 123456, UTC)
@@ -40,12 +43,14 @@ ROW: tuple[Any, ...] = (
     UUID_TEXT,
     {"a": [1, None]},
     -(10**37) - 70_000,
+    Decimal("-12345.06700"),
+    date(1, 1, 1),
 )
-EMPTY: tuple[Any, ...] = ("", 0, -0.0, False, b"", SEEN, UUID_TEXT, [], 0)
+EMPTY: tuple[Any, ...] = ("", 0, -0.0, False, b"", SEEN, UUID_TEXT, [], 0, Decimal("0.00"), date(9999, 12, 31))
 NULLS: tuple[Any, ...] = (None,) * len(VALUES)
 ARROW = [
     pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.binary(), pa.timestamp("us", tz="UTC"), pa.string(), None,
-    pa.decimal128(38, 0),
+    pa.decimal128(38, 0), pa.string(), pa.date32(),
 ]  # fmt: skip
 
 
@@ -71,6 +76,8 @@ def panes(owner: Owner, values: list[tuple[Any, ...]], *, arrow: bool, count: in
     columns: list[Any] = [[f"device {row}" for row in range(count)], [0] * count, [MINUTE] * count]
     for place in range(len(VALUES)):
         column = [values[row % len(values)][place] for row in range(count)]
+        if arrow and ARROW[place] == pa.string():
+            column = [None if value is None else str(value) for value in column]
         columns.append(pa.array(column, ARROW[place]) if arrow and ARROW[place] is not None else column)
     columns += [[index] * count, ["on_time"] * count, [0] * count]
     if arrow:
@@ -110,7 +117,7 @@ async def test_values_of_every_type_are_stored_exactly(
 async def test_extreme_numbers_are_stored_exactly(owner: Owner, database_url: str, count: int) -> None:
     wholes = [0, 9_999, 10_000, -10_000, 2**63 - 1, -(2**63), 10**45, -(10**39) - 1, 70_000]
     reals = [float("inf"), float("-inf"), 5e-324, 1.7976931348623157e308, -0.0, 1.0, 2.0, 3.0, 4.0]
-    values = [(*ROW[:2], real, *ROW[3:8], whole) for whole, real in zip(wholes, reals, strict=True)]
+    values = [(*ROW[:2], real, *ROW[3:8], whole, *ROW[9:]) for whole, real in zip(wholes, reals, strict=True)]
 
     await commit(owner, panes(owner, values, arrow=False, count=count))
 
@@ -221,7 +228,7 @@ async def test_graph_with_a_used_name_is_refused(owner: Owner, name: str) -> Non
 
 async def test_integers_of_any_width_are_stored_exactly(owner: Owner, database_url: str) -> None:
     wide = [0, 1, -1, 9_999, 10_000, 10_001, -(10**8), 2**63, -(2**63), 2**64, 10**37, -(10**37) - 1, 120_000_000]
-    values = [(*NULLS[:-1], value) for value in wide]
+    values = [(*NULLS[:-3], value, None, None) for value in wide]
 
     await commit(owner, panes(owner, values, arrow=False, count=len(wide)))
 

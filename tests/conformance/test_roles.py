@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from millpy import Count, EventTime, File, FixedWindows, Graph, seconds
+from millpy import Count, EventTime, File, FixedWindows, Graph, days, seconds
 from millpy.admin.queries import Admin
 from millpy.cli.app import app
 from millpy.embedded import EmbeddedPostgres
@@ -42,7 +42,7 @@ def plant(path: Path) -> Graph:
     graph = Graph("plant")
     readings = graph.inject("readings", File(path), schema=Reading, event_time=EventTime("at", max_disorder=seconds(1)))
     windows = readings.key_by("device").window(FixedWindows(seconds(10)), name="windows")
-    windows.aggregate(n=Count()).to_table("counts")
+    windows.aggregate(n=Count()).to_table("counts", retention=days(90))
     return graph
 
 

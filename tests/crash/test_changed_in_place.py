@@ -100,50 +100,6 @@ async def test_each_record_is_judged_by_the_description_of_its_time(database_url
     assert any("for records from now on" in change for change in detail["changes"])
 
 
-async def test_stream_that_lags_behind_a_step_is_refused_and_nothing_changes(database_url: str) -> None:
-    north, south = Feed(), Feed()
-
-    def beside(*, united: bool) -> Graph:
-        graph = Graph("factory")
-        time = EventTime("at", unit="s", max_disorder=seconds(0))
-        streams: list[Any] = [
-            graph.inject(name, feed, schema=Reading, event_time=time)
-            for name, feed in (("north", north), ("south", south))
-        ]
-        for name, stream in zip(("n", "s"), streams, strict=True):
-            read = stream.union(streams[1]) if united and name == "n" else stream
-            read.key_by("device").window(FixedWindows(minutes(1))).aggregate(n=Count()).to_table(name)
-        return graph
-
-    north.push(*lines([(1, 150, 1)]))
-    south.push(*lines([(1, 100, 1)]))
-    await fed(database_url, beside(united=False), north, LIMITS)
-    await fed(database_url, beside(united=False), south, LIMITS)
-    stored = rows(database_url, "SELECT version, description FROM mill.graphs")
-
-    with pytest.raises(GraphError, match="n cannot read south yet") as refused:
-        await deploy(beside(united=True), database_url)
-
-    assert "1970-01-01 00:02:30" in str(refused.value)
-    assert rows(database_url, "SELECT version, description FROM mill.graphs") == stored
-    with psycopg.connect(database_url) as connection:
-        assert connection.execute("SELECT count(*) FROM mill.subscriptions").fetchone() == (2,)
-    south.push(*lines([(2, 200, 1)]))
-    await fed(database_url, beside(united=False), south, LIMITS)
-    await deploy(beside(united=True), database_url)
-    north.push(*lines([(2, 210, 1)]))
-    south.push(*lines([(3, 210, 1), (4, 150, 1)]))
-    north.end()
-    south.end()
-    await run_worker(beside(united=True), database_url, limits=LIMITS)
-    assert rows(database_url, "SELECT extract(epoch FROM window_start)::int, n FROM factory.n ORDER BY 1") == [
-        (120, 1),
-        (180, 2),
-    ]
-    assert rows(database_url, LATE) == [("south", 150), ("south", 150)]
-    assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
-
-
 async def test_reset_computation_begins_anew_and_the_others_stay(database_url: str) -> None:
     feed = Feed()
 

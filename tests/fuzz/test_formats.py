@@ -11,14 +11,16 @@ import io
 import os
 from typing import Any
 
+import fastavro
 import msgpack
 import msgspec
 import numpy as np
 import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from millpy import Cbor, Csv, Decode, Format, Gzip, Json, LineProtocol, MessagePack, Scalar
+from millpy import Avro, Cbor, Csv, Decode, Format, Gzip, Json, LineProtocol, MessagePack, Protobuf, Scalar
 from millpy.formats import Message
 from millpy.ingest.decode import Decoder
 from millpy.ingest.expansion import Expander, Expansion
@@ -26,6 +28,8 @@ from millpy.ingest.protocol import SourceBatch
 from millpy.limits import Limits
 from millpy.model.record import RecordType
 from millpy.model.time import Instant
+from millpy.testing import GraphDriver
+from tests.unit.test_sparkplug import NBIRTH, NDATA, NDEATH, TYPES, graph_of
 
 EXAMPLES = 25 if not os.environ.get("FUZZ_MINUTES") else int(float(os.environ["FUZZ_MINUTES"]) * 2_000)
 NO_SHRINK = [phase for phase in Phase if phase is not Phase.shrink]
@@ -40,6 +44,26 @@ class Reading(msgspec.Struct):
 
 
 TYPE = RecordType(Reading)
+FIELDS = [("device", "string"), ("at", "long"), ("temperature", ["null", "double"]), ("ok", "boolean")]
+SCHEMA = {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in FIELDS]}
+SEVERAL = {"type": "record", "name": "S", "fields": [{"name": "a", "type": {"type": "array", "items": SCHEMA}}]}
+
+
+def protobuf_classes() -> tuple[Any, Any]:
+    file = descriptor_pb2.FileDescriptorProto(name="r.proto", package="fuzz", syntax="proto3")
+    reading, several = file.message_type.add(name="R"), file.message_type.add(name="S")
+    reading.oneof_decl.add(name="_temperature")
+    for number, (name, kind) in enumerate([("device", 9), ("at", 3), ("ok", 8), ("temperature", 1)], 1):
+        reading.field.add(name=name, number=number, type=kind, label=1)
+    reading.field[3].proto3_optional, reading.field[3].oneof_index = True, 0
+    several.field.add(name="a", number=1, type=11, label=3, type_name=".fuzz.R")
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    one, other = (message_factory.GetMessageClass(pool.FindMessageTypeByName(f"fuzz.{name}")) for name in "RS")
+    return one, other
+
+
+ONE, MANY = protobuf_classes()
 FORMATS: dict[str, Format] = {
     "json": Json(),
     "many": Json(path="a", many="b.0", envelope={"device": "d"}, fields={"at": "x.y"}, arrival="at"),
@@ -49,6 +73,10 @@ FORMATS: dict[str, Format] = {
     "lines": LineProtocol(precision="s", time="at", measurement="device"),
     "message_pack": MessagePack(),
     "cbor": Cbor(Json(many="a")),
+    "avro": Avro(SCHEMA),
+    "avro_list": Avro(SEVERAL, inside=Json(many="a")),
+    "protobuf": Protobuf(ONE),
+    "protobuf_list": Protobuf(MANY, inside=Json(many="a")),
     "gzip": Gzip(Csv()),
     "function": Decode(lambda message: [Reading(message.payload.decode(), len(message.payload))]),
 }
@@ -164,12 +192,23 @@ def as_map(r: Reading) -> dict[str, Any]:
     return {"device": r.device, "at": r.at, "temperature": r.temperature, "ok": r.ok}
 
 
+def as_avro(readings: list[Reading]) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(SEVERAL), {"a": list(map(as_map, readings))})
+    return out.getvalue()
+
+
 ENCODERS: dict[str, tuple[Format, Any]] = {
     "csv": (Csv(delimiter=";", decimal=",", encoding="cp1252"), as_csv),
     "lines": (LineProtocol(precision="s", time="at"), as_lines),
     "message_pack": (MessagePack(), lambda readings: msgpack.packb([as_map(r) for r in readings])),
     "gzip": (Gzip(Json()), lambda readings: gzip.compress(msgspec.json.encode(readings))),
     "function": (Decode(lambda m: msgspec.json.decode(m.payload, type=list[Reading])), msgspec.json.encode),
+    "avro": (Avro(SEVERAL, inside=Json(many="a")), as_avro),
+    "protobuf": (
+        Protobuf(MANY, inside=Json(many="a")),
+        lambda readings: MANY(a=[ONE(**as_map(r)) for r in readings]).SerializeToString(),
+    ),
     "nested": (
         Json(path="p", many="q.1", envelope={"device": "e"}),
         lambda readings: msgspec.json.encode({"e": "never", "p": {"q": [0, readings]}}),
@@ -187,3 +226,28 @@ def test_records_of_an_independent_encoder_come_back(name: str, readings: list[R
     decoded = Decoder(TYPE).decode(SourceBatch("json", Instant(0), payloads=found.payloads))
     assert decoded.objects == readings
     assert np.array_equal(decoded.rows, np.arange(len(readings)))
+
+
+HEX = st.sampled_from([NBIRTH, NDATA, NDEATH, TYPES])
+MUTATIONS = st.tuples(
+    HEX, st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4), st.integers(0, 400)
+)
+KINDS = st.sampled_from(["NBIRTH", "NBIRTH", "NDATA", "NDEATH", "DBIRTH/d", "DDATA/d", "DDEATH/d", "NCMD", "X"])
+
+
+@settings(max_examples=max(5, EXAMPLES // 5), deadline=None, phases=NO_SHRINK)
+@given(sent=st.lists(st.tuples(KINDS, MUTATIONS), min_size=1, max_size=12))
+def test_any_sparkplug_becomes_metrics_events_and_dead_letters(sent: list[tuple[str, Any]]) -> None:
+    """Payloads of which bytes are changed and cut off, in any order: each message has an outcome."""
+    driver = GraphDriver(graph_of())
+    messages = []
+    for kind, (payload, changes, cut) in sent:
+        changed = bytearray(payload)
+        for place, byte in changes:
+            changed[place % len(changed)] = byte
+        head, _, device = kind.partition("/")
+        topic = "/".join(["spBv1.0", "g", head, "n", *([device] if device else [])])
+        messages.append(Message(bytes(changed)[: max(cut, 2)] if cut < 300 else bytes(changed), topic))
+    driver.feed("messages", messages)
+    for letter in driver.dead_letters():
+        assert letter.reason in ("undecodable", "future", "event_time", "user_code", "failed"), letter

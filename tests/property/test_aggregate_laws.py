@@ -7,7 +7,8 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import walk_packages
@@ -46,9 +47,13 @@ class Reading(msgspec.Struct):
     text: str | None
     flag: bool | None
     seen: datetime | None
+    price: Decimal | None
+    day: date | None
 
 
-FIELDS: dict[type, str] = {int: "number", float: "value", str: "text", bool: "flag", datetime: "seen"}
+FIELDS: dict[type, str] = {
+    int: "number", float: "value", str: "text", bool: "flag", datetime: "seen", Decimal: "price", date: "day"
+}  # fmt: skip
 TYPE = RecordType(Reading)
 
 
@@ -160,6 +165,9 @@ Row = tuple[Reading, int]
 FLOATS = st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan]) | st.floats(-1e3, 1e3, width=32)
 INTEGERS = st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1)
 MOMENTS = st.datetimes(timezones=st.just(UTC), min_value=datetime(1970, 1, 1), max_value=datetime(2100, 1, 1))  # noqa: DTZ001
+DECIMALS = st.sampled_from(["0", "-0.0", "1.10", "9" * 38, "-0." + "9" * 38]).map(Decimal) | st.decimals(
+    -9, 9, places=3
+)
 readings = st.builds(
     Reading,
     number=st.none() | INTEGERS,
@@ -167,6 +175,8 @@ readings = st.builds(
     text=st.none() | st.sampled_from(["", "x", "é", "😀", "xyz"]),
     flag=st.none() | st.booleans(),
     seen=st.none() | MOMENTS,
+    price=st.none() | DECIMALS,
+    day=st.none() | st.dates(),
 )
 rows = st.lists(st.tuples(readings, st.integers(-3, 3)), max_size=6)
 few_examples = settings(max_examples=60, deadline=None)

@@ -7,6 +7,7 @@ import math
 import random
 import tracemalloc
 from collections.abc import Sequence
+from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.property.test_aggregate_laws import as_jsonb, public_aggregates
 class Reading(msgspec.Struct):
     number: int | None
     value: float | None
+    price: Decimal | None = None
 
 
 TYPE = RecordType(Reading)
@@ -43,6 +45,8 @@ AGGREGATES: dict[str, Aggregate] = {
     "mean": Mean("value"),
     "whole_variance": Variance("number"),
     "variance": Variance("value", population=True),
+    "prices": Sum("price"),
+    "price_mean": Mean("price"),
     "deviation": StandardDeviation("value"),
 }
 BALANCES = AccumulatorSet(AGGREGATES, TYPE, CountBalance())
@@ -53,6 +57,7 @@ readings = st.builds(
     Reading,
     number=st.none() | st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1),
     value=st.none() | FINITE | st.sampled_from([math.inf, -math.inf, math.nan]),
+    price=st.none() | st.decimals(-9, 9, places=2) | st.just(Decimal("9" * 38)),
 )
 some = st.lists(readings, max_size=8)
 Changes = Sequence[tuple[Reading, bool]]
@@ -69,6 +74,10 @@ def of(changes: Changes, values: list[Any] | None = None) -> list[Any]:
 def expected(records: Sequence[Reading]) -> list[Any]:
     numbers = [record.number for record in records if record.number is not None]
     values = [record.value for record in records if record.value is not None]
+    prices = [record.price for record in records if record.price is not None]
+    with localcontext(prec=200):
+        total = sum(prices) if prices else None
+        mean = None if total is None else (total / len(prices)).quantize(Decimal("1e-38"), ROUND_HALF_EVEN)
     return [
         len(records),
         len(numbers),
@@ -79,6 +88,8 @@ def expected(records: Sequence[Reading]) -> list[Any]:
         exact_mean(values, len(values)) if values else None,
         exact_variance(list(map(Fraction, numbers)), 1),
         float_variance(values, 0),
+        total,
+        mean,
         root(float_variance(values, 1)),
     ]
 

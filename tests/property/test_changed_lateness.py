@@ -75,7 +75,7 @@ def expected(windows: Windows, parts: list[tuple[int, list[Any]]]) -> Outcome:
 
 
 @pytest.mark.parametrize("name", [*WINDOWS, *OWN])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     feed=rows, where=breaks, changes=latenesses, few=st.sampled_from([0, 3, 10_000]), panes_max=st.sampled_from([1, 99])
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millpy.clock import SystemClock
@@ -23,7 +24,7 @@ from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import Dedupe, EventTime
 from millpy.model.record import RecordType
 from millpy.model.stage import StoredInterval
-from millpy.model.time import ClockReading, minutes
+from millpy.model.time import INSTANT_MIN, ClockReading, minutes
 
 CAMPUSIOT = Path(__file__).parents[3] / "shared" / "data" / "campusiot_lorawan"
 WITHIN = 10
@@ -80,6 +81,45 @@ def test_duplicates_equal_those_of_brute_force_in_any_bundles_and_owners(
         start, bundle = start + len(part), bundle + 1
 
     assert found == by_brute_force(rows)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.one_of(records, in_order, in_order.map(lambda rows: [(number % 8, time) for number, time in rows])),
+    st.lists(st.tuples(st.integers(0, 60), st.sampled_from([3, 10, 40, 100])), min_size=1, max_size=3),
+    st.integers(1, 60),
+    st.integers(1, 200),
+)
+@example([(1, 0), (2, 20), (1, 25), (2, 25)], [(2, 100)], 60, 200)  # id 1 is stored in a run that has not expired
+def test_changed_horizon_brings_no_forgotten_id_back_in_any_bundles(
+    rows: list[tuple[int, int]], changes: list[tuple[int, int]], size: int, recent_max: int
+) -> None:
+    """A deployment sets the floor, and keeps the runs that have not expired for the longer horizon."""
+    index, runs, found = DedupeIndex(WITHIN, recent_ids_max=recent_max), [], []
+    wanted: list[bool] = []
+    last: dict[int, int] = {}
+    within, floor, clock = WITHIN, INSTANT_MIN, INSTANT_MIN
+    for count, changed in [*changes, (len(rows), WITHIN)]:
+        part, rows = rows[:count], rows[count:]
+        for start in range(0, len(part), size):
+            bundle = part[start : start + size]
+            ids, times = b"".join(an_id(n) for n, _ in bundle), np.array([t for _, t in bundle], np.int64)
+            duplicates, run = index.check(ids, times)
+            found += duplicates.tolist()
+            assert run is not None
+            runs.append(run)
+        for number, time in part:
+            clock = max(clock, time)
+            seen = last.get(number, INSTANT_MIN)
+            wanted.append(seen >= max(floor, clock - within) and number in last)
+            last[number] = clock
+        floor = max(floor, clock - within)
+        longer = max(changed - within, 0)
+        alive = [replace(r, expires_at=r.expires_at + longer) for r in runs if r.expires_at >= runs[-1].clock]
+        runs, within = alive, changed
+        index = DedupeIndex(within, runs, recent_ids_max=recent_max, floor=floor)
+
+    assert found == wanted
 
 
 def test_id_in_a_small_and_then_in_a_large_bundle_keeps_the_later_time() -> None:
@@ -167,7 +207,7 @@ def test_ids_of_columns_equal_those_of_objects(rows: list[tuple[Any, ...]]) -> N
 
         assert ids.of_batch(batch) == ids.of_objects(objects)
         assert ids.of_batch(batch.slice(1)) == ids.of_objects(objects[1:])
-        for field in (fields if len(fields) == 1 else ()):
+        for field in fields if len(fields) == 1 else ():
             values = {getattr(each, field) for each in objects}
             of_values = {ids.of_objects([each]) for each in objects}
             assert len(values) == len(of_values), "equal values have one id, different ones two"

@@ -20,6 +20,7 @@ from millpy.graph.streams import Stream
 from millpy.hosting.host import HostedGraph, HostedInterval
 from millpy.hosting.plan import plan
 from millpy.hosting.routing import Delivery, segment_queries
+from millpy.hosting.step import Loader
 from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, EventTime, Wait
 from millpy.limits import Limits
@@ -49,7 +50,7 @@ from tests.feed import Feed
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
-LIMITS = Limits(lease_ttl_s=1_000_000, progress_every_s=0.001)
+LIMITS = Limits(lease_ttl_s=1_000_000, progress_every_s=0.001, closed_windows_bytes_max=1)
 START_US = 1_700_000_000_000_000
 STEP_S = 2
 FAILS = 9
@@ -376,7 +377,7 @@ def by_intervals(kind: str, script: Sequence[Turn], *, decoded: bool) -> Any:
                 LIMITS,
                 snapshot=state.read(grant, state_rows_max=3),
                 runs=state.load_dedupe_runs(grant),
-                load=state.load_state,
+                load=Loader(state.load_state, state.load_windows),
             )
             for grant in grants
         }

@@ -110,7 +110,7 @@ acts = st.lists(
     ),
     max_size=40,
 )
-BREAKS = ["none", "none", "none", "cut", "cut", "restart", "partial"]
+BREAKS = ["none", "none", "none", "cut", "cut", "fold", "restart", "partial"]
 
 
 def outcome(computation: Computation, rows: list[Any], breaks: list[str], *, limits: Limits | None = None) -> Any:
@@ -125,8 +125,8 @@ def outcome(computation: Computation, rows: list[Any], breaks: list[str], *, lim
             bundle = []
         if after in ("restart", "partial"):
             subject.restart(state_complete=after == "restart")
-        if after == "cut":
-            subject.interval.on_folded(subject.bundle)
+        if after == "fold":
+            subject.fold()
     subject.feed(bundle)
     subject.finish()
     state = {name: value for name, (value, _, _) in subject.stored.items() if name[0] is Kind.STATE}
@@ -145,16 +145,16 @@ def outcome(computation: Computation, rows: list[Any], breaks: list[str], *, lim
 @settings(max_examples=150, deadline=None)
 @given(acts, st.lists(st.sampled_from(BREAKS), max_size=40))
 def test_effects_do_not_depend_on_bundling_or_restarts(rows: list[Any], breaks: list[str]) -> None:
-    one_at_a_time = outcome(Everything(), rows, ["cut"] * len(rows))
+    one_at_a_time = outcome(Everything(), rows, ["fold"] * len(rows))
 
     assert outcome(Everything(), rows, breaks) == one_at_a_time
     assert outcome(Everything(), rows, []) == one_at_a_time
 
 
 @settings(max_examples=60, deadline=None)
-@given(acts, st.lists(st.sampled_from(BREAKS), max_size=40))
-def test_a_small_cache_changes_nothing(rows: list[Any], breaks: list[str]) -> None:
-    small = Limits(state_cache_bytes_max=300)
+@given(acts, st.lists(st.sampled_from(BREAKS), max_size=40), st.sampled_from([300, 700, 1_100]))
+def test_a_small_cache_changes_nothing(rows: list[Any], breaks: list[str], size: int) -> None:
+    small = Limits(state_cache_bytes_max=size)
 
     assert outcome(Everything(), rows, breaks, limits=small) == outcome(Everything(), rows, breaks)
 

@@ -115,7 +115,9 @@ readings = st.builds(
     gap=st.none() | st.sampled_from([0.000_001, 0.000_004, 0.000_012]),
 )
 rows = st.lists(st.tuples(readings, st.integers(-20, 60)), max_size=40)
-breaks = st.lists(st.sampled_from(["none", "none", "cut", "cut", "restart", "lost"]), max_size=40)
+breaks = st.lists(
+    st.sampled_from(["none", "none", "cut", "cut", "restart", "lost", "fold", "fold behind"]), max_size=40
+)
 lateness = st.sampled_from([0, 5, 10, 1000])
 
 
@@ -280,6 +282,8 @@ def run(subject: StageDriver, feed: list[Any], where: list[str], columns: bool) 
         bundle = []
         if after == "restart":
             subject.restart()
+        elif after.startswith("fold"):
+            subject.fold(behind=after == "fold behind")
     subject.feed(bundle, columns=columns)
     subject.finish()
     subject.check_ended()

@@ -65,6 +65,8 @@ class Counting(Computation):
         if record.note == "bad":
             context.set_timer("never", at=context.event_time_us + 1)
             raise ValueError("a bad\x00 record")
+        if record.note == "reset":
+            del context[Counting.usual]
 
 
 def test_value_changed_in_place_is_kept_and_stored() -> None:
@@ -452,12 +454,24 @@ def test_state_beyond_the_cache_is_evicted_once_folded_and_loaded_again() -> Non
     for n in range(300):
         subject.feed([(Reading(f"key-{n % 100}"), n)])
         if n % 10 == 9:
-            subject.interval.on_folded(subject.bundle)
+            subject.fold()
 
     assert subject.interval.missing_keys([]) == []
     values = {value for value, _, _ in subject.stored.values()}
     assert values == {b'{"count":3,"total":0.0}'}
     assert len(subject.stored) == 100
+
+
+def test_value_that_was_deleted_before_the_cache_was_full_stays_deleted() -> None:
+    subject = driver(Counting(), limits=Limits(state_cache_bytes_max=1_000))
+    subject.feed([(Reading("a"), 1)])
+    subject.fold()
+
+    subject.feed([(Reading("a", note="reset"), 2)])
+    subject.feed([(Reading(f"key-{n}"), 3) for n in range(10)])  # state is loaded from rows from here on
+    subject.feed([(Reading("a"), 4)])
+
+    assert subject.stored[(Kind.STATE, "usual", b'"a"', "")][0] == b'{"count":1,"total":0.0}'
 
 
 def test_restart_without_state_loads_keys_on_demand() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -28,11 +30,21 @@ while not select.select([sys.stdin], [], [], 0.05)[0]:
     os.kill(os.getppid(), signal.SIGINT)
 """
 TERMINATES_ITS_PARENT = """
-import os, signal, sys
+import os, select, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: {handler})
 os.kill(os.getppid(), signal.SIGTERM)
 while True:
     signal.pause()
+"""
+LEAVES_A_PROCESS = """
+import os, signal, subprocess, sys
+print("x" * 100_000, flush=True)
+with open(sys.argv[1], "a+") as seen:
+    seen.seek(0)
+    if seen.read():
+        sys.exit(0)
+    seen.write(str(subprocess.Popen(["sleep", "60"]).pid))
+os.kill(os.getpid(), signal.SIGRTMIN + 1)
 """
 
 
@@ -78,6 +90,26 @@ def test_killed_worker_is_started_again(logged: structlog.testing.LogCapture, tm
     assert events(logged) == ["worker killed", "restarting worker"]
 
 
+def test_process_that_a_worker_leaves_behind_delays_no_restart(
+    logged: structlog.testing.LogCapture,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It holds the output of the worker open."""
+    command = [sys.executable, "-I", "-S", "-c", LEAVES_A_PROCESS, str(tmp_path / "pid")]
+    try:
+        made = Supervisor(command, os.environ, 1, out=subprocess.PIPE, grace_s=30.0, backoff=lambda _: 0.0)
+        assert made.run() == 0
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+        for thread in threading.enumerate():
+            if thread.name == "output-0":
+                thread.join()
+
+    assert events(logged) == ["worker killed", "restarting worker"]
+    assert capsys.readouterr().err.count("x") == 200_000
+
+
 def test_worker_that_is_killed_again_and_again_ends_the_run(logged: structlog.testing.LogCapture) -> None:
     assert run(KILLS_ITSELF) == 1
 
@@ -93,7 +125,9 @@ def test_wrong_graph_ends_the_run_at_once(logged: structlog.testing.LogCapture) 
 
 
 def test_sigterm_drains_the_workers(logged: structlog.testing.LogCapture) -> None:
-    assert run(TERMINATES_ITS_PARENT.format(handler="sys.exit(0)")) == 0
+    """Another SIGTERM, while the worker drains, does not kill it."""
+    again = "(os.kill(os.getppid(), signal.SIGTERM), select.select([sys.stdin], [], [], 0.2), sys.exit(0))"
+    assert run(TERMINATES_ITS_PARENT.format(handler=again)) == 0
 
     assert "restarting worker" not in events(logged)
 

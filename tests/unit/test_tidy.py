@@ -37,6 +37,8 @@ CATCHES_ALL = (
     "operators.state_migration",
     "runtime.step_thread",
     "ingest.expansion",  # calls a function of the user, and decoders of others
+    "formats.avro",  # fastavro raises what it likes
+    "formats.schema_registry",  # a thread that must go on
     "model.dead_letter",
     "operators.stateless",
     "graph.loader",

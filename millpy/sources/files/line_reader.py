@@ -125,6 +125,8 @@ class LineReader:
         self._bound = bound or FixedBound(limits.bundle_records_max, limits.bundle_bytes_max)
         self._records_max, self._bytes_max = self._bound.records, self._bound.bytes
         self._record_bytes_max = limits.record_bytes_max
+        # A longer line is not read whole. What is kept of it must be too long also for its format.
+        self._line_bytes_max = limits.record_bytes_max if lines is None else limits.message_bytes_max
         self._read_bytes = min(_READ_BYTES, limits.bundle_bytes_max)
         self._header: tuple[str, ...] = ()
         self._at = msgspec.structs.replace(start, offset=0, line=0, size=0)
@@ -286,14 +288,15 @@ class LineReader:
             lines = len(self._ends) - self._line
             if lines > self._records_max or (lines and len(self._buffer) - self._start > self._bytes_max):
                 return
-            if not lines and len(self._buffer) - self._start > self._bytes_max:
+            # The bound of this take may be far below a valid line, which must not depend on it.
+            if not lines and len(self._buffer) - self._start > max(self._bytes_max, self._line_bytes_max):
                 self._pass_long_line()
                 return
             self._fill()
 
     def _pass_long_line(self) -> None:
         """Skip a line that exceeds a bundle, but keep its beginning, which is dead-lettered as too long."""
-        kept = self._buffer[self._start : self._start + self._record_bytes_max + 1]
+        kept = self._buffer[self._start : self._start + self._line_bytes_max + 1]
         skipped = len(self._buffer) - self._start - len(kept)
         self._buffer, self._ends, self._start, self._line = b"", NONE, 0, 0
         while not len(self._ends) and not self._at_end:

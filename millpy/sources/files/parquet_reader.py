@@ -5,7 +5,7 @@ Row groups before the position are skipped; the row group of the position is dec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import BinaryIO
@@ -44,6 +44,7 @@ class ParquetReader:
         fields: the names of the columns to read; empty for all.
         limits: bounds on bundles.
         bound: the bound of a piece, read before each; by default a bundle of `limits`.
+        exact: the columns whose decimals stay decimals; the others become floats.
     """
 
     def __init__(
@@ -53,7 +54,10 @@ class ParquetReader:
         fields: Sequence[str],
         limits: Limits,
         bound: TakeBound | None = None,
+        *,
+        exact: Collection[str] = (),
     ) -> None:
+        self._exact = exact
         self._bound = bound or FixedBound(limits.bundle_records_max, limits.bundle_bytes_max)
         self._at = msgspec.structs.replace(start, size=0)
         self._waiting: pa.RecordBatch | None = None
@@ -104,7 +108,9 @@ class ParquetReader:
         before, batch = self._at, batch.slice(0, count)
         self._at = msgspec.structs.replace(before, offset=before.offset + count, line=before.line + count)
         ended = self._at.offset == self._rows
-        return FilePiece(self._at, _describer(before), batch=plain(batch), format="columns", ended=ended, records=count)
+        return FilePiece(
+            self._at, _describer(before), batch=plain(batch, self._exact), format="columns", ended=ended, records=count
+        )
 
     def _next(self) -> pa.RecordBatch | None:
         while self._waiting is None:

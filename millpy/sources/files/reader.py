@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from decimal import Decimal
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -62,6 +63,7 @@ class FileReader:
         self._record_type = record_type
         # The columns to read from Parquet files; empty for all.
         self._fields = tuple(record_type.struct.__struct_encode_fields__) if record_type is not None else ()
+        self._exact = frozenset() if record_type is None else record_type.named(Decimal)
         self._limits = limits
         self._bound = bound
         self._lines = lines
@@ -158,7 +160,7 @@ class FileReader:
         position = msgspec.structs.replace(position, head=head, head_bytes=head_bytes)
         kind = self._format or format_of(position.path)
         if kind == "parquet":
-            self._file = ParquetReader(position, opened, self._fields, self._limits, self._bound)
+            self._file = ParquetReader(position, opened, self._fields, self._limits, self._bound, exact=self._exact)
         else:
             self._file = LineReader(
                 position,

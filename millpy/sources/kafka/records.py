@@ -196,6 +196,7 @@ class Payloads:
     ) -> ExpandedRecords:
         """Expand the values of records, from the front, as many as fit into a bundle."""
         found = ExpandedRecords()
+        deadline = expander.deadline()
         endings = self._endings(records) or [b""] * len(records)
         for record, ending in zip(records, endings, strict=True):
             if record.value is None:
@@ -206,6 +207,8 @@ class Payloads:
                 continue
             headers = {name: value or b"" for name, value in record.headers or ()}
             message = Message(record.value, topic, record.key, headers, arrived_at, ending=ending)
+            if found.taken and expander.is_over(deadline):
+                break
             room = min(bound.records, EXPANDED_RECORDS_MAX) - len(found.payloads), bound.bytes - found.size
             expansion = expander.expand(
                 [message], records_max=room[0], bytes_max=room[1], at_least_one=not found.payloads

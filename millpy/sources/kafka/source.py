@@ -264,7 +264,7 @@ class KafkaInjector:
         self._payloads = Payloads(source.fields, setup.record_type, source.tombstones)
         self._expander: Expander | None = None
         if source.format is not None and setup.record_type is not None:
-            self._expander = Expander(source.format, setup.record_type, setup.limits)
+            self._expander = Expander(source.format, setup.record_type, setup.limits, setup)
         self._grown = 0  # records of expanded messages beyond one each, since `open`
         self._position: KafkaPosition | None = None  # of the records returned by `take`
         self._offset = -1  # of the next record to fetch

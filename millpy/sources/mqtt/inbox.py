@@ -343,6 +343,7 @@ class MessageQueue:
             arrived_at: the time of this take, in µs, for messages that are expanded.
         """
         bundle, size = MessageBatch(), 0
+        deadline = 0.0 if self._expander is None else self._expander.deadline()
         while self._runs and bundle.records < records_max:
             run = self._runs[0]
             committed = run.redelivered and is_committed(run.digests[0])
@@ -355,8 +356,12 @@ class MessageQueue:
                 bundle.skip_run(run)
                 continue
             if self._expander is not None and run.payloads and not run.refused:
+                if bundle.packet_ids and self._expander.is_over(deadline):
+                    break
                 room = min(records_max, EXPANDED_RECORDS_MAX) - bundle.records, bytes_max - size
-                expansion = self._expand(self._expander, run, *room, arrived_at, at_least_one=not bundle.records)
+                expansion = self._expand(
+                    self._expander, run, *room, arrived_at, at_least_one=not bundle.records, deadline=deadline
+                )
                 if not expansion.taken:
                     break
                 self._take_expanded(bundle, run, expansion)
@@ -377,7 +382,15 @@ class MessageQueue:
         return bundle
 
     def _expand(
-        self, expander: Expander, run: Run, records_max: int, bytes_max: int, arrived_at: int, *, at_least_one: bool
+        self,
+        expander: Expander,
+        run: Run,
+        records_max: int,
+        bytes_max: int,
+        arrived_at: int,
+        *,
+        at_least_one: bool,
+        deadline: float,
     ) -> Expansion:
         """Expand the first messages of a run, as many as fit."""
         ending = (lambda topic: b"") if self._complete is None else self._complete.ending
@@ -385,7 +398,9 @@ class MessageQueue:
             Message(payload, topic.decode(errors="replace"), arrived_at=arrived_at, ending=ending(topic))
             for topic, payload in zip(run.topics, run.payloads, strict=True)
         )
-        return expander.expand(messages, records_max=records_max, bytes_max=bytes_max, at_least_one=at_least_one)
+        return expander.expand(
+            messages, records_max=records_max, bytes_max=bytes_max, at_least_one=at_least_one, deadline=deadline
+        )
 
     def _take_expanded(self, bundle: MessageBatch, run: Run, expansion: Expansion) -> None:
         """Move the expanded messages of the first run, and their records, to a bundle."""

@@ -77,7 +77,7 @@ class _Session:
             bytes_max=limits.bundle_bytes_max,
             complete=TopicFields(pattern, record_type) if pattern.levels and record_type is not None else None,
             digests=setup.deduplicated,
-            expander=Expander(format, record_type, limits) if format is not None and record_type is not None else None,
+            expander=Expander(format, record_type, limits, setup) if format and record_type else None,
         )
         self.connection: MqttConnection = MqttConnection(
             address,
@@ -396,6 +396,8 @@ class MqttInjector:
             log.info("mqtt: skipped %d redelivered messages that are committed", bundle.skipped)
         if not bundle.records:
             session.acknowledge(bundle.packet_ids)
+            if bundle.packet_ids and session.inbox:
+                self._setup.ready.set()  # the messages without records have taken all the time of this take
             return None
         sent, notes = self._redeliveries.take(bundle.digests, session.key) if self._setup.deduplicated else (None, {})
         token = _Token(session, bundle.packet_ids, sent)

@@ -23,6 +23,7 @@ from millpy.model.deployment import (
     DeployedInterval,
     Deployment,
     GraphSpec,
+    SubscriptionSpec,
     generation_name,
 )
 from millpy.model.graph_changes import changes_between
@@ -264,6 +265,7 @@ class MemoryDatabase:
             refuse_changes(spec.name, version, before, after, on_purpose=on_purpose, changes=changes)
             if not changes:
                 return deployed.deployment
+            self._check_united(deployed, spec)
             self._change_horizons(deployed.deployment, horizon_changes(before, after))
             self._migrate(deployed, with_deployed_partitions(spec, deployed.spec))
             return replace(deployed.deployment, changes=tuple(map(str, changes)))
@@ -383,6 +385,19 @@ class MemoryDatabase:
             for consumer in consumers:
                 self.headers[consumer].cursors[producer] = (header.bundle, header.low_watermark)
 
+    def _check_united(self, deployed: DeployedGraph, spec: GraphSpec) -> None:
+        """Raise GraphError if a deployed step cannot read one more stream now; nothing has changed yet."""
+        producer_of = {stream.name: stream.producer for stream in spec.streams}
+        for one in _united(deployed, spec):
+            consumers = deployed.deployment.intervals_of(one.consumer)
+            reached = max(self.headers[interval.interval_id].input_watermark for interval in consumers)
+            if reached >= INSTANT_MAX:
+                raise ended(one.stream, one.consumer)
+            for interval in deployed.deployment.intervals_of(producer_of[one.stream]):
+                at = self.headers[interval.interval_id].low_watermark
+                if at < reached:
+                    raise behind(one.stream, one.consumer, describe(at), describe(reached))
+
     def _united(
         self,
         deployed: DeployedGraph,
@@ -391,24 +406,18 @@ class MemoryDatabase:
         ids: dict[tuple[str, str, int], int],
     ) -> list[DeployedSubscription]:
         """Let deployed steps read more streams, and return these subscriptions; see `united_streams.py`."""
-        known = {(found.stream, found.consumer, found.input) for found in deployed.spec.subscriptions}
         steps = {computation.name for computation in deployed.spec.computations}
-        new = [s for s in spec.subscriptions if s.consumer in steps and (s.stream, s.consumer, s.input) not in known]
         producer_of = {stream.name: stream.producer for stream in spec.streams}
         kinds = {computation.name: computation.kind for computation in spec.computations}
         made = []
-        for one in new:
+        for one in _united(deployed, spec):
             producer = producer_of[one.stream]
             consumers = tuple(interval.interval_id for interval in intervals[one.consumer])
             producers = tuple(interval.interval_id for interval in intervals[producer])
             reached = [self.headers[interval_id].input_watermark for interval_id in consumers]
-            if max(reached) >= INSTANT_MAX:
-                raise ended(one.stream, one.consumer)
             for header in map(self.headers.__getitem__, producers):
                 if producer not in steps and kinds[producer] == "injector":
                     header.input_watermark = header.low_watermark = max(header.low_watermark, *reached)
-                if header.low_watermark < max(reached):
-                    raise behind(one.stream, one.consumer, describe(header.low_watermark), describe(max(reached)))
             self._subscription_count += 1
             number = ids[one.stream, one.consumer, one.input] = self._subscription_count
             for header in map(self.headers.__getitem__, producers):
@@ -457,6 +466,13 @@ class MemoryDatabase:
             row = overlaid(header.keyed, self.unfolded(header)).get((Kind.COUNTER, namespace, b'""', subkey))
             total += 0 if row is None or row.value is None else int(row.value)
         return total
+
+
+def _united(deployed: DeployedGraph, spec: GraphSpec) -> list[SubscriptionSpec]:
+    """Return the subscriptions by which deployed steps are to read more streams."""
+    known = {(found.stream, found.consumer, found.input) for found in deployed.spec.subscriptions}
+    steps = {computation.name for computation in deployed.spec.computations}
+    return [s for s in spec.subscriptions if s.consumer in steps and (s.stream, s.consumer, s.input) not in known]
 
 
 def with_deployed_partitions(spec: GraphSpec, stored: GraphSpec) -> GraphSpec:

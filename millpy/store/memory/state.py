@@ -11,10 +11,10 @@ from itertools import groupby
 
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind, Segment
 from millpy.model.deployment import Deployment, GraphSpec
-from millpy.model.stage import StoredInterval
+from millpy.model.stage import UNBOUNDED, StoredInterval
 from millpy.store.memory.database import MemoryDatabase, Transaction
-from millpy.store.memory.tables import entries_of, overlaid
-from millpy.store.protocol import OwnerSnapshot, PolledSegment, PollResult, SegmentQuery
+from millpy.store.memory.tables import entries_of, overlaid, without_closed
+from millpy.store.protocol import OwnerSnapshot, PolledSegment, PollResult, SegmentQuery, check_fold
 
 
 class MemoryState:
@@ -33,11 +33,14 @@ class MemoryState:
             self.database.headers[interval_id].disown()
         return [Grant(interval_id, self.database.headers[interval_id].sequencer) for interval_id in interval_ids]
 
-    def read(self, grant: Grant, *, state_rows_max: int) -> OwnerSnapshot:
-        """Read the stored data of an interval, without its state if that has more than `state_rows_max` rows."""
+    def read(self, grant: Grant, *, state_rows_max: int, closed_rows_max: int = UNBOUNDED) -> OwnerSnapshot:
+        """Read the stored data of an interval; see `Store.read` for the bounds."""
         header = self.database.headers[grant.interval_id]
         deltas = self.database.unfolded(header)
-        newest = overlaid(header.keyed, deltas)
+        keyed, closed = header.keyed, frozenset[str]()
+        if sum(name[0] is Kind.WINDOW for name in keyed) > closed_rows_max:
+            keyed, closed = without_closed(keyed, header.low_watermark)
+        newest = overlaid(keyed, deltas)
         state_complete = sum(name[0] is Kind.STATE for name in newest) <= state_rows_max
         entries = entries_of((n, row) for n, row in newest.items() if state_complete or n[0] is not Kind.STATE)
         recovered = StoredInterval(
@@ -51,6 +54,7 @@ class MemoryState:
             entries=entries,
             state_complete=state_complete,
             horizon_floor=header.horizon_floor,
+            closed_windows=sorted(closed),
         )
         unfolded_bytes = sum(delta.size for delta in deltas)
         return OwnerSnapshot(recovered, dict(header.cursors), dict(header.last_segments), unfolded_bytes)
@@ -61,6 +65,22 @@ class MemoryState:
         wanted = set(keys)
         newest = overlaid(header.keyed, self.database.unfolded(header))
         return entries_of((name, row) for name, row in newest.items() if name[0] is Kind.STATE and name[2] in wanted)
+
+    def load_windows(
+        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None
+    ) -> Entries:
+        """Read folded entries of windows; see `Store.load_windows`."""
+        header = self.database.headers[grant.interval_id]
+        check_fold(grant, header.folded_bundle, folded_bundle)
+        found = Entries(Kind.WINDOW, "")
+        if keys is not None:
+            names = [(Kind.WINDOW, "", key, subkey) for subkey, key in zip(subkeys, keys, strict=True)]
+        else:
+            names = [name for name in header.keyed if name[0] is Kind.WINDOW and name[3] in subkeys]
+        for name in names:
+            if (row := header.keyed.get(name)) is not None:
+                found.add(name[2], row.key_hash, name[3], row.value, row.fire_at)
+        return found
 
     def load_dedupe_runs(self, grant: Grant) -> list[DedupeRun]:
         """Read the dedupe runs that have not expired, oldest first."""

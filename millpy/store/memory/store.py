@@ -28,6 +28,7 @@ from millpy.errors import (
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable
+from millpy.model.stage import UNBOUNDED
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.memory.database import MemoryDatabase, Transaction
 from millpy.store.memory.faults import Landing
@@ -181,17 +182,28 @@ class MemoryStore:
 
     # Reading.
 
-    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[OwnerSnapshot]:
+    async def read(
+        self, grants: Sequence[Grant], *, state_rows_max: int, closed_rows_max: int = UNBOUNDED
+    ) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals; see `Store.read`."""
         await self._reach_server()
         self._check_current(grants)
-        return [self._state.read(grant, state_rows_max=state_rows_max) for grant in grants]
+        bounds = {"state_rows_max": state_rows_max, "closed_rows_max": closed_rows_max}
+        return [self._state.read(grant, **bounds) for grant in grants]
 
     async def load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
         """Read the STATE entries of these keys."""
         await self._reach_server()
         self._check_current([grant])
         return self._state.load_state(grant, keys)
+
+    async def load_windows(
+        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None
+    ) -> Entries:
+        """Read folded rows of windows; see `Store.load_windows`."""
+        await self._reach_server()
+        self._check_current([grant])
+        return self._state.load_windows(grant, folded_bundle, subkeys, keys)
 
     async def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
         """Read the runs that have not expired, oldest first."""

@@ -325,6 +325,16 @@ def overlaid(keyed: dict[EntryName, KeyedRow], deltas: Iterable[StoredDelta]) ->
     return {name: row for name, row in newest.items() if row.value is not None}
 
 
+def without_closed(
+    keyed: dict[EntryName, KeyedRow], low_watermark: Instant
+) -> tuple[dict[EntryName, KeyedRow], frozenset[str]]:
+    """Return the rows without those of windows that end by a low watermark, and the subkeys of these windows."""
+    closed = frozenset(
+        name[3] for name in keyed if name[0] is Kind.WINDOW and int(name[3].partition("/")[2]) <= low_watermark
+    )
+    return {name: row for name, row in keyed.items() if name[0] is not Kind.WINDOW or name[3] not in closed}, closed
+
+
 def entries_of(rows: Iterable[tuple[EntryName, KeyedRow]]) -> list[Entries]:
     """Convert rows to columns, one `Entries` per kind and namespace."""
     found: dict[tuple[Kind, str], Entries] = {}

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from datetime import date
+from decimal import Decimal
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -23,6 +25,8 @@ from psycopg.pq import Format
 _HEAD = struct.Struct("!iiIii")
 _LENGTH = struct.Struct("!i")
 _NULL = _LENGTH.pack(-1)
+PG_EPOCH_DAY = 730_120
+"""PostgreSQL's epoch as days from the beginning of the year 1, which is day 1."""
 PG_EPOCH_US = 946_684_800_000_000
 """PostgreSQL's epoch, 2000-01-01, in µs since 1970."""
 
@@ -94,6 +98,16 @@ class Timestamps(_FixedWidthArray):
             super().__init__([None if value is None else value - PG_EPOCH_US for value in values])
 
 
+class Dates(_FixedWidthArray):
+    """`date[]`."""
+
+    __slots__ = ()
+    element_oid, array_oid, numpy_type, python_type = 1082, 1182, ">i4", "i"
+
+    def __init__(self, values: Sequence[date | None]) -> None:
+        super().__init__([None if value is None else value.toordinal() - PG_EPOCH_DAY for value in values])
+
+
 SIGN_NEGATIVE = 0x4000
 _NUMERIC_BASE = 10_000
 
@@ -117,6 +131,30 @@ def numeric_bytes(value: int) -> bytes:
     digits.reverse()
     head = (len(digits), len(digits) - 1 if digits else 0, SIGN_NEGATIVE if value < 0 else 0, 0)
     return struct.pack(f"!hhHh{len(digits)}h", *head, *digits)
+
+
+class Decimals(PgArray):
+    """`numeric[]`, from Decimals or their text."""
+
+    __slots__ = ()
+    element_oid, array_oid = 1700, 1231
+
+    def __init__(self, values: Sequence[Decimal | str | None]) -> None:
+        super().__init__(len(values), _variable(None if v is None else decimal_bytes(v) for v in values))
+
+
+def decimal_bytes(value: Decimal | str) -> bytes:
+    """Encode a Decimal as base-10,000 digits, and how many decimal digits it has behind the point."""
+    text = value if isinstance(value, str) else format(value, "f")
+    whole, _, fraction = text.partition(".")
+    groups = -(-len(fraction) // 4)
+    digits, rest = [], abs(int(whole + fraction.ljust(4 * groups, "0")))
+    while rest:
+        rest, digit = divmod(rest, _NUMERIC_BASE)
+        digits.append(digit)
+    digits.reverse()
+    sign = SIGN_NEGATIVE if digits and text.startswith("-") else 0
+    return struct.pack(f"!hhHh{len(digits)}h", len(digits), len(digits) - groups - 1, sign, len(fraction), *digits)
 
 
 class Byteas(PgArray):
@@ -179,6 +217,8 @@ class _ArrayDumper(Dumper):
 
 ARRAY_TYPES: tuple[type[PgArray], ...] = (
     Bigints,
+    Dates,
+    Decimals,
     Numerics,
     Doubles,
     Booleans,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ import psycopg
 from psycopg import AsyncCursor
 from psycopg.rows import TupleRow
 
-from millpy.errors import CommitUnknownError, PaneOrderError
+from millpy.errors import CommitUnknownError, PaneOrderError, StoreUnavailableError, TransientError
 from millpy.model.checkpoint import Checkpoint, DeletedRows, Segment, StoredSlice
 from millpy.model.delta import encode_documents
 from millpy.store.postgres import corrections, requests
@@ -36,6 +36,7 @@ from millpy.store.postgres.errors import (
     translate,
     translate_commit,
 )
+from millpy.store.postgres.partitions import Times, is_key, is_missing, make_partitions, table_of
 from millpy.store.postgres.requests import storable
 from millpy.store.postgres.results import (
     COPY_ROWS_MIN,
@@ -43,6 +44,7 @@ from millpy.store.postgres.results import (
     ResultTable,
     copy_data,
     delete_parameters,
+    hours_needed,
     identity_parameters,
     insert_parameters,
     retract_parameters,
@@ -74,6 +76,8 @@ class EncodedTurn:
         appends: all other statements.
         copies: COPY statements with their data.
         firsts: statement -> its rows, for each statement whose rows must not exist yet.
+        hours: number of a table with a retention -> the hours of its rows, which need partitions.
+        lacked_partitions: whether a partition was missing when this was sent before.
     """
 
     fence: dict[str, Any]
@@ -81,6 +85,8 @@ class EncodedTurn:
     appends: list[Command]
     copies: list[tuple[bytes, bytes]]
     firsts: dict[bytes, list[Block]]
+    hours: dict[int, Times] = field(default_factory=dict)
+    lacked_partitions: bool = False
 
     def may_renumber(self, table: ResultTable) -> bool:
         """Tell whether first panes may conflict with those of windows that had vanished before, and come back now."""
@@ -129,7 +135,16 @@ def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: d
     inserts, copies, firsts = _results(checkpoints, tables)
     before, after = corrections.record(checkpoints, tables)
     # Corrections compare the rows before they are written, and note them after that. Nobody else writes their rows.
-    return EncodedTurn(fence, logs, [*appends, *before, *inserts, *after], copies, firsts)
+    return EncodedTurn(fence, logs, [*appends, *before, *inserts, *after], copies, firsts, _hours(checkpoints, tables))
+
+
+def _hours(checkpoints: Sequence[Checkpoint], tables: dict[int, ResultTable]) -> dict[int, Times]:
+    blocks: dict[int, list[Block]] = {}
+    for c in checkpoints:
+        for rows in c.results:
+            if rows.count and tables[rows.table_id].time_place is not None:
+                blocks.setdefault(rows.table_id, []).append(Block(rows, c.grant.interval_id, c.bundle))
+    return {table_id: hours_needed(tables[table_id], found) for table_id, found in blocks.items()}
 
 
 def _deltas(checkpoints: Sequence[Checkpoint]) -> list[Command]:
@@ -407,6 +422,7 @@ class Committer:
         try:
             async with self._channel.use_raw() as connection:
                 slots = await self._current_slots(connection)
+                await self._make_partitions(connection, turn)
                 commands = _commands(turn, slots)
                 if trial:
                     await self._send_in_parts(connection, commands, turn, inside, sending)
@@ -423,9 +439,17 @@ class Committer:
                 async with self._channel.use() as connection:
                     await connection.execute(statement("read_queue_usage"))
             table = next((t for t in self._tables.values() if sending.failed_statement in t.writes), None)
-            if table is not None and error.diag.constraint_name == table.primary_key:
+            if table is not None and table.time_place is not None and is_missing(error) and not turn.lacked_partitions:
+                turn.lacked_partitions = True
+                table.partitions.learn([])
+                raise SlotMovedError(f"a partition of {table.name} was dropped") from error
+            if table is not None and (error.diag.constraint_name == table.primary_key or is_key(error, history=False)):
                 await self._refuse_twice(turn.firsts.get(sending.failed_statement, []), table)
-            if table is not None and table.history and error.diag.constraint_name == table.history.primary_key:
+            if (
+                table is not None
+                and table.history
+                and (error.diag.constraint_name == table.history.primary_key or is_key(error, history=True))
+            ):
                 if turn.may_renumber(table):
                     return table
                 raise PaneOrderError(f"the history of {table.name} has a pane or retraction already") from error
@@ -435,17 +459,35 @@ class Committer:
                 and (error.sqlstate or "")[:2] in ("22", "54")
             ):
                 await self._refuse_altered(table)
+            parent = self._tables.get(table_of(error) or 0)
             raise translate_commit(
                 error,
                 commit_sent=sending.commit_sent,
                 users=table is not None or sending.failed_statement in (DEFERRED, COMMIT),
                 table="" if table is None else table.name,
+                parent="" if parent is None else parent.name,
             ) from error
         except asyncio.CancelledError as cancelled:
             if sending.commit_sent:
                 raise CommitUnknownError("the commit was cancelled after COMMIT was sent") from cancelled
             raise
         return None
+
+    async def _make_partitions(self, connection: Connection, turn: EncodedTurn) -> None:
+        """Make the partitions that the turn's rows need. They stay when the turn is not committed.
+
+        Raises:
+            ResultTableError: the table cannot have them.
+        """
+        for table_id, hours in turn.hours.items():
+            table = self._tables[table_id]
+            try:
+                await make_partitions(connection, table_id, table.partitions, hours)
+            except psycopg.Error as error:
+                translated = translate(error)
+                if isinstance(translated, TransientError | StoreUnavailableError):
+                    raise translated from error
+                raise altered_table_error(table.name, f"it cannot have new partitions: {error}") from error
 
     async def _refuse_twice(self, blocks: Sequence[Block], table: ResultTable) -> None:
         """Raise PaneOrderError when the interval that sends a first pane has already stored one (I7).

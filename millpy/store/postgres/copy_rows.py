@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpy.store.postgres.arrays import PG_EPOCH_US, SIGN_NEGATIVE, numeric_bytes
+from millpy.store.postgres.arrays import PG_EPOCH_DAY, PG_EPOCH_US, SIGN_NEGATIVE, numeric_bytes
 
 HEAD = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 TAIL = struct.pack("!h", -1)
@@ -27,6 +27,7 @@ PIECE_BYTES = 2_000_000
 ROWS_AT_ONCE = 8_192
 """Rows that are joined at once, so that written data is read again while it is still in the processor's cache."""
 
+_DAY_0 = 719_163  # 1970-01-01, as PG_EPOCH_DAY
 _NUMERIC_DIGITS = 5
 """Base-10,000 digits of a 64-bit number; PostgreSQL strips leading zeros."""
 
@@ -45,6 +46,12 @@ def packed_field(column: pa.Array, wire_type: str) -> Field:
 def moment_field(column: pa.Array) -> Field:
     """Encode times, given as int64 µs since 1970."""
     return packed_field(pc.subtract(column, pa.scalar(PG_EPOCH_US, pa.int64())), ">i8")
+
+
+def day_field(column: pa.Array) -> Field:
+    """Encode dates."""
+    days = pc.subtract(column.cast(pa.int32()), pa.scalar(PG_EPOCH_DAY - _DAY_0, pa.int32()))
+    return packed_field(days, ">i4")
 
 
 def numeric_field(column: pa.Array) -> Field:

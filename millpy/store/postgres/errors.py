@@ -56,6 +56,8 @@ NO_ROOM = "invalid memory alloc request size"
 """The server's message for a value of more than 1 GB. It is an internal message, which is never translated."""
 STALE_PLAN = "RevalidateCachedQuery"
 """The server function that finds a prepared statement stale. Names of server functions are never translated."""
+MOVES_ROW = "ExecBRInsertTriggers"
+"""The server function that refuses a row which a trigger has given a time of another partition."""
 OUR_CHECK = "mill.check_panes"
 FOREIGN_ROW = "MW009"
 
@@ -133,7 +135,9 @@ def connect_error(error: psycopg.Error) -> MillError:
     return unreadable_url_error() if isinstance(error, psycopg.ProgrammingError) else unreachable_error(str(error))
 
 
-def translate_commit(error: psycopg.Error, *, commit_sent: bool, users: bool = False, table: str = "") -> MillError:
+def translate_commit(
+    error: psycopg.Error, *, commit_sent: bool, users: bool = False, table: str = "", parent: str = ""
+) -> MillError:
     """Translate an error inside a turn's transaction.
 
     Args:
@@ -141,8 +145,12 @@ def translate_commit(error: psycopg.Error, *, commit_sent: bool, users: bool = F
         commit_sent: whether COMMIT may have reached the server.
         users: whether the failed statement runs users' code, because it writes a result table or commits.
         table: the result table that the failed statement writes, if any.
+        parent: the result table, if the error names a partition of it.
     """
     state = error.sqlstate or ""
+    if parent and state[:2] == "23":
+        partition = error.diag.table_name or ""
+        return PoisonError(_line(error).replace(partition, parent), table=parent, sqlstate=state)
     if is_queue_full(error):
         return _queue_full(error)
     if users and state and _raised(error):
@@ -171,6 +179,8 @@ def _of_users(error: psycopg.Error, state: str, table: str) -> MillError:
     """Translate an error of a statement on a user's table that no function raised on purpose."""
     inside = bool(error.diag.context)
     if state == FOREIGN_ROW:
+        return PoisonError(_line(error), table=table, sqlstate=state)
+    if state == "0A000" and error.diag.source_function == MOVES_ROW:
         return PoisonError(_line(error), table=table, sqlstate=state)
     if state == "0A000" and not inside and error.diag.source_function != STALE_PLAN:
         return altered_table_error(table, _line(error))  # a rule

@@ -148,7 +148,7 @@ def create_history(schema: str, table: TableSpec) -> sql.Composed:
     identity = [column.name for column in table.keys] + [*_IDENTITY, "pane_index", RETRACTION]
     return sql.SQL(
         "CREATE TABLE {history} (LIKE {table} INCLUDING DEFAULTS, {retraction} boolean NOT NULL DEFAULT false,"
-        " CONSTRAINT {key} PRIMARY KEY ({identity}));"
+        " CONSTRAINT {key} PRIMARY KEY ({identity})) {partitioned};"
         " CREATE INDEX ON {history} (emitted_at) WHERE pane_index > 0 OR {retraction}"
     ).format(
         history=sql.Identifier(schema, name),
@@ -156,7 +156,13 @@ def create_history(schema: str, table: TableSpec) -> sql.Composed:
         retraction=sql.Identifier(RETRACTION),
         key=sql.Identifier(f"{name}_pkey"),
         identity=_listed(identity),
+        partitioned=sql.SQL("") if table.retention_us is None else partitioned_by(table),
     )
+
+
+def partitioned_by(table: TableSpec) -> sql.Composed:
+    """Compose the clause that partitions a result table with a retention, or its history."""
+    return sql.SQL("PARTITION BY RANGE ({})").format(sql.Identifier(table.time))
 
 
 def _listed(names: Sequence[str]) -> sql.Composed:

@@ -20,8 +20,9 @@ from psycopg.rows import TupleRow
 from millpy.errors import StaleSequencerError
 from millpy.model.checkpoint import DedupeRun, Delta, Entries, Grant, Kind
 from millpy.model.delta import decode_document
-from millpy.model.stage import StoredInterval
+from millpy.model.stage import UNBOUNDED, StoredInterval
 from millpy.model.time import Instant
+from millpy.store.postgres import stored_windows
 from millpy.store.postgres.arrays import Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
@@ -41,6 +42,7 @@ PRELOAD_BYTES_MAX = 128_000_000
 """An interval with more state than this is loaded on demand, even if it has few rows."""
 _OTHERS = (("", "state"), ("state\x01", "\x7f"))
 """Ranges [from, to) of the names of all kinds but STATE."""
+_WITHOUT_WINDOWS = (("", "state"), ("state\x01", "window"), ("window\x01", "\x7f"))
 _STATE = ("state", "state\x01")
 _BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 _MAY_IDLE = b"SET LOCAL idle_in_transaction_session_timeout = '60s'"
@@ -55,18 +57,22 @@ Groups = dict[tuple[str, str], list[Entries]]
 
 
 async def read(
-    connection: Connection, grants: Sequence[Grant], state_rows_max: int, progressed: Callable[[], None]
+    connection: Connection,
+    grants: Sequence[Grant],
+    state_rows_max: int,
+    closed_rows_max: int,
+    progressed: Callable[[], None],
 ) -> list[OwnerSnapshot]:
     """Read the stored data of owned intervals; see `Store.read`. `progressed` is called after each piece."""
-    return [await _read_one(connection, grant, state_rows_max, progressed) for grant in grants]
+    return [await _read_one(connection, grant, state_rows_max, closed_rows_max, progressed) for grant in grants]
 
 
 async def _read_one(
-    connection: Connection, grant: Grant, state_rows_max: int, progressed: Callable[[], None]
+    connection: Connection, grant: Grant, state_rows_max: int, closed_rows_max: int, progressed: Callable[[], None]
 ) -> OwnerSnapshot:
     header = await _header(connection, grant)
     while True:
-        opened = await _read_under(connection, grant, header, state_rows_max, progressed)
+        opened = await _read_under(connection, grant, header, state_rows_max, closed_rows_max, progressed)
         before, header = header, await _header(connection, grant)
         if header == before:
             return opened
@@ -81,7 +87,12 @@ async def _header(connection: Connection, grant: Grant) -> TupleRow:
 
 
 async def _read_under(
-    connection: Connection, grant: Grant, header: TupleRow, state_rows_max: int, progressed: Callable[[], None]
+    connection: Connection,
+    grant: Grant,
+    header: TupleRow,
+    state_rows_max: int,
+    closed_rows_max: int,
+    progressed: Callable[[], None],
 ) -> OwnerSnapshot:
     """Read the data under a header. It is valid if the header is still the same afterwards."""
     _, bundle, folded_bundle, input_watermark, low_watermark, processing_floor, horizon_floor = header
@@ -95,7 +106,12 @@ async def _read_under(
         progressed()
     ((states,),) = await all_rows(connection, statement("count_state"), of_interval | {"rows_max": state_rows_max})
     groups: Groups = {}
-    for kinds in _OTHERS:
+    subkeys = await stored_windows.subkeys(connection, grant, closed_rows_max) if closed_rows_max < UNBOUNDED else None
+    is_closed = {subkey: int(subkey.partition("/")[2]) <= low_watermark for subkey in subkeys or ()}
+    for subkey, closed in is_closed.items():
+        if not closed:
+            await _read_window(connection, grant, subkey, newest, groups, progressed)
+    for kinds in _OTHERS if subkeys is None else _WITHOUT_WINDOWS:
         await _read_kinds(connection, grant.interval_id, kinds, newest, groups, progressed)
     complete = states + _states(newest) <= state_rows_max
     if complete and states:
@@ -116,6 +132,7 @@ async def _read_under(
             entries=_entries(newest, groups, complete),
             state_complete=complete,
             horizon_floor=Instant(horizon_floor),
+            closed_windows=[subkey for subkey, closed in is_closed.items() if closed],
         ),
         cursors={producer: (seq, Instant(watermark)) for producer, seq, watermark in cursors},
         last_segments=dict(last_segments),
@@ -171,6 +188,24 @@ async def _read_kinds(
         if max(len(subkeys), len(instants)) > PIECE_ROWS:
             subkeys.clear()
             instants.clear()
+
+
+async def _read_window(
+    connection: Connection,
+    grant: Grant,
+    subkey: str,
+    newest: Newest,
+    groups: Groups,
+    progressed: Callable[[], None],
+) -> None:
+    """Add the folded rows of a window that no document overlays to `groups`."""
+    kind = Kind.WINDOW.value
+    async for rows in stored_windows.read_window(connection, grant, subkey):
+        progressed()
+        for _, key, key_hash, fire_at, value, *_ in rows:
+            name = key.encode()
+            if (kind, "", name, subkey) not in newest:
+                _group(groups, kind, "").add(name, key_hash, subkey, value.encode(), fire_at)
 
 
 def _group(groups: Groups, kind: str, namespace: str) -> Entries:

@@ -28,6 +28,8 @@ from millpy.store.postgres.arrays import (
     Bigints,
     Booleans,
     Byteas,
+    Dates,
+    Decimals,
     Doubles,
     Jsonbs,
     Numerics,
@@ -35,10 +37,20 @@ from millpy.store.postgres.arrays import (
     Texts,
     Timestamps,
     Uuids,
+    decimal_bytes,
     numeric_bytes,
 )
-from millpy.store.postgres.copy_rows import Field, bytes_field, copy_rows, moment_field, numeric_field, packed_field
+from millpy.store.postgres.copy_rows import (
+    Field,
+    bytes_field,
+    copy_rows,
+    day_field,
+    moment_field,
+    numeric_field,
+    packed_field,
+)
 from millpy.store.postgres.history import HistoryTable
+from millpy.store.postgres.partitions import KnownPartitions, Times, hours_of
 
 COPY_ROWS_MIN = 200
 """From this number of first panes, COPY pays for its extra round trips."""
@@ -47,6 +59,8 @@ _ARRAYS: dict[str, type[PgArray]] = {
     "text": Texts,
     "bigint": Bigints,
     "numeric": Numerics,
+    "decimal": Decimals,
+    "date": Dates,
     "double precision": Doubles,
     "boolean": Booleans,
     "bytea": Byteas,
@@ -58,6 +72,8 @@ _COPIED: dict[str, tuple[pa.DataType, Callable[[pa.Array], Field]]] = {
     "text": (pa.string(), bytes_field),
     "bigint": (pa.int64(), partial(packed_field, wire_type=">i8")),
     "numeric": (pa.decimal128(38, 0), numeric_field),
+    "decimal": (pa.binary(), bytes_field),
+    "date": (pa.date32(), day_field),
     "double precision": (pa.float64(), partial(packed_field, wire_type=">f8")),
     "boolean": (pa.bool_(), partial(packed_field, wire_type="?")),
     "bytea": (pa.binary(), bytes_field),
@@ -69,6 +85,7 @@ _COPIED: dict[str, tuple[pa.DataType, Callable[[pa.Array], Field]]] = {
 _CONVERTED: dict[str, Callable[[Any], bytes]] = {
     "uuid": lambda value: UUID(str(value)).bytes,
     "jsonb": lambda value: b"\x01" + value,
+    "decimal": decimal_bytes,
 }
 _FIXED_WIDTH = ("bigint", "double precision", "timestamptz")
 SQL_TYPES = frozenset(_ARRAYS)
@@ -113,6 +130,11 @@ class ResultTable:
 
     Attributes:
         history: its history, if it keeps one.
+        time_place: the place of the column that it is partitioned by; None without partitions.
+        partitions: what this process knows of its partitions.
+        next_drop_us: when to look for expired partitions again.
+        kept_because: why expired partitions stayed the last time; empty for none.
+        kept_said: the reason that was logged last.
         copies: whether many rows go through COPY; false under row-level security, which a user may enable at any time.
         insert: inserts rows that must not exist.
         upsert: inserts the next panes of windows, and checks that they follow the stored panes.
@@ -127,6 +149,11 @@ class ResultTable:
     keys: tuple[ColumnSpec, ...]
     columns: tuple[ColumnSpec, ...]
     history: HistoryTable | None = None
+    time_place: int | None = None
+    partitions: KnownPartitions = field(init=False, default_factory=KnownPartitions)
+    next_drop_us: int = field(init=False, default=0)
+    kept_because: str = field(init=False, default="")
+    kept_said: str = field(init=False, default="")
     copies: bool = field(init=False, default=True)
     insert: bytes = field(init=False)
     upsert: bytes = field(init=False)
@@ -182,7 +209,9 @@ class ResultTable:
     def from_spec(cls, schema: str, spec: TableSpec) -> ResultTable:
         """Return the table of a spec, in a graph's schema."""
         history = HistoryTable(schema, spec) if spec.history else None
-        return cls(schema, spec.name, spec.kind, spec.keys, spec.columns(), history)
+        names = [column.name for column in spec.columns()]
+        time_place = None if spec.retention_us is None else names.index(spec.time)
+        return cls(schema, spec.name, spec.kind, spec.keys, spec.columns(), history, time_place)
 
     @property
     def primary_key(self) -> str:
@@ -216,6 +245,14 @@ def identity_parameters(table: ResultTable, blocks: Sequence[Block]) -> list[PgA
     """Return the arrays of `table.find_own`: key columns, window_start, window_end, interval, bundle."""
     arrays = insert_parameters(table, blocks)
     return [*arrays[: len(table.keys) + 2], *arrays[-2:]]
+
+
+def hours_needed(table: ResultTable, blocks: Sequence[Block]) -> Times:
+    """Return the hours for which a table with a retention needs partitions."""
+    assert table.time_place is not None, table.name
+    parts = [block.rows.columns[table.time_place] for block in blocks]
+    hours = [hours_of(_numbers(p) if _plain(p) else np.array(_values("timestamptz", p), np.int64)) for p in parts]
+    return np.unique(np.concatenate(hours))
 
 
 def _same(identity: Sequence[str]) -> sql.Composed:

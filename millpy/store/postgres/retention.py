@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import psycopg
@@ -9,8 +10,14 @@ import psycopg
 from millpy.model.time import Instant
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.history import TRIM, HistoryTable
+from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
 
+log = logging.getLogger(__name__)
+DROP_EVERY_US = 60_000_000
+"""How long a worker waits until it looks again for expired partitions of a result table."""
+DROPPED_AT_ONCE = 16
+"""The most partitions that one call of `mill.drop_partitions` drops."""
 RINGS = ("segments", "deltas", "dedupe_runs")
 FREE_LOCK_MS = 20
 """How long writers and readers may queue behind an attempt to empty a slot."""
@@ -74,6 +81,27 @@ async def trim_histories(connection: Connection, histories: Mapping[int, History
             continue  # the table was dropped
         ((deleted, finished, history.trimmed_to),) = found
         gone += deleted or not finished
+    return gone
+
+
+async def drop_partitions(connection: Connection, tables: Mapping[int, ResultTable], now_us: Instant) -> int:
+    """Drop the partitions of result tables that are older than the retention; return their number.
+
+    Each table is looked at once in DROP_EVERY_US. What cannot be dropped is said once for each reason.
+    """
+    gone = 0
+    for table_id, table in tables.items():
+        if table.time_place is None or now_us < table.next_drop_us:
+            continue
+        table.next_drop_us = Instant(now_us + DROP_EVERY_US)
+        ((dropped, kept_because),) = await all_rows(connection, statement("drop_partitions"), {"table_id": table_id})
+        if dropped == DROPPED_AT_ONCE:
+            table.next_drop_us = now_us
+        if kept_because and kept_because == table.kept_because != table.kept_said:
+            log.warning("cannot drop expired rows of %s, and tries again: %s", table.relation, kept_because)
+            table.kept_said = kept_because
+        table.kept_because = kept_because
+        gone += dropped
     return gone
 
 

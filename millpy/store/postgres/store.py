@@ -25,9 +25,10 @@ from millpy.model.dead_letter import printable
 from millpy.model.deployment import Deployment, GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange
 from millpy.model.lookup import LookupTable
+from millpy.model.stage import UNBOUNDED
 from millpy.model.time import Instant
 from millpy.store.postgres import fold as folding
-from millpy.store.postgres import ownership, requests, retention
+from millpy.store.postgres import ownership, requests, retention, stored_windows
 from millpy.store.postgres import poll as polling
 from millpy.store.postgres import recovery as reading
 from millpy.store.postgres.arrays import Bigints, Booleans, Jsonbs, Texts
@@ -264,12 +265,14 @@ class PostgresStore:
             await self._group.follow_server(connection)
             return await ownership.take_over_from_self(connection, worker_id, grants, self._backends)
 
-    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[OwnerSnapshot]:
+    async def read(
+        self, grants: Sequence[Grant], *, state_rows_max: int, closed_rows_max: int = UNBOUNDED
+    ) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals; see `Store.read`."""
         if not grants:
             return []
         async with self._admin.use() as connection:
-            return await reading.read(connection, grants, state_rows_max, self._progressed)
+            return await reading.read(connection, grants, state_rows_max, closed_rows_max, self._progressed)
 
     async def load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
         """Read the STATE entries of these keys."""
@@ -277,6 +280,13 @@ class PostgresStore:
             return []
         async with self._poll.use() as connection:
             return await self._states.load(connection, grant, keys)
+
+    async def load_windows(
+        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None
+    ) -> Entries:
+        """Read folded rows of windows; see `Store.load_windows`."""
+        async with self._poll.use() as connection:
+            return await stored_windows.load(connection, grant, folded_bundle, subkeys, keys, self._progressed)
 
     async def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
         """Read the dedupe runs of this source partition within the horizon, oldest first."""
@@ -304,7 +314,8 @@ class PostgresStore:
                 connection, now_us, dead_letter_kept_s, settled_kept_s, events_kept_s
             )
             histories = {number: table.history for number, table in self._tables.items() if table.history is not None}
-            return forgotten + await retention.trim_histories(connection, histories)
+            forgotten += await retention.trim_histories(connection, histories)
+            return forgotten + await retention.drop_partitions(connection, self._tables, now_us)
 
     async def commit(
         self,

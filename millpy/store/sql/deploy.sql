@@ -212,6 +212,11 @@ UPDATE mill.intervals AS i SET input_watermark = k.watermark, low_watermark = k.
 UPDATE mill.result_tables SET value_columns = %(value_columns)s::text::jsonb
  WHERE graph_id = %(graph_id)s AND name = %(name)s;
 
+-- name: change_retention
+-- Always one row.
+UPDATE mill.result_tables SET retention_us = %(retention_us)s::bigint, partition_us = %(partition_us)s::bigint
+ WHERE graph_id = %(graph_id)s AND name = %(name)s;
+
 -- name: read_columns
 -- Reads the columns of a graph's table or view, in order. Zero rows: the relation does not exist.
 SELECT a.attname FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
@@ -221,9 +226,10 @@ SELECT a.attname FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
 -- name: insert_result_table
 -- Always one row.
 INSERT INTO mill.result_tables (graph_id, name, kind, computation_id, stream_id, key_columns, value_columns,
-                                allowed_lateness_us, history)
+                                allowed_lateness_us, history, retention_us, partition_us)
 SELECT %(graph_id)s, %(name)s, %(kind)s, c.computation_id, s.stream_id, %(key_columns)s::text::jsonb,
-       %(value_columns)s::text::jsonb, %(allowed_lateness_us)s, %(history)s
+       %(value_columns)s::text::jsonb, %(allowed_lateness_us)s, %(history)s, %(retention_us)s::bigint,
+       %(partition_us)s::bigint
   FROM mill.streams AS s CROSS JOIN mill.computations AS c
  WHERE s.graph_id = %(graph_id)s AND s.name = %(stream)s AND c.graph_id = %(graph_id)s AND c.name = %(computation)s;
 

@@ -68,6 +68,61 @@ SELECT k.namespace, k.key, k.subkey, k.key_hash, k.fire_at, k.value
    AND hashtextextended(k.key, 0) = hashtextextended(asked.key COLLATE "C", 0)
    AND k.key = asked.key;
 
+-- name: count_windows
+-- Counts folded rows of windows, up to rows_max + 1. Always one row.
+SELECT count(*) FROM (SELECT FROM mill.keyed WHERE interval_id = %(interval)s AND kind = 'window'
+                       LIMIT %(rows_max)s::bigint + 1) AS counted;
+
+-- name: read_subkeys
+-- Reads the subkeys of the interval's folded windows, with one index probe for each. Zero rows: it has no window.
+WITH RECURSIVE found AS (
+    (SELECT hashtextextended(k.subkey, 0) AS hash, k.subkey
+       FROM mill.keyed AS k
+      WHERE k.interval_id = %(interval)s AND k.kind = 'window'
+      ORDER BY hashtextextended(k.subkey, 0)
+      LIMIT 1)
+    UNION ALL
+    SELECT following.hash, following.subkey
+      FROM found
+     CROSS JOIN LATERAL (
+           SELECT hashtextextended(k.subkey, 0) AS hash, k.subkey
+             FROM mill.keyed AS k
+            WHERE k.interval_id = %(interval)s AND k.kind = 'window' AND hashtextextended(k.subkey, 0) > found.hash
+            ORDER BY hashtextextended(k.subkey, 0)
+            LIMIT 1) AS following
+)
+SELECT subkey FROM found;
+
+-- name: read_window
+-- Reads the next folded rows of a window, in index order: about bytes_max of them and at least one. `found` counts the
+-- rows that are left, up to rows_max. Zero rows: no row is left.
+SELECT p.subkey, p.key, p.key_hash, p.fire_at, p.value, p.text_hash, p.found
+  FROM (SELECT f.*, count(*) OVER () AS found,
+               sum(f.bytes) OVER (ORDER BY f.text_hash, f.key) - f.bytes AS before
+          FROM (SELECT k.subkey, k.key, k.key_hash, k.fire_at, k.value, octet_length(k.value) AS bytes,
+                       hashtextextended(k.key, 0) AS text_hash
+                  FROM mill.keyed AS k
+                 WHERE k.interval_id = %(interval)s AND k.kind = 'window'
+                   AND hashtextextended(k.subkey, 0) = hashtextextended(%(subkey)s::text COLLATE "C", 0)
+                   AND k.subkey = %(subkey)s::text
+                   AND hashtextextended(k.key, 0) >= %(text_hash)s::bigint
+                   AND (hashtextextended(k.key, 0), k.key) > (%(text_hash)s::bigint, %(key)s::text)
+                 ORDER BY hashtextextended(k.key, 0), k.key
+                 LIMIT %(rows_max)s::integer) AS f) AS p
+ WHERE p.before < %(bytes_max)s::bigint
+ ORDER BY p.text_hash, p.key;
+
+-- name: load_windows
+-- Reads the folded rows of some windows of keys, with one index probe for each. Zero rows: none of them is folded.
+SELECT k.subkey, k.key, k.key_hash, k.fire_at, k.value
+  FROM unnest(%(subkeys)s, %(keys)s) AS asked (subkey, key)
+ CROSS JOIN LATERAL (
+       SELECT o.* FROM mill.keyed AS o
+        WHERE o.interval_id = %(interval)s AND o.kind = 'window' AND o.namespace = ''
+          AND hashtextextended(o.key, 0) = hashtextextended(asked.key COLLATE "C", 0) AND o.key = asked.key
+          AND hashtextextended(o.subkey, 0) = hashtextextended(asked.subkey COLLATE "C", 0) AND o.subkey = asked.subkey
+        LIMIT 1) AS k;
+
 -- name: read_dedupe_bounds
 -- Reads the latest dedupe clock, and the newest run that replaces all runs before it. Always one row.
 SELECT max(clock), max(bundle) FILTER (WHERE whole) FROM mill.dedupe_runs WHERE interval_id = %(interval)s;

@@ -10,6 +10,14 @@ SELECT ring, slot FROM mill.epochs WHERE state = 'filled' AND mill.unneeded(ring
 -- Returns true when the slot is empty now. Fails with 55P03 when writers or readers hold a lock. Always one row.
 SELECT mill.free_slot(%(ring)s, %(slot)s);
 
+-- name: make_partitions
+-- Makes partitions for rows of these times. Returns all ranges of the table. Zero rows: the table was dropped.
+SELECT range_lo, range_hi FROM mill.make_partitions(%(table_id)s, %(instants)s);
+
+-- name: drop_partitions
+-- Drops partitions that are older than the table's retention. Always one row.
+SELECT dropped, kept_because FROM mill.drop_partitions(%(table_id)s);
+
 -- name: read_backlog
 -- Counts records and bytes above the cursors by producing computation, from the stored slices; those of some consumers
 -- are left out.

@@ -34,7 +34,7 @@ SELECT kind, named FROM (
      WHERE c.relkind IN ('r', 'p', 'v')
        AND (s.nspname IN ('mill', 'millpy')
             OR EXISTS (SELECT FROM mill.result_tables AS t JOIN mill.graphs AS g USING (graph_id)
-                        WHERE g.name = s.nspname AND c.relname IN (t.name, t.name || '_status', t.name || '_history')))
+                        WHERE g.name = s.nspname AND c.relname IN (t.name, t.name || '_status', t.name || '_live', t.name || '_history')))
      UNION ALL
     SELECT 2, 'ROUTINE', p.oid::regprocedure::text, p.proowner
       FROM pg_proc AS p JOIN spaces AS s ON s.oid = p.pronamespace WHERE s.nspname IN ('mill', 'millpy')

@@ -10,7 +10,8 @@ import random
 import typing
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +19,7 @@ import msgspec
 
 from millpy.errors import UsageError
 from millpy.graph import Graph, InjectorNode, StageNode
+from millpy.model.field_types import is_enum, is_json, members_of
 from millpy.model.record import without_none
 from millpy.model.time import Instant, instant, to_datetime
 
@@ -115,15 +117,19 @@ class _Maker:
         if name == self._clock:
             return _moment(annotation, BEGINNING + number * STEP_US, self._clock_unit)
         if name in self._keys:
-            return _identity(annotation, key, name)
+            return _identity(annotation, key, name, self._type.annotations[name])
         if name in self._ids:
-            return _identity(annotation, number, name)
+            return _identity(annotation, number, name, self._type.annotations[name])
         if nullable and self.rng.random() < ABSENT:
             return None
         return self._plausible(self._type.annotations[name])
 
     def _plausible(self, annotated: Any) -> Any:
         """Return a random value of a type, within its bounds."""
+        if (values := _literals(annotated)) is not None:
+            return self.rng.choice(values)
+        if is_json(annotated):
+            return self._open(annotated)
         annotation, rng = without_none(annotated)[0], self.rng
         bounds = _bounds(annotated)
         if annotation is bool:
@@ -141,7 +147,20 @@ class _Maker:
             return to_datetime(Instant(BEGINNING + rng.randrange(10**12)))
         if annotation is UUID:
             return UUID(int=rng.getrandbits(128))
-        return self._nested(annotation)
+        if annotation in (Decimal, date):
+            number = rng.randrange(-1_000, 1_000)
+            return Decimal(number).scaleb(-2) if annotation is Decimal else date(2026, 1, 1) + timedelta(days=number)
+        return rng.choice(list(annotation)) if is_enum(annotation) else self._nested(annotation)
+
+    def _open(self, annotated: Any) -> Any:
+        """Return a random value of a field that is stored as JSON."""
+        members = [member for member in members_of(annotated) if member is not type(None)]
+        if len(members) > 1:
+            return self._plausible(self.rng.choice(members))
+        plain = without_none(members[0])[0]
+        if plain in (dict, list, Any):
+            return [1, "a", None] if plain is list else {self.rng.choice(WORDS): [1.5, None, {"a": True}]}
+        return self._nested(plain)
 
     def _nested(self, annotation: Any) -> Any:
         origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -153,7 +172,17 @@ class _Maker:
         return annotation(**{name: self._plausible(hints[name]) for name in annotation.__struct_fields__})
 
 
-def _identity(annotation: Any, number: int, name: str) -> Any:
+def _literals(annotated: Any) -> list[Any] | None:
+    """Return the values of a Literal; None for another type."""
+    for member in members_of(annotated):
+        if typing.get_origin(member) is typing.Literal:
+            return [value for value in typing.get_args(member) if value is not None]
+    return None
+
+
+def _identity(annotation: Any, number: int, name: str, annotated: Any) -> Any:
+    if (values := _literals(annotated)) is not None:
+        return values[number % len(values)]
     if annotation is int:
         return number
     if annotation is bool:

@@ -101,9 +101,13 @@ def _plain_value(value: Any, sql_type: str) -> Any:
         return to_datetime(Instant(value))
     if sql_type == "numeric":
         return int(value) if isinstance(value, Decimal) else value
+    if sql_type == "decimal":
+        return Decimal(value)
     if sql_type == "uuid":
         return UUID(str(value))
     if sql_type == "jsonb":
+        if isinstance(value, bytes):  # JSON text
+            return msgspec.json.decode(value)
         entries = isinstance(value, list) and all(isinstance(item, tuple) and len(item) == 2 for item in value)
         return msgspec.to_builtins(dict(value) if entries and value else value)
     return value

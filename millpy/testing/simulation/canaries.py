@@ -18,6 +18,7 @@ from millpy.errors import CommitUnknownError
 from millpy.ingest.intake import Intake
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.due_timers import DueTimers
+from millpy.model.stage import UNBOUNDED
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.operators import timers
 from millpy.operators.join_reach import IntervalReach
@@ -31,6 +32,7 @@ from millpy.store.protocol import PollResult, SegmentQuery
 from millpy.testing.simulation.windowed import EARLY
 from millpy.windowing import fixed, operator
 from millpy.windowing.accumulator import AccumulatorSet
+from millpy.windowing.closed_windows import ClosedWindows
 from millpy.windowing.firing import Alarms, PaneTriggers
 from millpy.windowing.group_by import Groups
 from millpy.windowing.panes import Emission
@@ -158,7 +160,7 @@ class ForgetsDedupeIds(MemoryStore):
 class ReadsFoldedOnly(MemoryStore):
     """Opens an interval from its rows, without the unfolded deltas."""
 
-    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Any:
+    async def read(self, grants: Sequence[Grant], *, state_rows_max: int, closed_rows_max: int = UNBOUNDED) -> Any:
         """Read rows only."""
         headers = [self.database.headers[grant.interval_id] for grant in grants]
         folded = [header.folded_bundle for header in headers]
@@ -281,7 +283,7 @@ def _counted_never(_: Any) -> Any:
 
 
 def _nothing(_: Any) -> Any:
-    return lambda self, panes: None
+    return lambda self, *_: None
 
 
 def _never(_: Any) -> Any:
@@ -360,6 +362,7 @@ BROKEN = (
     ),
     Canary("keeps soft state after a failed commit", "I9", worker_type=KeepsSoftState, first=11),
     Canary("reads folded rows only", "I9", ReadsFoldedOnly),
+    Canary("forgets windows in the store", "I7", patches=((ClosedWindows, "fetch", _nothing),), first=9),
     Canary("judges lateness by the turn", "I9", patches=((operator, "judging_watermarks", _judged_by_the_turn),)),
     Canary(
         "adds a retraction",

@@ -14,6 +14,7 @@ from millpy.errors import GraphVersionError
 from millpy.graph import Graph
 from millpy.hosting.failpoints import Failpoint
 from millpy.hosting.plan import plan
+from millpy.hosting.step import Loader
 from millpy.limits import Limits
 from millpy.model.checkpoint import Entries, Grant
 from millpy.runtime.context import WorkerContext
@@ -148,7 +149,7 @@ class Machine:
                 rng=self._rng,
                 only=self.only,
             )
-            self.worker = self._worker_type(context, self._load)
+            self.worker = self._worker_type(context, Loader(self._load, self._load_windows))
             try:
                 await self.worker.start()
             except GraphVersionError:  # a switch came in between
@@ -164,6 +165,9 @@ class Machine:
 
     def _load(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
         return at_once(self.store.load_state(grant, keys))
+
+    def _load_windows(self, grant: Grant, folded: int, subkeys: Sequence[str], keys: Sequence[bytes] | None) -> Entries:
+        return at_once(self.store.load_windows(grant, folded, subkeys, keys))
 
     # As the engine's failpoints.
 

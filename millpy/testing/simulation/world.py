@@ -292,10 +292,12 @@ class World:
         return shown_us - self.clock.now_us()
 
     def step_server(self, seconds: float) -> None:
-        """Step the server's clock far."""
+        """Step the server's clock. A step that is followed does not make a far one last less."""
         self.server.jump(seconds)
-        self._far_us += round(seconds * 1e6)
-        self._stepped_at = self.clock.monotonic()
+        step_us = round(seconds * 1e6)
+        self._far_us += step_us
+        if abs(step_us) > FOLLOWED_US:
+            self._stepped_at = self.clock.monotonic()
 
     def ended(self, machine: Machine) -> None:
         """Remove a machine that has died or left; report an error, and schedule another machine."""
@@ -423,6 +425,7 @@ def limits(schedule: Schedule) -> Limits:
         poll_s_max=0.25,
         fold_every_s=0.8,
         state_cache_bytes_max=few,
+        closed_windows_bytes_max=1 if schedule.few_cells else 256_000_000,
         state_preload_rows_max=2 if schedule.few_cells else 50_000,
         epoch_s=0.8,
         retry_s_min=0.02,

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 
+from millpy.model.field_types import decimal_of, mean_decimal
 from millpy.model.record import WideInt
 from millpy.windowing.accumulator import Accumulator, PartialAggregate
 from millpy.windowing.group_by import Column, GroupedColumn, Groups, Integers
@@ -153,11 +155,15 @@ class SumBalance(Accumulator):
 
 def sum_of(field: str, kind: type) -> SumBalance:
     """Return the operations that keep a sum."""
+    if kind is Decimal:
+        return SumBalance(field, kind, Decimal | None, lambda accumulator, _: decimal_of(accumulator[1]))
     return SumBalance(field, kind, (WideInt if kind is int else float) | None, _sum)
 
 
 def mean_of(field: str, kind: type) -> SumBalance:
     """Return the operations that keep sum and count."""
+    if kind is Decimal:
+        return SumBalance(field, kind, Decimal | None, lambda found, _: mean_decimal(found[1], found[0]))
     return SumBalance(field, kind, float | None, _mean)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from millpy.model.field_types import decimal_of, mean_decimal, value_of_plain
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType, WideInt, arrow_type
 from millpy.model.time import to_datetime
@@ -22,7 +24,8 @@ from millpy.windowing.aggregates.balance import CountBalance, mean_of, sum_of, v
 from millpy.windowing.group_by import Column, Groups, Integers, unbounded
 
 NUMBERS = (int, float)
-ORDERED = (int, float, str, datetime)
+EXACT = (int, float, Decimal)
+ORDERED = (int, float, Decimal, str, datetime, date)
 
 
 class Count(Aggregate):
@@ -47,10 +50,10 @@ class Count(Aggregate):
 
 
 class Sum(Aggregate):
-    """The sum: for integers an integer of any width."""
+    """The sum: for integers an integer of any width, for Decimals the exact Decimal."""
 
     kind = "sum"
-    takes = NUMBERS
+    takes = EXACT
     forgets = ""
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
@@ -63,10 +66,10 @@ class Sum(Aggregate):
 
 
 class Mean(Aggregate):
-    """The arithmetic mean."""
+    """The arithmetic mean; of Decimals with 38 digits behind the point."""
 
     kind = "mean"
-    takes = NUMBERS
+    takes = EXACT
     forgets = ""
 
     def bind_field(self, field: str, kind: type) -> Accumulator:
@@ -79,7 +82,7 @@ class Mean(Aggregate):
 
 
 class Min(Aggregate):
-    """The smallest value of numbers, text (by code point) or datetimes."""
+    """The smallest value of numbers, text (by code point), datetimes or dates."""
 
     kind = "min"
     takes = ORDERED
@@ -91,7 +94,7 @@ class Min(Aggregate):
 
 
 class Max(Aggregate):
-    """The largest value of numbers, text (by code point) or datetimes."""
+    """The largest value of numbers, text (by code point), datetimes or dates."""
 
     kind = "max"
     takes = ORDERED
@@ -142,6 +145,7 @@ class CountAccumulator(ArrayAccumulator):
     """Keeps a count."""
 
     result = int
+    stored_form = "value"
 
     def empty(self) -> int:
         """Return 0."""
@@ -187,9 +191,11 @@ class CountAccumulator(ArrayAccumulator):
 class SumAccumulator(ArrayAccumulator):
     """Keeps a sum; None until there is a value."""
 
+    stored_form = "value"
+
     def __init__(self, field: str, kind: type) -> None:
         super().__init__(field, kind)
-        self.result = (WideInt if kind is int else float) | None
+        self.result = (WideInt if kind is int else kind) | None
 
     def add(self, accumulator: Any, value: Any, at: int) -> Any:
         """Add one value."""
@@ -203,11 +209,11 @@ class SumAccumulator(ArrayAccumulator):
 
     def result_of(self, accumulator: Any) -> Any:
         """Return the sum."""
-        return accumulator
+        return decimal_of(accumulator) if self.kind is Decimal and accumulator is not None else accumulator
 
     def from_stored(self, stored: Any) -> Any:
         """Convert a sum from its stored form: wide integers, infinities and NaN are stored as text."""
-        return None if stored is None else self.kind(stored)
+        return None if stored is None else _number_of(self.kind)(stored)
 
     def aggregate(self, groups: Groups) -> PartialArrays:
         """Sum the values of each group."""
@@ -220,7 +226,7 @@ class SumAccumulator(ArrayAccumulator):
 
     def column_of(self, arrays: PartialArrays) -> pa.Array:
         """Return the sums, NULL for a group without values."""
-        if arrays.values.dtype == object:
+        if arrays.values.dtype == object or self.kind is Decimal:
             return super().column_of(arrays)
         found = pa.array(arrays.values, mask=arrays.counts == 0)
         return found.cast(arrow_type(self.result)) if self.kind is int else found
@@ -229,7 +235,10 @@ class SumAccumulator(ArrayAccumulator):
 class MeanAccumulator(ArrayAccumulator):
     """Keeps [sum, count]."""
 
-    result = float | None
+    def __init__(self, field: str, kind: type) -> None:
+        super().__init__(field, kind)
+        self.result = (Decimal if kind is Decimal else float) | None
+        self.stored_form = {int: "mean of integers", float: "mean"}.get(kind, "")
 
     def empty(self) -> Any:
         """Return the accumulator of zero records."""
@@ -243,14 +252,16 @@ class MeanAccumulator(ArrayAccumulator):
         """Add up two sums and two counts."""
         return [one[0] + other[0], one[1] + other[1]]
 
-    def result_of(self, accumulator: Any) -> float | None:
+    def result_of(self, accumulator: Any) -> Any:
         """Return the mean."""
         total, count = accumulator
+        if self.kind is Decimal:
+            return mean_decimal(total, count) if count else None
         return total / count if count else None
 
     def from_stored(self, stored: Any) -> Any:
         """Convert the accumulator from its stored form."""
-        return [self.kind(stored[0]), stored[1]]
+        return [_number_of(self.kind)(stored[0]), stored[1]]
 
     def aggregate(self, groups: Groups) -> PartialArrays:
         """Sum and count the values of each group."""
@@ -278,9 +289,10 @@ class MeanAccumulator(ArrayAccumulator):
 
 
 class ExtremeAccumulator(ArrayAccumulator):
-    """Keeps the smallest or largest value; datetimes as µs."""
+    """Keeps the smallest or largest value, as `plain_value`."""
 
     keeps_values = True
+    stored_form = "value"
 
     def __init__(self, field: str, kind: type, choose: Callable[..., Any]) -> None:
         super().__init__(field, kind)
@@ -299,11 +311,13 @@ class ExtremeAccumulator(ArrayAccumulator):
 
     def result_of(self, accumulator: Any) -> Any:
         """Return the extreme; µs as a datetime if the field is one."""
+        if accumulator is not None and (convert := value_of_plain(self.kind)) is not None:
+            return convert(accumulator)
         return to_datetime(accumulator) if self.kind is datetime and accumulator is not None else accumulator
 
     def from_stored(self, stored: Any) -> Any:
         """Convert the accumulator from its stored form."""
-        return self.kind(stored) if self.kind in NUMBERS and stored is not None else stored
+        return _number_of(self.kind)(stored) if self.kind in EXACT and stored is not None else stored
 
     def aggregate(self, groups: Groups) -> PartialArrays:
         """Return the smallest or largest value of each group."""
@@ -325,7 +339,7 @@ class ExtremeAccumulator(ArrayAccumulator):
 
     def column_of(self, arrays: PartialArrays) -> pa.Array:
         """Return the extremes, NULL for a group without values."""
-        if arrays.values.dtype == object:
+        if arrays.values.dtype == object or value_of_plain(self.kind) is not None:
             return super().column_of(arrays)
         return pa.array(arrays.values, mask=arrays.counts == 0).cast(arrow_type(self.result))
 
@@ -423,6 +437,11 @@ class VarianceAccumulator(ArrayAccumulator):
         squares = np.where(np.isfinite(arrays.extra), arrays.extra, np.nan)  # as in `result_of`
         variances = squares / np.maximum(arrays.counts - self.ddof, 1)
         return pa.array(np.sqrt(variances) if self.is_root else variances, mask=arrays.counts <= self.ddof)
+
+
+def _number_of(kind: type) -> Callable[[Any], Any]:
+    """Return the function that restores a number of a field's type: that of a Decimal is whole."""
+    return int if kind is Decimal else kind
 
 
 def summed(values: Column, offsets: Integers) -> Column:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from itertools import accumulate, islice, takewhile
 from typing import Any
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpy.errors import SchemaError
+from millpy.model.field_types import value_of_plain
 from millpy.model.identity import Identity
 from millpy.model.time import to_datetime
 from millpy.windowing.accumulator import Accumulator, Aggregate, PartialAggregate, json_safe
@@ -33,7 +35,7 @@ class First(Aggregate):
     """The value in the earliest record where the field is not None."""
 
     kind = "first"
-    takes = KEPT
+    takes = (*KEPT, Decimal, date)
     forgets = "it keeps only the first value"
     merge_order = "event_time"
 
@@ -46,7 +48,7 @@ class Last(Aggregate):
     """The value in the latest record where the field is not None."""
 
     kind = "last"
-    takes = KEPT
+    takes = (*KEPT, Decimal, date)
     forgets = "it keeps only the last value"
     merge_order = "event_time"
 
@@ -126,10 +128,14 @@ class ValueAccumulator(Accumulator):
 
     def restored_value(self, stored: Any) -> Any:
         """Convert a value from its stored form, where 1.0 may be 1, and infinities, NaN and wide integers are text."""
+        if self.kind is Decimal and stored is not None:
+            return int(stored)
         return self.kind(stored) if self.kind in (int, float) and stored is not None else stored
 
     def result_value(self, value: Any) -> Any:
-        """Convert a value to a result: µs to a datetime, if the field is one."""
+        """Convert a value to a result: µs to a datetime, if the field is one; as `value_of_plain`."""
+        if value is not None and (convert := value_of_plain(self.kind)) is not None:
+            return convert(value)
         return to_datetime(value) if self.kind is datetime and value is not None else value
 
     def result_list(self, values: Iterable[Any]) -> list[Any]:
@@ -141,6 +147,8 @@ class ValueAccumulator(Accumulator):
 
 class EdgeAccumulator(ValueAccumulator):
     """Keeps [event time, value] of the first or last record."""
+
+    stored_form = "timed value"
 
     def __init__(self, field: str, kind: type, last: bool) -> None:
         super().__init__(field, kind)

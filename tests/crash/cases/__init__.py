@@ -14,6 +14,7 @@ from tests.crash.cases import (
     network,
     panes,
     pressure,
+    retention,
     sources,
     takes,
     tools,
@@ -24,7 +25,7 @@ from tests.crash.world import Case
 def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
     first = (killing, freezing, database, network, pressure, failover, broker, sources)
-    parts = (*first, takes, early, panes, tools, joins, lookups)
+    parts = (*first, takes, early, panes, retention, tools, joins, lookups)
     return [case for part in parts for case in part.cases()]
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from millpy.formats import Message
 from millpy.hosting.dead_letter_sampling import DeadLetterSampler
+from millpy.ingest.dead_letters import PayloadFormat
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DeadLetter, Grant
 from millpy.model.time import INSTANT_MIN
@@ -68,3 +72,17 @@ def test_bytes_and_texts_are_bounded_too() -> None:
         assert len(dead_letter.payload) == 5_001
         assert len(dead_letter.detail) < 1_100
         assert len(dead_letter.traceback) == 8_000
+
+
+def test_what_is_kept_of_a_long_message_is_no_shorter_message() -> None:
+    """A cut line of CSV would be replayed as a valid record, and the rest of the message would be lost."""
+    message, line = PayloadFormat.from_message(Message(b"", arrived_at=1)), PayloadFormat("csv", ("a",))
+    wires = [msgspec.json.encode(wire).decode() for wire in (message, line)]
+
+    for size in (LIMITS.message_bytes_max, LIMITS.message_bytes_max + 10):
+        kept = [
+            DeadLetterSampler(LIMITS).keep(a_checkpoint(1, payload=b"x" * size, wire=wire), 0).dead_letters[0].payload
+            for wire in wires
+        ]
+
+        assert [len(payload) for payload in kept] == [min(size, LIMITS.message_bytes_max + 1), 5_001]

@@ -7,13 +7,15 @@ import gzip
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
-from millpy import Csv, Decode, EventTime, Files, Format, Gzip, Json, LineProtocol, MessagePack, minutes
+from millpy import Cbor, Csv, Decode, EventTime, Files, Format, Gzip, Json, LineProtocol, MessagePack, minutes
 from millpy.clock import SystemClock
-from millpy.errors import BrokenFileError
+from millpy.errors import BrokenFileError, GraphError
 from millpy.formats import Message
 from millpy.ingest.expansion import Expander
 from millpy.ingest.intake import Intake, IntakeSettings
@@ -23,9 +25,11 @@ from millpy.model.checkpoint import DeadLetter, Request
 from millpy.model.record import RecordType
 from millpy.model.stage import StoredInterval
 from millpy.model.time import ClockReading, Instant
+from millpy.sources.kafka.records import FieldMapping, Payloads
 from millpy.sources.mqtt.inbox import MessageQueue
 from millpy.sources.mqtt.packets import Messages
 from millpy.sources.mqtt.topics import TopicFields, TopicPattern
+from millpy.testing.clock import ManualClock
 
 NOW = Instant(1_700_000_000_000_000)
 
@@ -145,6 +149,10 @@ def test_what_a_message_can_become_is_bounded() -> None:
     bomb = gzip.compress(b"0" * 5_000_000)
     found = Expander(Gzip(Json()), TYPE, Limits()).expand([Message(bomb)], records_max=3, bytes_max=10**6)
     assert "expands to more than" in found.refused[0].detail
+    shares = [b"\xd8\x1c\x88" + (b"\xd8\x1d" + msgspec.msgpack.encode(each)) * 8 for each in range(9)]
+    laughs = Message(b"\x8a\xd8\x1c\x81\x01" + b"".join(shares))  # each is eight times the one before
+    found = Expander(Cbor(), TYPE, Limits()).expand([laughs], records_max=3, bytes_max=10**6)
+    assert "too large" in found.refused[0].detail
 
 
 def test_messages_that_do_not_fit_wait_for_the_next_take() -> None:
@@ -154,6 +162,31 @@ def test_messages_that_do_not_fit_wait_for_the_next_take() -> None:
     assert expander.expand([message] * 5, records_max=1, bytes_max=10**6).taken == 1
     assert expander.expand([message] * 5, records_max=9, bytes_max=90).taken == 1
     assert expander.expand([message], records_max=1, bytes_max=9, at_least_one=False).taken == 0
+
+
+def test_a_slow_function_ends_a_take_in_time() -> None:
+    """Thousands of calls in the event loop would hold up the worker until it has lost its lease, again and again."""
+    clock = ManualClock()
+
+    def slow(message: Message) -> list[Reading]:
+        clock.advance(1.5)
+        return [] if message.payload == b"-" else [Reading("a", 1, 1.0)]
+
+    limits = Limits(step_s_max=2.0)
+    setup = SourceSetup(graph="g", stream="s", partition="p", limits=limits, clock=clock, ready=asyncio.Event())
+    expander = Expander(Decode(slow), TYPE, limits, setup)
+    found = expander.expand([Message(b"")] * 9, records_max=9, bytes_max=10**6, deadline=expander.deadline())
+    assert found.taken == 2
+    queue = MessageQueue(
+        topics=re.compile(b"t"), retained=True, arrays=True, readings_max=5, bytes_max=99, digests=True,
+        expander=expander,
+    )  # fmt: skip
+    for redelivered in ([], [0, 1, 2, 3]):  # in one run, and in four
+        queue.put(Messages([b"t"] * 4, [b"-"] * 4, [1, 2, 3, 4], redelivered=redelivered))
+        assert [len(queue.take(records_max=9, bytes_max=99).packet_ids) for _ in range(2)] == [2, 2]
+    payloads = Payloads(FieldMapping(), TYPE, "skip")
+    records = [SimpleNamespace(value=b"-", key=None, headers=()) for _ in range(4)]
+    assert payloads.expand(records, "t", expander, FixedBound(9, 99), 1).taken == 2
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 100])
@@ -193,10 +226,17 @@ def test_the_queue_of_a_broker_expands_and_acknowledges_whole_messages(bound: in
     assert seen[0][1] == b'{"at":1,"temperature":1,"device":"0"}'
 
 
-def taken_from(path: Path, format: Format, records_max: int, position: bytes | None) -> Iterator[SourceBatch]:
+def taken_from(
+    path: Path,
+    format: Format,
+    records_max: int,
+    position: bytes | None,
+    limits: Limits | None = None,
+    bytes_max: int = 10**6,
+) -> Iterator[SourceBatch]:
     setup = SourceSetup(
-        graph="g", stream="s", partition="files", limits=Limits(), clock=SystemClock(), ready=asyncio.Event(),
-        record_type=TYPE, bound=FixedBound(records_max, 10**6),
+        graph="g", stream="s", partition="files", limits=limits or Limits(), clock=SystemClock(), ready=asyncio.Event(),
+        record_type=TYPE, bound=FixedBound(records_max, bytes_max),
     )  # fmt: skip
 
     async def read() -> list[SourceBatch]:
@@ -214,6 +254,37 @@ def taken_from(path: Path, format: Format, records_max: int, position: bytes | N
         return found
 
     yield from asyncio.run(read())
+
+
+@pytest.mark.parametrize("bytes_max", [100, 10**6])
+def test_what_is_kept_of_a_long_line_is_no_shorter_line(tmp_path: Path, bytes_max: int) -> None:
+    """A bundle that is smaller for a while must not cut a valid line either."""
+    limits = Limits(record_bytes_max=1_000, bundle_bytes_max=4_000)
+    path = tmp_path / "lines.csv"
+    long = b"x" * (limits.message_bytes_max + 1_000)
+    path.write_bytes(b"device,at,temperature\na,1,1%s\nb,2,2.5%s\nc,3,3\n" % (long, b" " * 2_000))
+    found = list(taken_from(path, Csv(), 9, None, limits, bytes_max))
+    assert [bad.reason for batch in found for bad in batch.refused] == ["oversize"]
+    assert [payload for batch in found for payload in batch.payloads][1:] == [
+        b'{"device":"b","at":2,"temperature":2.5}',
+        b'{"device":"c","at":3,"temperature":3}',
+    ]
+
+
+def test_a_function_that_cannot_be_repeated_is_refused() -> None:
+    async def waits(message: Message) -> list[Any]:
+        return []
+
+    async def yields(message: Message) -> Any:
+        yield Reading("a", 1, 1.0)
+
+    for function in (waits, yields):
+        with pytest.raises(GraphError, match="cannot await"):
+            Decode(function)
+    found = Expander(Decode(lambda message: {"a", "b"}), TYPE, LIMITS).expand(
+        [Message(b"")], records_max=9, bytes_max=99
+    )
+    assert "returned set" in found.refused[0].detail, "the order of a set is another one after a restart"
 
 
 @pytest.mark.parametrize("ending", [b"", b"\n", b"\r\n"])

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,8 +35,10 @@ from millpy import (
     MapCell,
     MqttSession,
     Never,
+    Protobuf,
     Sasl,
     Scalar,
+    SchemaRegistry,
     Tls,
     Value,
     minutes,
@@ -139,7 +143,14 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
     "MessagePack": INSIDE,
     "Cbor": INSIDE,
     "Gzip": {"format": [Json(), Scalar("a")]},
+    "Sparkplug": {},
     "Decode": {"function": [len, str]},
+    "Avro": {
+        "schema": ['"int"', {"type": "long"}],
+        "registry": [None, SchemaRegistry()],
+        "inside": [Json(), Json(many="a")],
+    },
+    "Protobuf": {"message": [Timestamp, Duration], "framed": [False, True], "inside": [Json(), Json(many="a")]},
     "FieldMapping": {
         "key": [None, "k"],
         "headers": [{}, {"a": "b"}, {"a": "c"}],
@@ -214,6 +225,7 @@ TIED = {
     "EventTime": {"percentile", "sorted", "format", "zone"},
     "Dedupe": {"unit"},
     "SessionWindows": {"max_gap"},
+    "Protobuf": {"descriptors"},
 }
 """Parameters that another one decides here, because not all combinations are accepted."""
 
@@ -303,7 +315,7 @@ def test_description_survives_json_and_reads_as_its_constructor(name: str, data:
     assert stored == identity
     assert identity_text(dict(sorted(stored.items(), reverse=True))) == identity_text(identity)
     if not isinstance(
-        part, EventTime | Kafka
+        part, EventTime | Kafka | Protobuf
     ):  # their repr omits required parameters that are not part of the identity
         assert described(eval(identity_text(stored), vars(millpy))) == identity
 

@@ -27,9 +27,9 @@ class CountingStore(MemoryStore):
 
     reads = 0
 
-    async def read(self, grants: Sequence[Grant], *, state_rows_max: int) -> Sequence[OwnerSnapshot]:
+    async def read(self, grants: Sequence[Grant], **bounds: int) -> Sequence[OwnerSnapshot]:
         self.reads += len(grants)
-        return await super().read(grants, state_rows_max=state_rows_max)
+        return await super().read(grants, **bounds)
 
 
 async def at_work(path: Path) -> tuple[Worker, CountingStore]:

@@ -103,9 +103,12 @@ async def test_refused_fence_is_reported_even_if_another_statement_fails_first(t
     while worker.cycle._committing is None:
         await worker.step()
     taken = next(iter(worker.owned.intervals))
+    sources = set(worker.context.sources.parts)
     database.headers[taken].sequencer += 1
 
     await worker.recover()  # as after a poll that has failed
+    told = set(worker.context.sources.parts)
+    assert told == sources & set(worker.owned.intervals), "the new owner tells of the others"
     await worker.abandon()
 
     assert [event.kind for _, event in database.events].count("fence_refused") == 1

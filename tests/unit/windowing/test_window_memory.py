@@ -56,7 +56,7 @@ def driver(
     found = aggregates or {"n": Count(), "total": Sum("number")}
     logic = WindowedLogic(KINDS[kind], us(20), found, few_records_max=few)
     output = logic.output_type(RecordType(Reading), ("key",))
-    limits = Limits(open_windows_bytes_max=room)
+    limits = Limits(open_windows_bytes_max=room, closed_windows_bytes_max=1)
     return cls(logic, Reading, outputs={"w": output}, tables={"w": 5}, limits=limits, max_disorder=15)
 
 
@@ -96,13 +96,15 @@ def some_bundles(seed: int) -> list[list[tuple[Reading, int]]]:
 @pytest.mark.parametrize("few", [0, 1_000], ids=["columns", "plain"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_record_without_room_has_no_effect(kind: str, few: int) -> None:
-    refused_somewhere = 0
+    refused_somewhere = loaded = 0
     for seed in range(6):
         rng = random.Random(seed)
-        subject, other = driver(kind, few), driver(kind, few, 10**12, Without)
+        subject, other, spilling = driver(kind, few), driver(kind, few, 10**12, Without), driver(kind, few)
         for bundle in some_bundles(seed):
             result = subject.feed(bundle)
             refused = numbers(result)
+            assert numbers(spilling.feed(bundle)) == refused, "a refusal depends on what is in memory"
+            assert rows_of(spilling.results[-1]) == rows_of(result)
             other.missing = frozenset(refused)
             expected = other.feed(bundle)
 
@@ -113,15 +115,20 @@ def test_record_without_room_has_no_effect(kind: str, few: int) -> None:
             assert taken + len(refused) == len(bundle)
             weights = subject.interval._open.weights
             assert weights.panes == open_panes(subject) == open_panes(other)
-            assert weights.total <= ROOM
+            assert subject.interval._counted_bytes() <= ROOM
             refused_somewhere += len(refused)
+            if rng.random() < 0.3:
+                spilling.fold(behind=rng.random() < 0.5)
+                loaded += spilling.loaded
             if rng.random() < 0.2:
+                spilling.restart()
                 subject.restart()
                 assert subject.interval._open.weights.panes == weights.panes
         result, expected = subject.finish(), other.finish()
         assert rows_of(result) == rows_of(expected)
         assert subject.interval._open.weights.total == 0 == open_panes(subject)
     assert refused_somewhere > 20
+    assert bool(loaded) == (kind in ("fixed", "sliding"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

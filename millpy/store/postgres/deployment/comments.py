@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from psycopg import sql
 
 from millpy.model.deployment import PANE_INFO, TableSpec
+from millpy.store.postgres.deployment.live_view import has_live_view, unread_columns
 from millpy.store.postgres.history import RETRACTION, history_name
 
 _COLUMNS = {
@@ -44,6 +45,9 @@ def table_comments(schema: str, table: TableSpec) -> sql.Composed:
         ("TABLE", table.name, f"{what}. From {source}. Written by millpy."),
         ("VIEW", f"{table.name}_status", f"The rows of {table.name}, with is_final."),
     ]
+    if has_live_view(table):
+        text = f"The rows of {table.name}, and its open windows as they stand (pane_timing open)."
+        relations.append(("VIEW", f"{table.name}_live", text))
     if table.history:
         text = f"Every pane and retraction of {table.name}, with the time of its commit. Read it with millpy.as_of."
         relations.append(("TABLE", history_name(table.name), text))
@@ -55,6 +59,7 @@ def table_comments(schema: str, table: TableSpec) -> sql.Composed:
     added: dict[str, tuple[str, ...]] = {
         table.name: (),
         f"{table.name}_status": ("is_final",),
+        f"{table.name}_live": ("is_final",),
         history_name(table.name): (RETRACTION,),
     }
     for _, name, _ in relations:
@@ -67,7 +72,13 @@ def column_comments(schema: str, table: TableSpec, columns: Sequence[str]) -> li
     """Compose the statements that comment on columns of a spec, in each of its relations that has them."""
     relations = [table.name, f"{table.name}_status", *([history_name(table.name)] if table.history else [])]
     texts = dict(_meanings(table))
-    return [_comment(schema, relation, column, texts[column]) for relation in relations for column in columns]
+    comments = [_comment(schema, relation, column, texts[column]) for relation in relations for column in columns]
+    if has_live_view(table):
+        unread = unread_columns(table)
+        for column in columns:
+            text = f"{texts[column]}{' NULL in open windows: SQL cannot read it there.' if column in unread else ''}"
+            comments.append(_comment(schema, f"{table.name}_live", column, text))
+    return comments
 
 
 def _meanings(table: TableSpec) -> Iterator[tuple[str, str]]:

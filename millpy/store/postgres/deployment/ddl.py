@@ -15,18 +15,20 @@ from psycopg import sql
 from millpy.errors import GraphError
 from millpy.model.deployment import ColumnSpec, ComputationSpec, GraphSpec, StreamSpec, SubscriptionSpec, TableSpec
 from millpy.model.keys import KeyInterval, tile_key_space
+from millpy.model.retention import partition_us
 from millpy.store.postgres.arrays import Bigints, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.deployment.comments import create_schema, table_comments
+from millpy.store.postgres.deployment.live_view import has_live_view, live_view
 from millpy.store.postgres.deployment.roles import Roles, worker_policy
-from millpy.store.postgres.history import ENDING, RETRACTION, create_history, history_name
+from millpy.store.postgres.history import ENDING, RETRACTION, create_history, history_name, partitioned_by
 from millpy.store.postgres.results import SQL_TYPES
 from millpy.store.postgres.statements import statement
 
 REFUSED_GRAPH_NAMES = frozenset(["mill", "millpy", "public", "information_schema"])
 NAME_BYTES_MAX = 50
 """Bytes of a result table's name, so that `_status` and `_history_pkey` still fit in PostgreSQL's 63 bytes."""
-BESIDE = ("_status", "_pkey")
+BESIDE = ("_status", "_live", "_pkey")
 FIND_SCHEMA = b"SELECT 1 FROM pg_namespace WHERE nspname = %(schema)s"
 COMMITTED_COLUMNS = ("emitted_at", "interval_id", "bundle")
 FINAL = "is_final"
@@ -140,6 +142,7 @@ async def create_tables(connection: Connection, graph_id: int, schema: str, tabl
             "value_columns": columns_text(table.values),
             "allowed_lateness_us": table.allowed_lateness_us,
             "history": table.history,
+            **retention_of(table),
         }
         await connection.execute(statement("insert_result_table"), parameters)
         await connection.execute(_create_table(schema, table))
@@ -149,10 +152,18 @@ async def create_tables(connection: Connection, graph_id: int, schema: str, tabl
             await connection.execute(_time_index(schema, table))
         names = [*(column.name for column in table.columns()), *COMMITTED_COLUMNS, FINAL]
         await connection.execute(status_view(schema, table, names))
+        if has_live_view(table):
+            await connection.execute(live_view(schema, table, names))
         await connection.execute(table_comments(schema, table))
         for recorded in roles:
             for name in with_history(table):
                 await connection.execute(worker_policy(schema, name, Roles(*recorded)))
+
+
+def retention_of(table: TableSpec) -> dict[str, int | None]:
+    """Return how long a result table keeps rows, and the length of its new partitions, as the catalog has them."""
+    kept = table.retention_us
+    return {"retention_us": kept, "partition_us": None if kept is None else partition_us(kept)}
 
 
 def with_history(table: TableSpec) -> list[str]:
@@ -174,7 +185,7 @@ async def drop_tables(connection: Connection, schema: str, tables: Sequence[str]
         )
     for table in tables:
         async with nothing_depends(f"result table {table!r}"):
-            for kind, relation in (("VIEW", f"{table}_status"), ("TABLE", table)):
+            for kind, relation in (("VIEW", f"{table}_live"), ("VIEW", f"{table}_status"), ("TABLE", table)):
                 query = sql.SQL("DROP {} IF EXISTS {}").format(sql.SQL(kind), sql.Identifier(schema, relation))
                 await connection.execute(query)
 
@@ -197,12 +208,12 @@ async def forget_intervals(connection: Connection, intervals: Sequence[int]) -> 
 
 
 def with_views(tables: Sequence[str]) -> list[str]:
-    """Return the names of result tables, each followed by that of its status view."""
-    return [name for table in tables for name in (table, f"{table}_status")]
+    """Return the names of result tables, each followed by those of its views."""
+    return [name for table in tables for name in (table, f"{table}_status", f"{table}_live")]
 
 
 async def check_free(connection: Connection, schema: str, tables: Sequence[str]) -> None:
-    """Raise GraphError when an object in the schema has the name of one of these tables, or of its status view."""
+    """Raise GraphError when an object in the schema has the name of one of these tables, or of a view of it."""
     taken = await all_rows(connection, statement("find_relations"), {"schema": schema, "names": with_views(tables)})
     if taken:
         raise GraphError(
@@ -254,14 +265,16 @@ def _create_table(schema: str, table: TableSpec) -> sql.Composed:
     if table.kind == "windowed":
         identity = [*(column.name for column in table.keys), "window_start", "window_end"]
     else:
-        identity = ["interval_id", "bundle", "ordinal"]
+        identity = ["interval_id", "bundle", "ordinal", *(["event_time"] if table.retention_us else [])]
     lines.append(
         sql.SQL("CONSTRAINT {} PRIMARY KEY ({})").format(
             sql.Identifier(f"{table.name}_pkey"), sql.SQL(", ").join(map(sql.Identifier, identity))
         )
     )
-    return sql.SQL("CREATE TABLE {} ({}) WITH (fillfactor = 90)").format(
-        sql.Identifier(schema, table.name), sql.SQL(", ").join(lines)
+    # A table with partitions has no rows of its own: `mill.make_partitions` gives the factor to its partitions.
+    ending = sql.SQL("WITH (fillfactor = 90)") if table.retention_us is None else partitioned_by(table)
+    return sql.SQL("CREATE TABLE {} ({}) {}").format(
+        sql.Identifier(schema, table.name), sql.SQL(", ").join(lines), ending
     )
 
 
@@ -291,7 +304,7 @@ def check_names(spec: GraphSpec) -> None:
         if table.name in beside:
             raise GraphError(
                 f"result table {table.name!r} has a name that is reserved for {beside[table.name]!r}",
-                hint=f"rename it: each table has a view with the ending {BESIDE[0]} and a primary key with {BESIDE[1]},"
+                hint=f"rename it: the endings {', '.join(BESIDE)} are those of its views and its primary key,"
                 f" and its history has the ending {ENDING}",
             )
         names = [*(column.name for column in table.columns()), *COMMITTED_COLUMNS, FINAL]

@@ -323,9 +323,9 @@ async def _move(
         await check_free(connection, target, tables)
     await connection.execute(statement("rename_graph"), {"graph_id": graph.graph_id, "name": target})
     for table in tables:
-        for kind, relation in (("TABLE", table), ("VIEW", f"{table}_status")):
+        for kind, relation in (("TABLE", table), ("VIEW", f"{table}_status"), ("VIEW", f"{table}_live")):
             query = sql.SQL("ALTER {} {}{} SET SCHEMA {}")
-            gone = sql.SQL("IF EXISTS " if lacking or kind == "VIEW" else "")  # a history has no view
+            gone = sql.SQL("IF EXISTS " if lacking or kind == "VIEW" else "")  # not each table has both
             await connection.execute(
                 query.format(sql.SQL(kind), gone, sql.Identifier(source, relation), sql.Identifier(target))
             )

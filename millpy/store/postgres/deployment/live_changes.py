@@ -38,9 +38,11 @@ from millpy.store.postgres.deployment.ddl import (
     insert_schema,
     insert_stream,
     insert_subscription,
+    retention_of,
     status_view,
     with_history,
 )
+from millpy.store.postgres.deployment.live_view import has_live_view, live_view
 from millpy.store.postgres.deployment.rollback import take_back
 from millpy.store.postgres.deployment.state_migration import upgrade
 from millpy.store.postgres.deployment.united_streams import unite
@@ -213,6 +215,9 @@ async def _change_tables(
         if table not in new:
             was, now = before["tables"][table.name], after["tables"][table.name]
             added, nullable = new_columns(was, now), nullable_columns(was, now)
+            if was.get("retention") != now.get("retention"):
+                named = {"graph_id": graph_id, "name": table.name}
+                await connection.execute(statement("change_retention"), {**named, **retention_of(table)})
             if added or nullable:
                 await _change_table(connection, graph_id, stored.name, table, added, nullable)
 
@@ -230,7 +235,10 @@ async def _change_table(
     shown = await all_rows(
         connection, statement("read_columns"), {"schema": schema, "relation": f"{table.name}_status"}
     )
-    await connection.execute(status_view(schema, table, [*(row[0] for row in shown), *added]))
+    names = [*(row[0] for row in shown), *added]
+    await connection.execute(status_view(schema, table, names))
+    if has_live_view(table):
+        await connection.execute(live_view(schema, table, names))
     for comment in column_comments(schema, table, added):
         await connection.execute(comment)
     tables = await all_rows(connection, statement("read_result_tables"), {"graph_id": graph_id})

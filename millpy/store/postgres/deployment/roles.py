@@ -30,6 +30,7 @@ READ_ONLY = (
     "streams",
     "subscriptions",
     "result_tables",
+    "partitions",
     "schemas",
     "epochs",
 )

@@ -29,7 +29,8 @@ from millpy.store.postgres.deployment.ddl import (
     status_view,
     with_history,
 )
-from millpy.store.postgres.deployment.privileges import Rights, give_rights, read_rights
+from millpy.store.postgres.deployment.live_view import ENDING, has_live_view, live_view
+from millpy.store.postgres.deployment.privileges import give_rights, read_rights
 from millpy.store.postgres.deployment.state_migration import fold
 from millpy.store.postgres.history import history_name
 from millpy.store.postgres.statements import statement
@@ -139,19 +140,23 @@ async def _drop_columns(
 ) -> None:
     """Drop columns of a result table. Its view is created again, with the same rights."""
     table = next(table for table in spec.tables if table.name == name)
-    view = f"{name}_status"
-    rights = (await read_rights(connection, schema, [view]))[view]
+    view, live = f"{name}_status", f"{name}{ENDING}"
+    rights = await read_rights(connection, schema, [view, live])
     shown = await all_rows(connection, statement("read_columns"), {"schema": schema, "relation": view})
     kept = [row[0] for row in shown if row[0] not in lost]
     async with nothing_depends(f"column {', '.join(lost)} of result table {name!r}"):
-        await connection.execute(sql.SQL("DROP VIEW {}").format(sql.Identifier(schema, view)))
+        for dropped in (live, view):
+            await connection.execute(sql.SQL("DROP VIEW IF EXISTS {}").format(sql.Identifier(schema, dropped)))
         lines = [sql.SQL("DROP COLUMN {}").format(sql.Identifier(column)) for column in lost]
         for relation in with_history(table):
             altered = sql.SQL("ALTER TABLE {} {}").format(sql.Identifier(schema, relation), sql.SQL(", ").join(lines))
             await connection.execute(altered)
     await connection.execute(status_view(schema, table, kept))
-    made = (await read_rights(connection, schema, [view])).get(view, Rights())
-    await give_rights(connection, schema, view, made, rights.on_columns(kept), is_table=False)
+    if has_live_view(table):
+        await connection.execute(live_view(schema, table, kept))
+    for relation, made in (await read_rights(connection, schema, [view, live])).items():
+        wanted = rights.get(relation, made).on_columns(kept)
+        await give_rights(connection, schema, relation, made, wanted, is_table=False)
     stored = {
         row[1]: row[4] for row in await all_rows(connection, statement("read_result_tables"), {"graph_id": graph_id})
     }

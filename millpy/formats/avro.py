@@ -1,0 +1,207 @@
+"""Avro (specification 1.11): messages of one schema, or of those of a registry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from millpy.config.extras import to_install
+from millpy.errors import ConfigError, GraphError
+from millpy.formats.json_objects import Json
+from millpy.formats.message import NESTING_MAX, Format, Message, Part, Reader, check_objects
+from millpy.formats.schema_registry import RegisteredSchema, SchemaRegistry, cache_of, unframed
+from millpy.formats.values import json_of
+from millpy.model.identity import Identity
+from millpy.model.record import RecordType
+
+AVRO_BYTES_MAX = 1_000_000
+"""The most bytes of one message: its values take many times as much in memory."""
+_PLAIN = Json()
+_PRIMITIVE = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Avro(Format):
+    """Avro messages: a record each, as an object with its fields. Needs the package fastavro.
+
+    With a registry, each message begins with the id of the schema that it was written with. Logical types become what
+    they mean: times with a zone, dates, Decimals, UUIDs; bytes become base64. NaN makes the message a dead letter.
+
+    Args:
+        schema: the schema to read with, as JSON text, a dict, or the path of an .avsc file. With a registry it may be
+            left out: then it is the one that a message was written with. Otherwise older and newer messages are read
+            as this schema, by Avro's rules of resolution, with its defaults.
+        registry: the schema registry; without one, messages have no id, and all are written with `schema`.
+        inside: where the records are, as for JSON: `Avro(registry=…, inside=Json(many="readings"))`.
+    """
+
+    schema: str | None
+    registry: SchemaRegistry | None
+    inside: Json
+
+    def __init__(
+        self,
+        schema: str | Mapping[str, Any] | Path | None = None,
+        *,
+        registry: SchemaRegistry | None = None,
+        inside: Json = _PLAIN,
+    ) -> None:
+        if schema is None and registry is None:
+            raise GraphError("Avro needs a schema or a registry", hint="Avro(registry=SchemaRegistry())")
+        if registry is not None and not isinstance(registry, SchemaRegistry):
+            raise GraphError(
+                f"registry={registry!r} is none", hint='registry=SchemaRegistry(url="http://registry:8081")'
+            )
+        object.__setattr__(self, "schema", None if schema is None else _schema_text(schema))
+        object.__setattr__(self, "registry", registry)
+        object.__setattr__(self, "inside", inside)
+
+    @property
+    def reads_lines(self) -> bool:
+        """A line of a file is no message."""
+        return False
+
+    def identity(self) -> Identity:
+        """Describe how a message is read; the registry's address is no part of it."""
+        own = self.inside.identity()
+        inside = {} if own == _PLAIN.identity() else {"inside": own}
+        registry = {} if self.registry is None else {"registry": {"kind": "schema_registry"}}
+        return {"kind": "avro", "schema": self.schema, **registry, **inside}
+
+    def validate(self, record_type: RecordType) -> None:
+        """Check the record class and the schema, and that the package is there. Raises GraphError, ConfigError."""
+        check_objects(record_type, self)
+        self.inside.validate(record_type)
+        try:
+            import fastavro  # noqa: F401
+        except ImportError as error:
+            raise ConfigError("Avro needs the package fastavro", hint=to_install("avro")) from error
+        if self.schema is not None:
+            try:
+                parsed(self.schema)
+            except ValueError as error:
+                raise GraphError(f"the Avro schema is invalid: {error}") from error
+
+    def reader(self, record_type: RecordType) -> Reader:
+        """Return a function that decodes a message and finds the records in it."""
+        inside = self.inside.reader(record_type)
+        own = None if self.schema is None else parsed(self.schema)
+        if self.registry is None:
+
+            def value(payload: bytes) -> Any:
+                return decoded(payload, own, None)
+        else:
+            cache, writers = cache_of(self.registry), _Writers()
+
+            def value(payload: bytes) -> Any:
+                schema_id, rest = unframed(payload)
+                schema = cache.schema(schema_id)
+                try:
+                    return decoded(rest, writers.parsed(schema), own)
+                except Exception as error:
+                    raise ValueError(f"schema {schema_id}: {error or type(error).__name__}") from error
+
+        def read(message: Message) -> Iterable[Part]:
+            if len(message.payload) > AVRO_BYTES_MAX:
+                raise ValueError(f"the message has more than {AVRO_BYTES_MAX} bytes")
+            text = json_of(value(message.payload))
+            return inside(Message(text, message.topic, arrived_at=message.arrived_at))
+
+        return read
+
+
+class _Writers:
+    """The schemas of a registry, parsed."""
+
+    def __init__(self) -> None:
+        self._parsed: dict[int, Any] = {}
+
+    def parsed(self, schema: RegisteredSchema) -> Any:
+        if schema.kind != "AVRO":
+            raise ValueError(f"it is of {schema.kind}, not Avro")
+        if schema.id not in self._parsed:
+            found = parsed(schema.text, schema.references)
+            if len(self._parsed) >= 1_000:
+                self._parsed.clear()
+            self._parsed[schema.id] = found
+        return self._parsed[schema.id]
+
+
+def decoded(payload: bytes, writer: Any, reader: Any) -> Any:
+    """Return the value of a message. Raises what fastavro raises, and ValueError for bytes that follow."""
+    from fastavro import schemaless_reader
+
+    with BytesIO(payload) as stream:
+        value = schemaless_reader(stream, writer, reader)
+        if stream.read(1):
+            raise ValueError("bytes follow the value")
+    return value
+
+
+def parsed(text: str, references: Iterable[str] = ()) -> Any:
+    """Parse a schema, given those that it refers to.
+
+    Raises:
+        ValueError: it is no schema, or one whose messages could harm the worker: it contains itself, is nested deeply,
+            or has arrays of values that take no bytes.
+    """
+    from fastavro import parse_schema
+
+    named: dict[str, Any] = {}
+    try:
+        for other in references:
+            parse_schema(json.loads(other), named_schemas=named)
+        found = parse_schema(json.loads(text), named_schemas=named)
+    except RecursionError:
+        raise ValueError("the schema is nested too deeply") from None
+    except Exception as error:
+        raise ValueError(str(error) or type(error).__name__) from error
+    _bytes_at_least(found, named, (), NESTING_MAX)
+    return found
+
+
+def _bytes_at_least(schema: Any, named: Mapping[str, Any], outer: tuple[str, ...], levels: int) -> int:
+    """Return the least bytes of a value of a schema. Raises ValueError for a schema that is not safe."""
+    if not levels:
+        raise ValueError(f"the schema is nested more than {NESTING_MAX} deep")
+    if isinstance(schema, list):
+        return 1 + min((_bytes_at_least(part, named, outer, levels - 1) for part in schema), default=0)
+    if isinstance(schema, str):
+        if schema in _PRIMITIVE:
+            return 0 if schema == "null" else {"float": 4, "double": 8}.get(schema, 1)
+        if schema in outer:
+            raise ValueError(f"{schema} contains itself, which has no form in a record")
+        return _bytes_at_least(named[schema], named, outer, levels - 1)
+    kind = schema["type"]
+    if kind == "array":
+        if not _bytes_at_least(schema["items"], named, outer, levels - 1):
+            raise ValueError("an array has items without bytes")
+        return 1
+    if kind == "map":
+        _bytes_at_least(schema["values"], named, outer, levels - 1)
+        return 1
+    if kind in ("record", "error"):
+        inside = (*outer, schema["name"])
+        if schema["name"] in outer:
+            raise ValueError(f"{schema['name']} contains itself, which has no form in a record")
+        return sum(_bytes_at_least(field["type"], named, inside, levels - 1) for field in schema["fields"])
+    if kind == "fixed":
+        return int(schema["size"])
+    return 1 if kind == "enum" else _bytes_at_least(kind, named, outer, levels - 1)
+
+
+def _schema_text(schema: str | Mapping[str, Any] | Path) -> str:
+    """Return a schema as JSON text in one form. Raises GraphError."""
+    try:
+        if isinstance(schema, Path):
+            schema = schema.read_text()
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        return json.dumps(value, separators=(",", ":"), sort_keys=True)
+    except (OSError, TypeError, ValueError) as error:
+        raise GraphError(
+            f"the Avro schema is no JSON: {error}", hint="give JSON text, a dict, or Path(…) of an .avsc file"
+        ) from error

@@ -1,0 +1,248 @@
+"""Protocol Buffers: messages of a generated class, or of a message in a compiled set of descriptors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from millpy.config.extras import to_install
+from millpy.errors import ConfigError, GraphError
+from millpy.formats.json_objects import Json
+from millpy.formats.message import Format, Message, Part, Reader, check_objects
+from millpy.formats.schema_registry import unframed
+from millpy.formats.values import json_of
+from millpy.model.identity import Identity
+from millpy.model.record import RecordType
+
+PROTOBUF_BYTES_MAX = 1_000_000
+"""The most bytes of one message: its values take many times as much in memory."""
+INDEXES_MAX = 32
+_PLAIN = Json()
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WRAPPERS = "Double Float Int64 UInt64 Int32 UInt32 Bool String Bytes"
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Protobuf(Format):
+    """Protobuf messages: a record each, as an object with the names of the .proto file. Needs the package protobuf.
+
+    A field without presence has its default when it is missing; others are then left out. Enums become their names,
+    bytes base64, `Timestamp` a datetime, `Duration` seconds, wrappers their values, `Struct` an object.
+
+    Args:
+        message: the generated class (`readings_pb2.Reading`), or the full name of a message in `descriptors`.
+        descriptors: what `protoc --descriptor_set_out=… --include_imports` has written, as bytes or a path.
+        framed: whether messages begin with the id of a schema, as those of a schema registry do. The registry is not
+            asked: fields are recognized by their numbers.
+        inside: where the records are, as for JSON: `Protobuf(Batch, inside=Json(many="readings"))`.
+    """
+
+    message: str
+    framed: bool
+    inside: Json
+    class_of: Callable[[], Any]
+
+    def __init__(
+        self,
+        message: Any,
+        *,
+        descriptors: bytes | str | Path | None = None,
+        framed: bool = False,
+        inside: Json = _PLAIN,
+    ) -> None:
+        if isinstance(message, str) == (descriptors is None):
+            raise GraphError(
+                "Protobuf needs a generated class, or the name of a message and descriptors=",
+                hint='Protobuf(readings_pb2.Reading), or Protobuf("plant.Reading", descriptors=Path("plant.desc"))',
+            )
+        if descriptors is None:
+            if getattr(message, "DESCRIPTOR", None) is None or not hasattr(message, "FromString"):
+                raise GraphError(f"{message!r} is no message class of protobuf", hint="Protobuf(readings_pb2.Reading)")
+            name, made = str(message.DESCRIPTOR.full_name), lambda: message
+        else:
+            name, made = message, lambda: _class_in(descriptors, message)
+        object.__setattr__(self, "message", name)
+        object.__setattr__(self, "class_of", made)
+        object.__setattr__(self, "framed", framed)
+        object.__setattr__(self, "inside", inside)
+
+    @property
+    def reads_lines(self) -> bool:
+        """A line of a file is no message."""
+        return False
+
+    def identity(self) -> Identity:
+        """Describe the message by its name: a newer version of it is another only in fields that are added."""
+        own = self.inside.identity()
+        inside = {} if own == _PLAIN.identity() else {"inside": own}
+        return {"kind": "protobuf", "message": self.message, "framed": self.framed, **inside}
+
+    def validate(self, record_type: RecordType) -> None:
+        """Check the record class, the message, and that the package is there. Raises GraphError, ConfigError."""
+        check_objects(record_type, self)
+        self.inside.validate(record_type)
+        try:
+            import google.protobuf  # noqa: F401
+        except ImportError as error:
+            raise ConfigError("Protobuf needs the package protobuf", hint=to_install("protobuf")) from error
+        self.class_of()
+
+    def reader(self, record_type: RecordType) -> Reader:
+        """Return a function that decodes a message and finds the records in it."""
+        from google.protobuf.message import DecodeError
+
+        kind, inside, framed = self.class_of(), self.inside.reader(record_type), self.framed
+
+        def read(message: Message) -> Iterable[Part]:
+            payload, schema = message.payload, ""
+            if len(payload) > PROTOBUF_BYTES_MAX:
+                raise ValueError(f"the message has more than {PROTOBUF_BYTES_MAX} bytes")
+            if framed:
+                schema_id, payload = unframed(payload)
+                schema = f"schema {schema_id}: "
+            try:
+                if framed:
+                    payload = _message_part(payload, kind.DESCRIPTOR)
+                text = json_of(object_of(kind.FromString(payload)))
+            except (DecodeError, ValueError) as error:
+                raise ValueError(f"{schema}{error}") from None
+            return inside(Message(text, message.topic, arrived_at=message.arrived_at))
+
+        return read
+
+
+def _class_in(descriptors: bytes | str | Path, name: str) -> Any:
+    """Return the class of a message in a set of descriptors. Raises GraphError."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+        from google.protobuf.message import DecodeError
+    except ImportError as error:
+        raise ConfigError("Protobuf needs the package protobuf", hint=to_install("protobuf")) from error
+    hint = "write them by: protoc --include_imports --descriptor_set_out=plant.desc plant.proto"
+    try:
+        text = descriptors if isinstance(descriptors, bytes) else Path(descriptors).read_bytes()
+        pool = descriptor_pool.DescriptorPool()
+        for file in descriptor_pb2.FileDescriptorSet.FromString(text).file:
+            pool.AddSerializedFile(file.SerializeToString())
+        return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+    except KeyError as error:
+        raise GraphError(
+            f"the descriptors have no message {name!r}", hint="give its full name, with the package"
+        ) from error
+    except (OSError, DecodeError, TypeError) as error:
+        raise GraphError(f"the descriptors of {name!r} cannot be read: {error}", hint=hint) from error
+
+
+def object_of(message: Any) -> Any:
+    """Return a message as plain values.
+
+    Raises:
+        ValueError: a value has no form in a record.
+    """
+    known = _KNOWN.get(message.DESCRIPTOR.full_name)
+    if known is not None:
+        return known(message)
+    found: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        found[field.name] = _field_value(field, getattr(message, field.name))
+    return found
+
+
+def _field_value(field: Any, value: Any) -> Any:
+    inner = field.message_type
+    if inner is not None and inner.GetOptions().map_entry:
+        entry = inner.fields_by_name["value"]
+        return {_key(key): _one(entry, value[key]) for key in sorted(value)}
+    if _is_repeated(field):
+        return [_one(field, part) for part in value]
+    return _one(field, value)
+
+
+def _is_repeated(field: Any) -> bool:
+    found = getattr(field, "is_repeated", None)
+    return bool(field.label == field.LABEL_REPEATED if found is None else found)
+
+
+def _key(key: Any) -> Any:
+    return str(key).lower() if isinstance(key, bool) else key
+
+
+def _one(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return object_of(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return value if known is None else known.name
+    return value
+
+
+def _timestamp(message: Any) -> datetime:
+    try:
+        return _EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1_000)
+    except OverflowError:
+        raise ValueError(f"a Timestamp of {message.seconds} s is outside of the years 1 to 9999") from None
+
+
+def _struct_value(message: Any) -> Any:
+    kind = message.WhichOneof("kind")
+    if kind is None or kind == "null_value":
+        return None
+    value = getattr(message, kind)
+    return object_of(value) if kind in ("struct_value", "list_value") else value
+
+
+def _refused(message: Any) -> Any:
+    raise ValueError(f"a value of type {message.DESCRIPTOR.full_name} has no form in a record")
+
+
+_KNOWN: dict[str, Callable[[Any], Any]] = {
+    "google.protobuf.Timestamp": _timestamp,
+    "google.protobuf.Duration": lambda message: message.seconds + message.nanos / 1_000_000_000,
+    "google.protobuf.Struct": lambda message: {key: _struct_value(message.fields[key]) for key in message.fields},
+    "google.protobuf.ListValue": lambda message: [_struct_value(value) for value in message.values],
+    "google.protobuf.Value": _struct_value,
+    "google.protobuf.Any": _refused,
+    **{f"google.protobuf.{name}Value": lambda message: message.value for name in _WRAPPERS.split()},
+}
+
+
+def _message_part(payload: bytes, descriptor: Any) -> bytes:
+    """Return what is behind the place of the message in its file, which a registry writes behind the id.
+
+    Raises:
+        ValueError: the place is that of another message.
+    """
+    count, place = _zigzag(payload, 0)
+    if not 0 <= count <= INDEXES_MAX:
+        raise ValueError(f"the message names {count} levels of messages")
+    path = []
+    for _ in range(count):
+        index, place = _zigzag(payload, place)
+        path.append(index)
+    wanted: list[int] = []
+    level = descriptor
+    while level is not None:
+        outer = level.containing_type
+        siblings = level.file.message_types_by_name.values() if outer is None else outer.nested_types
+        wanted.insert(0, [own.name for own in siblings].index(level.name))
+        level = outer
+    if (path or [0]) != wanted:
+        raise ValueError(f"it is message {path or [0]} of its schema, and {descriptor.full_name} is {wanted}")
+    return payload[place:]
+
+
+def _zigzag(payload: bytes, place: int) -> tuple[int, int]:
+    """Return a number of variable length, and the place behind it."""
+    found = shift = 0
+    for byte in payload[place : place + 5]:
+        place += 1
+        found |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return (found >> 1) ^ -(found & 1), place
+    raise ValueError("the message is cut off")

@@ -1,0 +1,148 @@
+"""Closed windows: panes that have left memory and wait in the store for late records.
+
+    closed    a window that has fired: it no longer holds the watermark, and waits until it expires
+    stored    a closed window with panes that are only in the store
+
+A pane leaves memory once its window is closed and its last change is folded, if the interval's closed panes exceed
+their bound. The row in the store is then the pane, whatever commits are in flight. So a read of folded rows finds what
+is not in memory, without deltas, and what has changed since the last fold is always in memory. A late record brings
+its pane back before the step changes anything; an expiry reads the keys of what is left.
+
+Results do not depend on what is in memory (I9): a record finds its pane in either place, and the bound on open windows
+counts only those that have not fired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+
+import numpy as np
+
+from millpy.model.checkpoint import Entries
+from millpy.model.keys import Key, key_texts
+from millpy.model.record import Instants
+from millpy.model.stage import LoadWindows, no_windows
+from millpy.windowing.group_by import Integers
+from millpy.windowing.pane_codec import OpenPane
+from millpy.windowing.window_memory import Weights
+
+Absorb = Callable[[Entries], None]
+
+
+class ClosedWindows:
+    """The closed windows of one key interval that are not, or not all, in memory.
+
+    Args:
+        panes: window start -> key -> pane in memory; a stored window is there, too, maybe without panes.
+        weights: the memory of the panes.
+        end_of: returns the end of the window that begins at a start.
+        absorb: adds loaded panes to `panes`.
+        bytes_max: the bound on the memory of closed windows.
+        folded_bundle: the last bundle whose changes are rows in the store.
+
+    Attributes:
+        stored: the starts of stored windows. Nothing else is remembered of them.
+        load: loads windows from the store, during a step.
+    """
+
+    def __init__(
+        self,
+        panes: MutableMapping[int, dict[Key, OpenPane]],
+        weights: Weights,
+        end_of: Callable[[int], int],
+        absorb: Absorb,
+        bytes_max: int,
+        folded_bundle: int,
+    ) -> None:
+        self._panes = panes
+        self._weights = weights
+        self._end_of = end_of
+        self._absorb = absorb
+        self._bytes_max = bytes_max
+        self._folded = folded_bundle
+        self._leaving: dict[int, list[tuple[bytes, int]]] = {}
+        self.stored: set[int] = set()
+        self.load: LoadWindows = no_windows
+
+    def fetch(self, starts: Instants, codes: Integers, keys: Sequence[Key]) -> None:
+        """Load the panes of (window, key code) pairs that are only in the store."""
+        if not self.stored:
+            return
+        distinct, ranks = np.unique(starts, return_inverse=True)
+        is_stored = np.array([start in self.stored for start in distinct.tolist()], np.bool_)
+        if not is_stored.any():
+            return
+        at = np.flatnonzero(is_stored[ranks])
+        pairs = np.unique(ranks[at] * len(keys) + codes[at])
+        self.fetch_pairs(
+            (start, keys[code])
+            for start, code in zip(distinct[pairs // len(keys)].tolist(), (pairs % len(keys)).tolist(), strict=True)
+        )
+
+    def fetch_pairs(self, pairs: Iterable[tuple[int, Key]]) -> None:
+        """Load the panes of (window, key) pairs that are only in the store."""
+        missing = [
+            (start, key) for start, key in pairs if start in self.stored and key not in self._panes.get(start, ())
+        ]
+        if not missing:
+            return
+        names = {start: self._subkey(start) for start in {start for start, _ in missing}}
+        texts = key_texts([key for _, key in missing])
+        self._absorb(self.load(self._folded, [names[start] for start, _ in missing], texts))
+
+    def fetch_beside(
+        self, starts: Instants, codes: Integers, keys: Sequence[Key], neighbors: Callable[[int], tuple[int, int]]
+    ) -> None:
+        """Load the panes of the windows next to (window, key code) pairs, which tell whether the key continues."""
+        if self.stored:
+            beside = {start: neighbors(start) for start in np.unique(starts).tolist()}
+            pairs = dict.fromkeys(zip(starts.tolist(), codes.tolist(), strict=True))
+            self.fetch_pairs((other, keys[code]) for start, code in pairs for other in beside[start])
+
+    def spill(self, folded_bundle: int, first_open_end: int) -> None:
+        """Let panes of closed windows leave memory, oldest windows first, if all exceed their bound.
+
+        Args:
+            folded_bundle: the last bundle whose changes are rows in the store.
+            first_open_end: the end of the first window that has not fired; those that end before it are closed.
+        """
+        self._folded = folded_bundle
+        weights, panes = self._weights, self._panes
+        closed = [start for start, of in panes.items() if of and self._end_of(start) < first_open_end]
+        open_bytes = (weights.panes - sum(len(panes[start]) for start in closed)) * weights.each
+        if weights.total - open_bytes <= self._bytes_max:
+            return
+        for start in sorted(closed):
+            if start in self._leaving:
+                continue
+            out = [key for key, pane in panes[start].items() if pane.emitted and 0 < pane.bundle <= folded_bundle]
+            if not out:
+                continue
+            weights.drop([panes[start].pop(key) for key in out])
+            if not panes[start]:
+                panes[start] = {}  # frees the table of the old one
+            self.stored.add(start)
+            if weights.total - open_bytes <= self._bytes_max * 3 // 4:
+                return
+
+    def leave(self, start: int, panes_max: int) -> list[tuple[bytes, int]]:
+        """Return (key text, key hash) of up to `panes_max` panes of an expiring window that are only in the store.
+
+        A new owner may find rows again whose deletion is not folded, and delete them once more.
+        """
+        if start not in self.stored:
+            return []
+        left = self._leaving.get(start)
+        if left is None:
+            found = self.load(self._folded, [self._subkey(start)], None)
+            here = set(key_texts(list(self._panes[start])))
+            rows = zip(found.keys, found.key_hashes, strict=True)
+            left = self._leaving[start] = [row for row in rows if row[0] not in here]
+        out, left[:] = left[:panes_max], left[panes_max:]
+        if not left:
+            del self._leaving[start]
+            self.stored.discard(start)
+        return out
+
+    def _subkey(self, start: int) -> str:
+        return f"{start}/{self._end_of(start)}"

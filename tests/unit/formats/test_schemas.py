@@ -1,0 +1,417 @@
+"""Avro and Protobuf: what their messages become, what a schema registry that is away does, and what hostile ones do."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import fastavro
+import msgspec
+import pytest
+from google.protobuf import descriptor_pb2, duration_pb2, struct_pb2, timestamp_pb2, wrappers_pb2
+
+from millpy import Avro, Json, Login, Protobuf, SchemaRegistry
+from millpy.errors import ConfigError, GraphError, SourceUnavailableError
+from millpy.formats import Format, Message, schema_registry
+from millpy.formats.schema_registry import RegisteredSchema, SchemaCache, cache_of
+from millpy.ingest import expansion
+from millpy.ingest.connection_state import ConnectionState
+from millpy.ingest.expansion import Expander, Expansion
+from millpy.ingest.protocol import SourceSetup
+from millpy.limits import Limits
+from millpy.model.record import RecordType
+from millpy.model.time import Instant
+from millpy.testing.clock import ManualClock
+
+
+class Reading(msgspec.Struct):
+    device: str
+    at: datetime | int
+    value: float = 0.0
+
+
+TYPE = RecordType(msgspec.defstruct("Any", [("device", str)]))
+BOUND = {"records_max": 100, "bytes_max": 10**6}
+FIELDS: list[Any] = [
+    {"name": "device", "type": "string"},
+    {"name": "value", "type": ["null", "double"], "default": None},
+]
+READING: dict[str, Any] = {"type": "record", "name": "Reading", "fields": FIELDS}
+
+
+def encoded(schema: Any, value: Any, schema_id: int | None = None) -> bytes:
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, fastavro.parse_schema(schema), value)
+    return (b"" if schema_id is None else b"\0" + schema_id.to_bytes(4, "big")) + stream.getvalue()
+
+
+def expanded(format: Format, *payloads: bytes) -> Expansion:
+    return Expander(format, TYPE, Limits()).expand([Message(payload) for payload in payloads], **BOUND)
+
+
+def objects(format: Format, *payloads: bytes) -> list[Any]:
+    found = expanded(format, *payloads)
+    assert found.refused == []
+    return [msgspec.json.decode(payload) for payload in found.payloads]
+
+
+def reason(format: Format, payload: bytes) -> str:
+    found = expanded(format, payload)
+    assert found.payloads == [payload]
+    return found.refused[0].detail
+
+
+def registry_of(answers: Any, name: str = "") -> SchemaRegistry:
+    """A registry whose answers come from a dict by path."""
+    registry = SchemaRegistry(url=f"http://{name or uuid.uuid4()}:1")
+
+    def fetch(path: str) -> Any:
+        if path not in answers:
+            raise schema_registry._UnknownError
+        return answers[path]
+
+    schema_registry._CACHES[registry] = SchemaCache(registry, fetch)
+    return registry
+
+
+def test_avro_values_become_those_of_json() -> None:
+    fields = {
+        "at": {"type": "long", "logicalType": "timestamp-millis"},
+        "day": {"type": "int", "logicalType": "date"},
+        "price": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
+        "mark": {"type": "string", "logicalType": "uuid"},
+        "of_day": {"type": "long", "logicalType": "time-micros"},
+        "raw": "bytes",
+        "kind": {"type": "enum", "name": "K", "symbols": ["A", "B"]},
+        "parts": {"type": "array", "items": ["null", "int", READING]},
+        "tags": {"type": "map", "values": "boolean"},
+    }
+    schema = {"type": "record", "name": "All", "fields": [{"name": name, "type": of} for name, of in fields.items()]}
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    value = {
+        "at": at, "day": date(2026, 1, 2), "price": Decimal("12.50"), "mark": uuid.UUID(int=5), "of_day": at.time(),
+        "raw": b"\1\2", "kind": "B", "parts": [None, 5, {"device": "a", "value": 0.5}], "tags": {"x": True},
+    }  # fmt: skip
+
+    assert objects(Avro(schema), encoded(schema, value)) == [
+        {
+            "at": "2026-01-02T03:04:05Z", "day": "2026-01-02", "price": 12.5, "mark": str(uuid.UUID(int=5)),
+            "of_day": "03:04:05", "raw": "AQI=", "kind": "B", "parts": [None, 5, {"device": "a", "value": 0.5}],
+            "tags": {"x": True},
+        }
+    ]  # fmt: skip
+    text = expanded(Avro(schema), encoded(schema, value)).payloads[0]
+    assert b'"price":12.50' in text
+
+
+def test_records_are_found_inside_as_in_json() -> None:
+    schema = {"type": "record", "name": "B", "fields": [{"name": "rs", "type": {"type": "array", "items": READING}}]}
+    payload = encoded(schema, {"rs": [{"device": "a"}, {"device": "b"}]})
+
+    assert [own["device"] for own in objects(Avro(schema, inside=Json(many="rs")), payload)] == ["a", "b"]
+
+
+def test_messages_of_several_versions_are_read_as_one_schema() -> None:
+    newer = {**READING, "fields": [*FIELDS, {"name": "unit", "type": "string", "default": "C"}]}
+    other = {**READING, "fields": [{"name": "device", "type": "string"}, {"name": "value", "type": "int"}]}
+    shared = {
+        "type": "record",
+        "name": "Box",
+        "fields": [{"name": "device", "type": "string"}, {"name": "r", "type": "Reading"}],
+    }
+    answers = {
+        "/schemas/ids/1": {"schema": json.dumps(READING)},
+        "/schemas/ids/2": {"schema": json.dumps(other)},
+        "/schemas/ids/3": {
+            "schema": json.dumps(shared), "references": [{"name": "Reading", "subject": "a/b", "version": 1}],
+        },
+        "/subjects/a%2Fb/versions/1": {"schema": json.dumps(READING)},
+        "/schemas/ids/4": {"schema": "syntax", "schemaType": "PROTOBUF"},
+        "/schemas/ids/5": {"schema": '"string"'},
+    }  # fmt: skip
+    registry = registry_of(answers)
+    old, changed = encoded(READING, {"device": "a"}, 1), encoded(other, {"device": "b", "value": 7}, 2)
+
+    assert objects(Avro(newer, registry=registry), old, changed) == [
+        {"device": "a", "value": None, "unit": "C"}, {"device": "b", "value": 7.0, "unit": "C"},
+    ]  # fmt: skip
+    whole = fastavro.parse_schema([READING, shared])
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, whole, ("Box", {"device": "c", "r": {"device": "d"}}))
+    boxed = b"\0\0\0\0\3" + stream.getvalue()[1:]  # without the index of the union
+    assert objects(Avro(registry=registry), boxed) == [{"device": "c", "r": {"device": "d", "value": None}}]
+    assert "schema 4: it is of PROTOBUF" in reason(Avro(registry=registry), b"\0\0\0\0\4abc")
+    assert "schema 5: Schema mismatch" in reason(Avro(newer, registry=registry), encoded("string", "a", 5))
+    assert "the registry does not know schema 99" in reason(Avro(registry=registry), b"\0\0\0\0\x63abc")
+    assert "does not begin with the id of a schema" in reason(Avro(registry=registry), b"\1abcdefg")
+    assert "schema 1: Expected 5 bytes" in reason(Avro(registry=registry), b"\0\0\0\0\1\x0aab")
+
+
+LIST = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload", "why"),
+    [
+        (LIST, b"\2" * 200_000 + b"\0", "Node contains itself"),
+        ({"type": "array", "items": "null"}, b"\x80\x94\xeb\xdc\x03\0", "an array has items without bytes"),
+        ({"type": "array", "items": {"type": "record", "name": "E", "fields": []}}, b"\2\0", "items without bytes"),
+        (json.loads('{"type":"array","items":' * 120 + '"int"' + "}" * 120), b"\0", "nested more than 100 deep"),
+        ({"type": "record"}, b"", "required"),
+        ("bytes", b"\xfe\xff\xff\xff\xff\xff\xff\x7f", "Expected"),
+        (["null", "int"], b"\x64", "list index out of range"),
+        ("int", b"\2\2", "bytes follow"),
+        ("double", b"\0\0\0\0\0\0\xf8\x7f", "nan is not a number"),
+        ({"type": "long", "logicalType": "timestamp-millis"}, b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1", ""),
+        ("string", b"\2\xff", "utf-8"),
+    ],
+)
+def test_hostile_avro_is_a_dead_letter(schema: Any, payload: bytes, why: str) -> None:
+    registry = registry_of({"/schemas/ids/7": {"schema": json.dumps(schema)}})
+
+    assert why in reason(Avro(registry=registry), b"\0\0\0\0\7" + payload)
+    assert "more than 1000000 bytes" in reason(Avro(registry=registry), bytes(1_000_001))
+
+
+def test_a_registry_that_is_away_delays_messages_and_is_shown() -> None:
+    asked, back = threading.Event(), threading.Event()
+    attempts: list[str] = []
+
+    def fetch(path: str) -> Any:
+        attempts.append(path)
+        if len(attempts) == 1:
+            raise OSError("connection refused")
+        asked.set()
+        assert back.wait(30)
+        return {"schema": json.dumps(READING)}
+
+    registry = SchemaRegistry(url="http://away:1")
+    schema_registry._CACHES[registry] = SchemaCache(registry, fetch, pauses_s=(0.0,))
+    messages = [Message(encoded(READING, {"device": "a"}, 1)), Message(b"no")]
+
+    async def read() -> None:
+        connection, ready = ConnectionState(lambda: Instant(0)), asyncio.Event()
+        connection.connected()
+        setup = SourceSetup(
+            graph="g", stream="s", partition="p", limits=Limits(), clock=ManualClock(), ready=ready,
+            connection=connection,
+        )  # fmt: skip
+        expander = Expander(Avro(registry=registry), TYPE, Limits(), setup)
+        before = expander.expand([Message(b"bad"), *messages], **BOUND)
+        assert before.taken == 1
+        assert asked.wait(30)
+        assert expander.expand(messages, **BOUND).taken == 0
+        assert not connection.is_connected
+        assert connection.why == "the schema registry does not answer: connection refused"
+        connection.connected()  # as the source says of its broker
+        assert not connection.is_connected
+        back.set()
+        async with asyncio.timeout(30):
+            await ready.wait()
+        after = expander.expand(messages, **BOUND)
+        assert (after.taken, len(after.refused)) == (2, 1)
+        assert connection.is_connected
+
+    asyncio.run(read())
+    assert len(attempts) == 2
+
+
+def test_a_replay_waits_for_the_registry_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expansion, "PENDING_S_MAX", 0.01)
+    hanging = threading.Event()
+    registry = SchemaRegistry(url="http://hangs:1")
+    schema_registry._CACHES[registry] = SchemaCache(registry, lambda path: hanging.wait(30) and {"schema": '"int"'})
+
+    with pytest.raises(SourceUnavailableError, match="schema registry"):
+        expanded(Avro(registry=registry), b"\0\0\0\0\1\2")
+    hanging.set()
+
+
+@contextmanager
+def served(answers: dict[str, tuple[int, bytes]]) -> Iterator[tuple[str, list[str | None]]]:
+    logins: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            logins.append(self.headers.get("Authorization"))
+            status, body = answers.get(self.path, (404, b'{"error_code":40403}'))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/api", logins
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_registry_is_asked_over_http_once_for_each_schema() -> None:
+    answers = {
+        "/api/schemas/ids/1": (200, json.dumps({"schema": json.dumps(READING)}).encode()),
+        "/api/schemas/ids/2": (200, b'{"schema":"' + b"x" * 1_000_001 + b'"}'),
+        "/api/schemas/ids/3": (500, b""),
+    }
+    with served(answers) as (url, logins):
+        registry = SchemaRegistry(url=url, login=Login("key", "hidden"))
+        cache = SchemaCache(registry)
+        format = Avro(registry=registry)
+        assert len(objects(format, *[encoded(READING, {"device": "a"}, 1)] * 3)) == 3
+        assert logins == ["Basic a2V5OmhpZGRlbg=="]
+        assert "does not know schema 2" in reason(format, b"\0\0\0\0\2a")
+        assert "does not know schema 9" in reason(format, b"\0\0\0\0\x09a")
+        assert "does not know schema 9" in reason(format, b"\0\0\0\0\x09a")
+        assert len(logins) == 3
+        with pytest.raises(OSError, match=r"answers 500") as refused:
+            cache._found(3)
+        assert "hidden" not in str(refused.value)
+    assert "hidden" not in repr(registry)
+
+
+def test_what_is_kept_of_a_registry_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_registry, "SCHEMAS_MAX", 3)
+    registry = registry_of({f"/schemas/ids/{n}": {"schema": '"int"'} for n in range(9)})
+    cache = cache_of(registry)
+    for number in range(20):
+        cache_of(registry)._run(number, _future(cache, number))
+
+    assert len(cache._known) == len(cache._unknown) == 3
+    assert cache.schema(8) == RegisteredSchema(8, "AVRO", '"int"')
+    circle = {"schema": "1", "references": [{"name": "a", "subject": "a", "version": 1}]}
+    around = SchemaCache(registry, {"/schemas/ids/1": circle, "/subjects/a/versions/1": circle}.__getitem__)
+    with pytest.raises(schema_registry._UnknownError, match="refers to itself"):
+        around._found(1)
+
+
+def _future(cache: SchemaCache, number: int) -> Any:
+    from concurrent.futures import Future
+
+    cache._pending[number] = Future()
+    return cache._pending[number]
+
+
+def descriptors() -> bytes:
+    """As protoc writes it, of a small .proto file."""
+    file = descriptor_pb2.FileDescriptorProto(name="plant.proto", package="plant", syntax="proto3")
+    file.dependency.extend(["google/protobuf/timestamp.proto", "google/protobuf/struct.proto"])
+    file.dependency.extend(["google/protobuf/duration.proto", "google/protobuf/wrappers.proto"])
+    kind = file.enum_type.add(name="Kind")
+    kind.value.add(name="IDLE", number=0)
+    kind.value.add(name="BUSY", number=1)
+    file.message_type.add(name="Other")
+    own = file.message_type.add(name="Reading")
+    own.nested_type.add(name="TagsEntry").options.map_entry = True
+    own.nested_type[0].field.add(name="key", number=1, type=9, label=1)
+    own.nested_type[0].field.add(name="value", number=2, type=5, label=1)
+    fields = [
+        ("device", 9, ""), ("count", 3, ""), ("kind", 14, ".plant.Kind"), ("at", 11, ".google.protobuf.Timestamp"),
+        ("raw", 12, ""), ("more", 11, ".google.protobuf.Struct"), ("took", 11, ".google.protobuf.Duration"),
+        ("maybe", 11, ".google.protobuf.DoubleValue"), ("next", 11, ".plant.Reading"),
+    ]  # fmt: skip
+    for number, (name, of, named) in enumerate(fields, 1):
+        own.field.add(name=name, number=number, type=of, label=1, type_name=named or None)
+    own.field.add(name="parts", number=20, type=11, label=3, type_name=".plant.Reading")
+    own.field.add(name="tags", number=21, type=11, label=3, type_name=".plant.Reading.TagsEntry")
+    files = [timestamp_pb2, struct_pb2, duration_pb2, wrappers_pb2]
+    needed = [descriptor_pb2.FileDescriptorProto.FromString(each.DESCRIPTOR.serialized_pb) for each in files]
+    return descriptor_pb2.FileDescriptorSet(file=[*needed, file]).SerializeToString()
+
+
+PLANT = descriptors()
+FORMAT = Protobuf("plant.Reading", descriptors=PLANT)
+MESSAGE: Any = FORMAT.class_of()
+
+
+def test_protobuf_values_become_those_of_json() -> None:
+    made = MESSAGE(device="a", count=-5, kind=1, raw=b"\1\2", parts=[MESSAGE(device="b")], tags={"x": 7})
+    made.at.FromJsonString("2026-01-02T03:04:05.5Z")
+    made.more.update({"a": [1.5, None, {"b": True}]})
+    made.took.FromMilliseconds(1_500)
+    made.maybe.value = 0.0
+
+    assert objects(FORMAT, made.SerializeToString()) == [
+        {
+            "device": "a", "count": -5, "kind": "BUSY", "raw": "AQI=", "tags": {"x": 7}, "took": 1.5, "maybe": 0.0,
+            "at": "2026-01-02T03:04:05.500000Z", "more": {"a": [1.5, None, {"b": True}]},
+            "parts": [{"device": "b", "count": 0, "kind": "IDLE", "raw": "", "parts": [], "tags": {}}],
+        }
+    ]  # fmt: skip
+    assert objects(Protobuf(MESSAGE, inside=Json(many="parts")), made.SerializeToString())[0]["device"] == "b"
+
+
+def test_a_framed_message_must_be_of_the_message_that_is_named() -> None:
+    framed = Protobuf("plant.Reading", descriptors=PLANT, framed=True)
+    payload = MESSAGE(device="a").SerializeToString()
+
+    assert objects(framed, b"\0\0\0\0\5\2\2" + payload)[0]["device"] == "a"
+    assert "schema 5: it is message [0] of its schema, and plant.Reading is [1]" in reason(framed, b"\0\0\0\0\5\0a")
+    assert "cut off" in reason(framed, b"\0\0\0\0\5\xff\xff")
+    assert "levels of messages" in reason(framed, b"\0\0\0\0\5\xfe\xff\x03")
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (b"\x0a\x05a", "Error parsing"),
+        (b"\x0a\x01\xff", "Error parsing"),
+        (b"\x4a" * 300, "Error parsing"),
+        (b"\x22\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "outside of the years"),
+        (b"\x42\x09\x09\0\0\0\0\0\0\xf0\x7f", "inf is not a number"),
+        (bytes(1_000_001), "more than 1000000 bytes"),
+    ],
+)
+def test_hostile_protobuf_is_a_dead_letter(payload: bytes, why: str) -> None:
+    assert why in reason(FORMAT, payload)
+
+
+def test_deeply_nested_protobuf_is_a_dead_letter() -> None:
+    text = b""
+    for _ in range(60):
+        text = b"\x4a" + _varint(len(text)) + text
+    assert len(objects(FORMAT, text)) == 1
+    for _ in range(240):
+        text = b"\x4a" + _varint(len(text)) + text
+
+    assert "Error parsing" in reason(FORMAT, text)
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + _varint(number >> 7)
+
+
+def test_wrong_uses_are_refused() -> None:
+    for wrong in (lambda: Avro(), lambda: Avro("{"), lambda: Avro(READING, registry="http://x"), lambda: Protobuf("a")):  # type: ignore[arg-type]
+        with pytest.raises(GraphError):
+            wrong()
+    for format in (Avro({"type": "nothing"}), Avro(LIST), Protobuf("plant.Nothing", descriptors=PLANT)):
+        with pytest.raises(GraphError):
+            format.validate(TYPE)
+    with pytest.raises(GraphError, match="no message class"):
+        Protobuf(Reading)
+    with pytest.raises(GraphError, match="cannot be read"):
+        Protobuf("a", descriptors=b"\xff").validate(TYPE)
+    with pytest.raises(ConfigError, match="invalid"):
+        SchemaRegistry(url="registry:8081")
+
+
+def test_an_address_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(schema_registry.VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match="no schema registry is named"):
+        SchemaRegistry().address()
+    monkeypatch.setenv(schema_registry.VARIABLE, "https://me:secret@registry/")
+    assert SchemaRegistry().address() == "https://me:secret@registry"
