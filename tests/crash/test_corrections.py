@@ -314,6 +314,9 @@ async def test_corrections_on_postgresql_are_audited_and_in_the_history(database
         assert [(m["key"], m["old_row"]["n"], m["new_row"]["n"], m["why"], m["by_me"]) for m in made] == [
             ('"dev-1"', 3, 5, "a gateway", True)
         ] * 2
+        where = ["--window", "device=dev-1", "--window", "window_start=1970-01-01T00:00:00Z", "--database", database_url]
+        exact = ["correct", "world.windows", *where, "--only-table", "--why", "exact"]
+        assert f"{PRICES[1]}" in await asyncio.to_thread(millpy, *exact, "--set", f"price={PRICES[1]}", "--set", "n=5")
         for refused in ("middles", "sessions"):
             asked[4] = refused
             await asyncio.to_thread(millpy, *asked, "--database", database_url)
