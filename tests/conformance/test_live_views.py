@@ -105,7 +105,7 @@ def readings(seed: int, start: int, count: int) -> list[bytes]:
 async def test_open_windows_are_what_the_engine_would_emit_now(
     database_url: str, windows: Any, mode: Accumulation
 ) -> None:
-    feed = Feed(batch_max=40)
+    feed = Feed(batch_max=7)
     opened = in_table = 0
     for number, limits in enumerate((UNFOLDED, UNFOLDED, Limits(fold_every_s=0.01, lease_ttl_s=1))):
         feed.push(*readings(number, number * 60, 60))
