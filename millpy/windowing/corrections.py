@@ -22,7 +22,7 @@ from millpy.model.deployment import PANE_INFO
 from millpy.model.keys import Key, key_from_text
 from millpy.model.record import Records, concat
 from millpy.model.stage import StageBinding, StepResult, WindowCorrection
-from millpy.model.time import Instant, microseconds, to_datetime
+from millpy.model.time import Instant, to_datetime
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.panes import Column, records_in_order, result_rows
@@ -42,7 +42,7 @@ class Corrections:
         spec: the definition of the windows.
         binding: what the stage knows of the graph.
         accumulators: the operations of the aggregates.
-        over_by: the watermark that decides which windows are over; None if windows that are over have yet to leave.
+        over_by: the windows that end by it are over; None if windows that are over have yet to leave.
         corrections: the records.
     """
 
@@ -116,7 +116,7 @@ class Corrections:
             return why
         if over_by is None:
             return None
-        if window.end + microseconds(self._spec.allowed_lateness) > over_by:
+        if window.end > over_by:
             return "its window is still open, although its trigger has finished: it can be corrected once it is over"
         key = key_from_text(window.key, self._input.key_types)
         row = None if window.row is None else self._read(window.row)
