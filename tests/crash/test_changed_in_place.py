@@ -30,7 +30,8 @@ REPLAYED = "SELECT millpy.replay_into_window(array_agg(late_record_id)) FROM mil
 REQUESTED = "SELECT count(*) FROM millpy.late_records WHERE state = 'requested'"
 STATES = "SELECT state, detail FROM millpy.late_records ORDER BY 1"
 CORRECTED = """
-SELECT millpy.correct('factory.minutes', '{"device": "pump", "window_start": "1970-01-01 00:01Z"}', '{"total": -4}', 'x')
+SELECT millpy.correct('factory.minutes',
+                      '{"device": "pump", "window_start": "1970-01-01 00:01Z"}', '{"total": -4}', 'x')
 """
 LATE = "SELECT stream, extract(epoch FROM event_time)::int FROM millpy.late_records ORDER BY late_record_id"
 
