@@ -329,7 +329,7 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
         due = self.next_due()[0]
         over_by = None
         if due > work.watermark_before or due == INSTANT_MAX:
-            over_by = max(Instant(work.watermark_before - self._allowed_us), self._over_floor)
+            over_by = Instant(max(work.watermark_before - self._allowed_us, self._over_floor))
         return Corrections(self._windowing, self._binding, self._accumulators, over_by, work.corrections)
 
     def _with_room(self, result: StepResult, rows: JoinedRows, work: Work) -> JoinedRows:

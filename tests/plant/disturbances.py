@@ -22,7 +22,7 @@ import psycopg
 
 from millpy.errors import StoreUnavailableError
 from tests.plant.fleet import BAD_FROM, HALL_FROM, HOUR, OFFLINE_FROM, OFFLINE_GATEWAY, OFFLINE_UNTIL, TICK_S
-from tests.plant.plant import GRAPH, GRAPH_FILE, WORKERS, Plant, fill, until
+from tests.plant.plant import BEHIND_S, GRAPH, GRAPH_FILE, WORKERS, Plant, fill, until
 
 TOLD_S_MAX = 10.0
 LOOKED_S_MAX = 60.0
@@ -153,18 +153,23 @@ class GatewayBack(Disturbance):
     """The gateway delivers 20 hours at once."""
 
     name = "gateway delivers 20 h"
-    hour = (OFFLINE_UNTIL + 2 * TICK_S) / HOUR
+    hour = OFFLINE_UNTIL / HOUR
 
     def happen(self, plant: Plant) -> None:
         """Wait until it is back, and its late records have amended their windows."""
+        late_before = sum(plant.metric("millpy_late_records_total"))
         amended = "SELECT coalesce(sum(late_count), 0) AS n FROM plant.relayed"
         self.await_signs(
             "back",
             {
                 "status": lambda: silences(plant, silent=False),
                 "windows": lambda: plant.admin().ask(amended)[0]["n"] > 0,
+                "events": lambda: self.has_event(plant, "late"),
+                "metrics": lambda: sum(plant.metric("millpy_late_records_total")) > late_before,
             },
         )
+        delivered = OFFLINE_UNTIL + 2 * TICK_S + BEHIND_S - DISORDER_S  # the order of its messages is kept
+        until(lambda: plant.caught_up(delivered), LOOKED_S_MAX)
         late = "SELECT count(*) AS n FROM millpy.late_records WHERE computation = 'relayed' AND state = 'open'"
         if over := plant.admin().ask(late)[0]["n"]:
             replay_into_windows(plant, "relayed", "gateway was offline")
@@ -302,7 +307,7 @@ class BadFirmware(Disturbance):
     """Some devices get a firmware that sends text where a number was, for two hours."""
 
     name = "bad firmware"
-    hour = (BAD_FROM + 900) / HOUR
+    hour = BAD_FROM / HOUR
 
     def happen(self, plant: Plant) -> None:
         """See that their readings are dead letters, and told."""

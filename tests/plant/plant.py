@@ -48,33 +48,35 @@ class Plant:
     """Everything that runs in the plant; a context.
 
     Attributes:
+        has_own_disk: whether the database has a disk of a bounded size, which takes the right to mount one.
         peak_rss_mb: the largest resident memory of a worker so far.
         server_starts: how often the service manager has started PostgreSQL again.
         published: the newest tick that the broker has acknowledged; -1 before.
     """
 
-    def __init__(self, directory: Path, options: Options, *, own_disk: bool) -> None:
+    def __init__(self, directory: Path, options: Options) -> None:
         self.directory, self.options = directory, options
         self.peak_rss_mb, self.server_starts, self.published, self.closed = 0.0, 0, -1, False
         self.disk = directory / "disk"
         self.settings: dict[str, Any] = {"halls": ["hall1"], "relayed_lateness_h": 2}
-        self._own_disk, self._stack, self._over = own_disk, ExitStack(), threading.Event()
+        self._over = threading.Event()
 
     def __enter__(self) -> Self:
-        self.disk.mkdir(parents=True)
-        self.has_own_disk = self._own_disk and _mount(self.disk)
-        if self.has_own_disk:
-            self._stack.callback(subprocess.run, ["umount", "--lazy", str(self.disk)], check=False)
-        self.server = EmbeddedPostgres(self.disk / "postgres", settings=SERVER)
-        self._stack.enter_context(self.server)
-        self._stack.callback(self.server.kill)
-        self.url = self.server.url()
-        migrate(self.url)
-        self.broker = self._stack.enter_context(EmbeddedBroker(self.directory / "broker"))
-        self.http = free_port()
-        self.change_settings(port=self.broker.port)
-        self._start(self._manage_server)
-        self._start(self._measure)
+        with ExitStack() as stack:
+            self.disk.mkdir(parents=True)
+            self.has_own_disk = _mount(self.disk)
+            if self.has_own_disk:
+                stack.callback(subprocess.run, ["umount", "--lazy", str(self.disk)], check=False)
+            self.server = stack.enter_context(EmbeddedPostgres(self.disk / "postgres", settings=SERVER))
+            stack.callback(self.server.kill)
+            self.url = self.server.url()
+            migrate(self.url)
+            self.broker = stack.enter_context(EmbeddedBroker(self.directory / "broker"))
+            self.http = free_port()
+            self.change_settings(port=self.broker.port)
+            self._start(self._manage_server)
+            self._start(self._measure)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
