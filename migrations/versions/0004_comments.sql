@@ -380,7 +380,7 @@ BEGIN
             ('mill', 'check_slots', 'Raises MW003 unless the slots are the current ones.'),
             ('mill', 'devices', 'The rows behind millpy.fleet.'),
             ('mill', 'drop_partitions', 'Drops partitions of a result table that are older than its retention.'),
-            ('mill', 'duration', 'A duration in µs for people: 00:00:30, 1 day 02:00:00.5.'),
+            ('mill', 'duration', 'A duration in µs as text: 00:00:30, 1 day 02:00:00.5.'),
             ('mill', 'end_fold', 'Ends the folding of a piece; raises MW001 when the grant is stale.'),
             ('mill', 'explain_source', 'Why the watermark of a source partition is where it is; part of an explanation.'),
             ('mill', 'free_slot', 'Empties a slot that is no longer needed. Returns whether it is free now.'),

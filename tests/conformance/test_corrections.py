@@ -84,8 +84,8 @@ REFUSED: list[tuple[dict[str, list[str]], str]] = [
 def test_what_cannot_be_corrected_is_refused_and_changes_nothing(database_url: str) -> None:
     admin = deployed(database_url, "accumulating")
     for change, message in REFUSED:
-        words = {"table": ["factory.sums_1m"], "window": WINDOW, "set": ["--set", "total=1"], "why": WHY} | change
-        given = [word for part in words.values() for word in part]
+        options = {"table": ["factory.sums_1m"], "window": WINDOW, "set": ["--set", "total=1"], "why": WHY} | change
+        given = [word for part in options.values() for word in part]
 
         status, output = run_millpy("correct", *given, "--database", database_url)
 
