@@ -54,7 +54,7 @@ LoadState = Callable[[Grant, Sequence[bytes]], Sequence[Entries]]
 
 
 @dataclass(frozen=True, slots=True)
-class StateLoader:
+class StoreLoader:
     """What a step reads from the store.
 
     Attributes:
@@ -135,7 +135,7 @@ class Steps:
         self,
         plan: Plan,
         limits: Limits,
-        load: StateLoader,
+        load: StoreLoader,
         failpoints: Failpoints,
         budget: StepBudget,
         monotonic: Callable[[], float],
