@@ -1022,7 +1022,8 @@ BEGIN
     END;
     IF NOT EXISTS (SELECT FROM mill.intervals AS i, mill.instant((old_row ->> 'window_end')::timestamptz) AS ends
                     WHERE i.interval_id = (old_row ->> 'interval_id')::bigint
-                      AND i.input_watermark >= ends + found.allowed_lateness_us AND i.low_watermark >= ends) THEN
+                      AND greatest(i.input_watermark - found.allowed_lateness_us, i.horizon_floor) >= ends
+                      AND i.low_watermark >= ends) THEN
         RAISE EXCEPTION 'the window is still open: its next record would replace the correction'
               USING ERRCODE = 'MW010',
                     HINT = format('wait until is_final is true in %s_status', own);

@@ -92,7 +92,10 @@ async def _reset(url: str, spec: GraphSpec, names: Sequence[str], *, dry_run: bo
         print_json({**answer, "deployed": None if dry_run else deployment.version, "dry_run": dry_run})
         return
     tables.say(f"graph {spec.name}: {'would reset' if dry_run else 'reset'} {', '.join(names)}")
-    tables.say("  their state, positions, dead letters and late records are deleted; they begin with new data")
+    tables.say("  their state, positions, dead letters and late records are deleted")
+    begin = {"a source as if it were new" if c.kind == "injector" else "a computation with new data"
+             for c in spec.computations if c.name in names}  # fmt: skip
+    tables.say(f"  they begin anew: {', '.join(sorted(begin))}")
     if dropped:
         tables.say(f"  the rows of {', '.join(dropped)} are deleted")
     tables.say("nothing was changed (--dry-run)" if dry_run else f"version {deployment.version} is deployed")

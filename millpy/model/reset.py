@@ -13,7 +13,7 @@ def without(spec: GraphSpec, names: Collection[str]) -> GraphSpec:
     """Return a graph without some computations, their streams and result tables.
 
     Raises:
-        GraphError: there is no computation of such a name, all would be gone, or another one reads what one makes.
+        GraphError: there is no computation of such a name, or another one reads what one of these makes.
     """
     known = [computation.name for computation in spec.computations]
     if unknown := [name for name in names if name not in known]:

@@ -19,8 +19,8 @@ PACKAGE = Path(__file__).resolve().parents[2] / "millpy"
 NAMED = re.compile(rb"%\((\w+)\)s")
 # What the client sends as arrays of other types than bigint[]; scalars are inferred.
 TEXTS = (
-    "documents records ends checksums streams computations keys reasons details tracebacks positions partitions kinds "
-    "wires namespaces subkeys paths"
+    "documents records ends checksums streams computations consumers keys reasons details tracebacks positions "
+    "partitions kinds wires namespaces subkeys paths"
 ).split()
 BYTEAS = ("payloads", "ids", "times")
 
@@ -62,6 +62,8 @@ SINGULAR = (
     "settled_kept_s",
     "settled_s",
     "allowed_lateness_us",
+    "before_us",
+    "longer_us",
     "retention_us",
     "partition_us",
     "accumulators",

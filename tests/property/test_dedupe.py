@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millpy.clock import SystemClock
@@ -85,11 +85,12 @@ def test_duplicates_equal_those_of_brute_force_in_any_bundles_and_owners(
 
 @settings(deadline=None, max_examples=50)
 @given(
-    records,
+    st.one_of(records, in_order, in_order.map(lambda rows: [(number % 8, time) for number, time in rows])),
     st.lists(st.tuples(st.integers(0, 60), st.sampled_from([3, 10, 40, 100])), min_size=1, max_size=3),
     st.integers(1, 60),
     st.integers(1, 200),
 )
+@example([(1, 0), (2, 20), (1, 25), (2, 25)], [(2, 100)], 60, 200)  # id 1 is stored in a run that has not expired
 def test_changed_horizon_brings_no_forgotten_id_back_in_any_bundles(
     rows: list[tuple[int, int]], changes: list[tuple[int, int]], size: int, recent_max: int
 ) -> None:
