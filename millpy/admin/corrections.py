@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from millpy.admin.queries import Admin, Row
@@ -14,6 +14,35 @@ _LIST = """
      ORDER BY correction_id DESC LIMIT :rows"""
 _CORRECT = """
     SELECT millpy.correct(:table, CAST(:window AS jsonb), CAST(:values AS jsonb), :why, :only_table) AS new_row"""
+
+_WINDOWS = """
+    SELECT DISTINCT key, window_start, window_end FROM mill.corrections
+     WHERE graph_id = :graph_id AND table_name = :table"""
+Window = tuple[str, ...]
+"""The keys of a window as text, as SQL casts them, then its start and end in µs."""
+
+
+def corrected_windows(admin: Admin, graph_id: int, table: str) -> set[Window]:
+    """Return the windows of a table whose rows operators have corrected."""
+    found = set()
+    for row in admin.ask(_WINDOWS, graph_id=graph_id, table=table):
+        key = json.loads(row["key"])
+        keys = key if isinstance(key, list) else [key]
+        texts = (part if isinstance(part, str) else json.dumps(part) for part in keys)
+        found.add((*texts, str(row["window_start"]), str(row["window_end"])))
+    return found
+
+
+def without_corrected(
+    rows: Sequence[tuple[str, Sequence[Any]]], corrected: Set[Window]
+) -> list[tuple[str, Sequence[Any]]]:
+    """Return the rows of a repair (kind, and columns as text) whose windows nobody has corrected."""
+    widths = {len(window) for window in corrected}
+    return [
+        (kind, values)
+        for kind, values in rows
+        if not any(tuple(map(str, values[:width])) in corrected for width in widths)
+    ]
 
 
 def corrections(admin: Admin, graph: str | None, table: str, limit: int) -> list[Row]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from millpy.admin.corrections import corrected_windows, without_corrected
 from millpy.admin.repairs import graph_id, repair_rows
 from millpy.cli import text_table as tables
 from millpy.cli.audit import chosen_tables, loaded, microseconds, show_audit
@@ -28,6 +29,9 @@ def repair(
     archive: Annotated[str, typer.Option("--archive", metavar="DIRECTORY", help="Read the archives instead.")] = "",
     start: Annotated[str, typer.Option("--from", metavar="TIME", help="Only windows that end after.")] = "",
     end: Annotated[str, typer.Option("--to", metavar="TIME", help="Only windows that end by then.")] = "",
+    also_corrected: Annotated[
+        bool, typer.Option("--also-corrected", help="Replace rows that operators have corrected, too.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what differs, and change nothing.")] = False,
     master: MasterOption = "local[*]",
     memory: MemoryOption = "2g",
@@ -61,11 +65,16 @@ def repair(
         ):
             found, rows = graph_audit.differing(session, hosted, table)
         of = (graph_audit.graph, number)
-        done = None if dry_run else repair_rows(admin, of, table, rows, span)
+        corrected = set() if also_corrected else corrected_windows(admin, number, table.name)
+        wrong = without_corrected(rows, corrected)
+        done = None if dry_run else repair_rows(admin, of, table, wrong, span)
     if as_json:
-        print_json({"repaired": done, "found": {**dataclasses.asdict(found), "hours": len(found.hours)}})
+        counts = {"repaired": done, "corrected_rows_kept": len(rows) - len(wrong)}
+        print_json({**counts, "found": {**dataclasses.asdict(found), "hours": len(found.hours)}})
         return
     show_audit(graph_audit.graph, found)
+    if len(wrong) < len(rows):
+        tables.say(f"rows that operators have corrected stay: {len(rows) - len(wrong):,}; see `millpy corrections`")
     tables.say(
         "(nothing was changed)"
         if done is None

@@ -129,6 +129,8 @@ class Corrections:
             for target in (values, own):
                 change = self._accumulators.subtract if correction.retracts else self._accumulators.add
                 change(target, correction.record, correction.event_time)
+        if self._accumulators.retracts and values[0] < 0:
+            return "its window has no record that the retraction could take back"
         self._emit(key, window, row, values, own, len(corrections))
         return ""
 

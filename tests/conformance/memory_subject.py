@@ -51,6 +51,9 @@ class MemorySubject:
     async def replay(self, table: RecordTableName, number: int, payload: bytes | None = None) -> bool:
         return self.database.requests.replay(table, number, payload)
 
+    async def replay_into_window(self, number: int) -> bool:
+        return self.database.requests.replay_into_window(number)
+
     async def discard(self, table: RecordTableName, number: int) -> bool:
         return self.database.requests.discard(table, number)
 

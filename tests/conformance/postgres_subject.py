@@ -71,6 +71,10 @@ class PostgresSubject:
             statement = sql.SQL("SELECT {}(ARRAY[{}]::bigint[]) AS n").format(function, number)
         return bool((await self._fetch(statement))[0]["n"])
 
+    async def replay_into_window(self, number: int) -> bool:
+        statement = sql.SQL("SELECT millpy.replay_into_window(ARRAY[{}]::bigint[], 'why') AS n").format(number)
+        return bool((await self._fetch(statement))[0]["n"])
+
     async def discard(self, table: RecordTableName, number: int) -> bool:
         function = sql.Identifier("millpy", f"discard_{table}")
         statement = sql.SQL("SELECT {}(ARRAY[{}]::bigint[]) AS n").format(function, number)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Protocol, cast
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from millpy.errors import RequestWithdrawnError, StaleSequencerError
 from millpy.model.checkpoint import DeadLetter, Kind, LateRows, Pause, RecordTableName, Request, RequestOutcome
 from millpy.model.time import INSTANT_MAX
-from tests.conformance.store_builders import Owner, World, entries
+from tests.conformance.store_builders import MINUTE, Owner, World, entries, panes
 
 ID = bytes(range(16))
 LETTER = DeadLetter(
@@ -30,6 +32,8 @@ class People(Protocol):
     """The requests and views of users on dead letters and late records."""
 
     async def replay(self, table: RecordTableName, number: int, payload: bytes | None = None) -> bool: ...
+
+    async def replay_into_window(self, number: int) -> bool: ...
 
     async def discard(self, table: RecordTableName, number: int) -> bool: ...
 
@@ -94,6 +98,37 @@ class RequestSuite:
         assert [request.dedupe_id for request in await asked(owner, world)] == [ID]
         with pytest.raises(RequestWithdrawnError):
             await owner.commit(owner.checkpoint(world.a, outcomes=[RequestOutcome(first)]))
+
+    async def test_correction_is_fulfilled_only_over_the_row_that_was_read(self, world: World) -> None:
+        owner, table = await world.owner(), world.deployment.table_ids["sums_1m"]
+        late = replace(LATE, window_starts=[0, 0], window_ends=[MINUTE, MINUTE])
+        first = panes(table, ("d", 1.0, 0), first=True)
+        await owner.commit(owner.checkpoint(world.sums[0], late=[late], results=[first]))
+        for number in (1, 2):
+            assert await people(world).replay_into_window(number)
+        assert not await people(world).replay_into_window(1)
+        one, other = await asked(owner, world)
+        assert (one.window, other.window) != (None, None)
+        assert one.window is not None
+        assert other.window is not None
+        assert (one.window.key, one.window.start, one.window.end, one.window.table_id) == (b'"d"', 0, MINUTE, table)
+        assert json.loads(one.window.row or b"")["total"] == 1.0
+        assert other.window.row is None
+        stale = replace(one, window=replace(one.window, row=None))
+        made_up = replace(other, window=replace(other.window, row=one.window.row))
+        for wrong in (stale, made_up):
+            with pytest.raises(RequestWithdrawnError):
+                await owner.commit(owner.checkpoint(world.sums[0], outcomes=[RequestOutcome(wrong)]))
+
+        second = panes(table, ("d", 3.0, 1))
+        failed = RequestOutcome(other, watermark=99, detail="it cannot be")
+        await owner.commit(owner.checkpoint(world.sums[0], results=[second], outcomes=[RequestOutcome(one), failed]))
+
+        assert await people(world).standing("late_records", 1) == ("replayed", 0)
+        assert await people(world).standing("late_records", 2) == ("open", 1)
+        assert await asked(owner, world) == []
+        with pytest.raises(RequestWithdrawnError):
+            await owner.commit(owner.checkpoint(world.sums[0], outcomes=[RequestOutcome(one)]))
 
     async def test_request_for_a_late_record_is_fulfilled_too(self, world: World) -> None:
         owner = await world.owner()

@@ -9,7 +9,9 @@ from dataclasses import replace
 import psycopg
 import pytest
 
+from millpy.admin.corrections import corrected_windows, without_corrected
 from millpy.admin.queries import Admin
+from millpy.admin.repairs import graph_id
 from millpy.store.postgres.store import PostgresStore
 from tests.commands import millpy, run_millpy
 from tests.conformance.store_builders import a_graph
@@ -52,6 +54,9 @@ def test_a_correction_is_audited_and_a_pane_of_the_history(database_url: str, mo
         (9.0, 1.5, "bad firmware"),
         (1.5, 2.5, "bad firmware"),
     ]
+    corrected = corrected_windows(admin, graph_id(admin, "factory"), "sums_1m")
+    rows = [("changed", ["d1", "0", "60000000", "9", "a"]), ("changed", ["d1", "60000000", "120000000", "9", "a"])]
+    assert without_corrected(rows, corrected) == rows[1:]  # a repair leaves it as it is
     (me,) = admin.ask("SELECT session_user AS name")
     assert {(c["requested_by"], c["key"], c["window_end"]) for c in found} == {
         (me["name"], '"d1"', "1970-01-01T00:01:00Z")
@@ -84,10 +89,10 @@ REFUSED: list[tuple[dict[str, list[str]], str]] = [
 def test_what_cannot_be_corrected_is_refused_and_changes_nothing(database_url: str) -> None:
     admin = deployed(database_url, "accumulating")
     for change, message in REFUSED:
-        options = {"table": ["factory.sums_1m"], "window": WINDOW, "set": ["--set", "total=1"], "why": WHY} | change
-        given = [word for part in options.values() for word in part]
+        given = {"table": ["factory.sums_1m"], "window": WINDOW, "set": ["--set", "total=1"], "why": WHY} | change
+        arguments = [one for part in given.values() for one in part]
 
-        status, output = run_millpy("correct", *given, "--database", database_url)
+        status, output = run_millpy("correct", *arguments, "--database", database_url)
 
         assert (status, message in output) == (2, True), output
     assert not admin.ask("SELECT FROM mill.corrections")

@@ -176,6 +176,20 @@ async def test_correction_computed_from_a_row_that_was_changed_meanwhile_is_comp
         assert world.adds_up()
 
 
+async def test_correction_that_a_constraint_refuses_stays_open_and_the_others_are_made() -> None:
+    feed = Feed()
+    async with running_world(a_graph(feed)) as world:
+        await fed(world, feed)
+        world.database.constrain("windows", "few", lambda row: row["n"] < 5)
+        asked = await corrected(world, "windows")
+
+        found = [world.database.requests.state_of("late_records", number) for number in asked]
+        assert sorted(record.state for record in found) == ["open", "replayed"]
+        assert any("few" in record.detail for record in found)
+        assert row_of(world, "windows")["n"] == 4
+        assert world.adds_up()
+
+
 async def test_a_crash_adds_a_late_record_once_or_leaves_it_requested() -> None:
     feed = Feed()
     async with running_world(a_graph(feed)) as world:
