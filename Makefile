@@ -11,7 +11,7 @@ PROSE := millpy services migrations tests docs examples benchmarks compose .ci *
 STORE_TESTS := postgres_commit postgres_results postgres_store histories rights roles schema search_path statements views windowed_tables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
+.PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w1-early bench-join bench-late bench-w2 bench-w2b bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-soak
 
 help: ## show this list
@@ -116,6 +116,9 @@ feeds-spark: $(STAMP) ## the recorded feeds as Spark batches and streams, agains
 newest-clients: $(STAMP) ## the MQTT source with the newest aiomqtt and paho-mqtt of the package index, whatever the pins say
 	rm -rf build/newest-clients && $(BIN)/pip install -q --upgrade --target build/newest-clients aiomqtt paho-mqtt
 	PYTHONPATH=build/newest-clients $(BIN)/python -m pytest -q tests/unit/sources/test_mqtt*.py tests/conformance/test_mqtt*.py
+
+plant: $(STAMP) ## a day in the plant: 3,000 devices in 12 dialects, whatever happens meanwhile, against an oracle: ten minutes; DEVICES=n HOUR_S=n
+	$(BIN)/python -m tests.plant --devices $(or $(DEVICES),3000) --hour-s $(or $(HOUR_S),10)
 
 compose-test: $(STAMP) ## the stack of compose/ in containers, each part killed under load, against an oracle; needs Docker
 	$(BIN)/python -m tests.compose.run_stack

@@ -147,6 +147,7 @@ BEGIN
             ('discards', false, 'Whether the record at which the key stopped is discarded.'),
             ('disconnected_because', false, 'Why there is no connection.'),
             ('document', false, 'Changed entries, in columns.'),
+            ('dropped_to', false, 'Partitions up to this time were dropped, in µs; NULL if none was.'),
             ('duplicate', false, 'Number of records that were dropped as duplicates.'),
             ('duplicates', false, 'Number of records that were dropped as duplicates.'),
             ('edge', false, 'The largest lag of the bucket, in µs; NULL for more than 32 years.'),

@@ -50,8 +50,8 @@ def install(
 ) -> None:
     """Write a unit of systemd that runs a graph's workers, and a file for its settings.
 
-    The file gets the MILLPY_ settings of your environment, if it does not exist. Only its owner can read it. Running
-    this command again replaces the unit, and keeps the settings.
+    The file gets the MILLPY_ settings of your environment, if it does not exist. Only its owner can read it. Another
+    run of this command replaces the unit, and keeps the settings.
     """
     settings = settings_of(None)
     file = Path(graph).expanduser().resolve()

@@ -327,7 +327,9 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
     def _corrections(self, work: Work) -> Corrections:
         """Compute the rows that finished windows get from late records of an operator's choice."""
         due = self.next_due()[0]
-        over_by = None if due <= work.watermark_before and due < INSTANT_MAX else work.watermark_before
+        over_by = None
+        if due > work.watermark_before or due == INSTANT_MAX:
+            over_by = Instant(max(work.watermark_before - self._allowed_us, self._over_floor))
         return Corrections(self._windowing, self._binding, self._accumulators, over_by, work.corrections)
 
     def _with_room(self, result: StepResult, rows: JoinedRows, work: Work) -> JoinedRows:

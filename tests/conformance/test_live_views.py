@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -39,7 +41,8 @@ from tests.feed import Feed
 
 UNFOLDED = Limits(progress_every_s=0.02, fold_every_s=30, lease_ttl_s=1)
 NAMES = "device, room, window_start, window_end"
-COLUMNS = f"{NAMES}, n, total, wide, mean, exact, low, high, first, last, newest, late_count"
+TYPED = "cost, cheapest, priced, day, last_day, state"
+COLUMNS = f"{NAMES}, n, total, wide, mean, exact, low, high, first, last, newest, late_count, {TYPED}"
 AGGREGATES = {
     "n": Count(),
     "total": Sum("value"),
@@ -51,11 +54,23 @@ AGGREGATES = {
     "first": First("value"),
     "last": Last("label"),
     "newest": Last("at"),
+    "cost": Sum("price"),
+    "cheapest": Min("price"),
+    "priced": Last("price"),
+    "day": Max("day"),
+    "last_day": Last("day"),
+    "state": First("state"),
     "spread": Variance("value"),
 }
 VALUES = [0.5, -7.25, 3.25, 0.0, 5e-324, 5e-324]
 """Sums of these are the same in any order."""
+PRICES = [None, Decimal("0.10"), Decimal("-12.345"), Decimal("1e-38"), Decimal(10**37)]
 WHOLE = [3, -(2**62), 2**62 + 1, 2**53 + 1, 7]
+
+
+class State(Enum):
+    ON = "on"
+    OFF = "off"
 
 
 class Reading(msgspec.Struct):
@@ -65,6 +80,9 @@ class Reading(msgspec.Struct):
     value: float | None
     whole: int
     label: str
+    price: Decimal | None
+    day: date
+    state: State
 
 
 def graph_of(feed: Feed, windows: Any, mode: Accumulation, *more: str, generation: int = 1) -> Graph:
@@ -90,11 +108,12 @@ def readings(seed: int, start: int, count: int) -> list[bytes]:
     for number in range(start, start + count):
         at = datetime.fromtimestamp(1_700_000_000 + number + rng.randrange(5) - rng.choice([0, 0, 0, 40]), UTC)
         value, label = rng.choice([None, *VALUES]), rng.choice(["a", 'ä\\"{}', "", "😀"])
+        more = rng.choice(PRICES), date(1969, 12, 31) + timedelta(rng.randrange(3)), rng.choice([*State])
         device, room = rng.choice(["d'1", 'd"2']), rng.randrange(2)
-        found.append(msgspec.json.encode(Reading(device, room, at, value, rng.choice(WHOLE), label)))
+        found.append(msgspec.json.encode(Reading(device, room, at, value, rng.choice(WHOLE), label, *more)))
     last = datetime.fromtimestamp(1_700_000_000 + start + count, UTC)
     for value in (5e-324, 0.0):  # their mean is too small for a double
-        found.append(msgspec.json.encode(Reading("tiny", 0, last, value, 1, "")))
+        found.append(msgspec.json.encode(Reading("tiny", 0, last, value, 1, "", None, last.date(), State.ON)))
     return found
 
 

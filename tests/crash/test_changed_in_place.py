@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,6 +26,13 @@ from tests.feed import Feed
 LIMITS = Limits(progress_every_s=0.02, fold_every_s=0.2)
 MINUTES = "SELECT extract(epoch FROM window_start)::int, n, total, late_count FROM factory.minutes ORDER BY 1"
 OVER = "SELECT extract(epoch FROM window_start)::int, is_final FROM factory.minutes_status ORDER BY 1"
+REPLAYED = "SELECT millpy.replay_into_window(array_agg(late_record_id)) FROM millpy.late_records WHERE stream = 'north'"
+REQUESTED = "SELECT count(*) FROM millpy.late_records WHERE state = 'requested'"
+STATES = "SELECT state, detail FROM millpy.late_records ORDER BY 1"
+CORRECTED = """
+SELECT millpy.correct('factory.minutes',
+                      '{"device": "pump", "window_start": "1970-01-01 00:01Z"}', '{"total": -4}', 'x')
+"""
 LATE = "SELECT stream, extract(epoch FROM event_time)::int FROM millpy.late_records ORDER BY late_record_id"
 
 
@@ -82,13 +90,17 @@ async def test_each_record_is_judged_by_the_description_of_its_time(database_url
     south.push(*lines([(1, 100, 9), (2, 135, 3), (3, 330, -9)]))
     await fed(database_url, graph_of(north, **changed), south, LIMITS)
     assert rows(database_url, OVER) == [(0, True), (60, True), (120, False), (180, False)]
+    assert one(database_url, REPLAYED) == 1
+    await _settled(database_url, graph_of(north, **changed))
+    assert rows(database_url, STATES) == [("open", ""), ("replayed", "")], "what was over before the change is over"
+    assert one(database_url, CORRECTED)["total"] == -4
     north.end()
     south.end()
     await run_worker(graph_of(north, **changed), database_url, limits=LIMITS)
 
     assert rows(database_url, MINUTES) == [
-        (0, 1, 5, 0),
-        (60, 1, -5, 0),
+        (0, 2, 5 + 9, 1),
+        (60, 1, -4, 0),
         (120, 2 + 1 + 1 + 1, -7 + 1 + 2 + 4 + 3, 0),
         (180, 1, 100, 0),
         (300, 1, 1, 0),
@@ -98,6 +110,17 @@ async def test_each_record_is_judged_by_the_description_of_its_time(database_url
     ((detail,),) = rows(database_url, "SELECT detail FROM millpy.events WHERE kind = 'deployed'")
     assert detail["watermarks"]["minutes"].startswith("1970-01-01 00:02:30")
     assert any("for records from now on" in change for change in detail["changes"])
+
+
+async def _settled(url: str, graph: Graph) -> None:
+    """One worker, until no late record is requested any more."""
+    stop = asyncio.Event()
+    worker = asyncio.create_task(run_worker(graph, url, limits=LIMITS, stop=stop))
+    async with asyncio.timeout(60):
+        while not worker.done() and await asyncio.to_thread(one, url, REQUESTED):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    stop.set()
+    await worker
 
 
 async def test_reset_computation_begins_anew_and_the_others_stay(database_url: str) -> None:
@@ -116,7 +139,7 @@ async def test_reset_computation_begins_anew_and_the_others_stay(database_url: s
     await fed(database_url, graph(), feed, LIMITS)
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("CREATE ROLE reader_of_c")
-        connection.execute("GRANT SELECT ON factory.c, factory.c_status TO reader_of_c")
+        connection.execute("GRANT SELECT ON factory.c, factory.c_status, factory.b_live TO reader_of_c")
     async with PostgresStore(database_url) as store:
         with pytest.raises(GraphError, match="c reads b, and would get its records again") as refused:
             await store.reset(graph().spec(), ["b"])
@@ -132,7 +155,8 @@ async def test_reset_computation_begins_anew_and_the_others_stay(database_url: s
 
     assert deployment.version == 3
     assert rows(database_url, "SELECT n FROM factory.b") == []
-    assert one(database_url, "SELECT has_table_privilege('reader_of_c', 'factory.c_status', 'SELECT')")
+    for view in ("c_status", "b_live"):
+        assert one(database_url, f"SELECT has_table_privilege('reader_of_c', 'factory.{view}', 'SELECT')")
     feed.push(*lines([(4, 140, 1), (5, 300, 1)]))
     feed.end()
     await run_worker(graph(), database_url, limits=LIMITS)

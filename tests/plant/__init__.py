@@ -1,1 +1,1 @@
-"""A day in the plant: 3,000 devices in 12 dialects through a real broker into real workers, with everything that happens."""
+"""A day in the plant: devices in 12 dialects through a real broker into real workers, whatever happens meanwhile."""

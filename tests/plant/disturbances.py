@@ -13,6 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -20,14 +21,15 @@ from typing import Any, ClassVar
 import psycopg
 
 from millpy.errors import StoreUnavailableError
-from tests.plant.fleet import BAD_FROM, HOUR, OFFLINE_FROM, OFFLINE_GATEWAY, OFFLINE_UNTIL, TICK_S
-from tests.plant.plant import GRAPH, WORKERS, Plant, fill, until
+from tests.plant.fleet import BAD_FROM, HALL_FROM, HOUR, OFFLINE_FROM, OFFLINE_GATEWAY, OFFLINE_UNTIL, TICK_S
+from tests.plant.plant import BEHIND_S, GRAPH, GRAPH_FILE, WORKERS, Plant, fill, until
 
 TOLD_S_MAX = 10.0
 LOOKED_S_MAX = 60.0
 """After this a sign counts as missing; between TOLD_S_MAX and this it is late."""
 FULL_S = 60.0
 AWAY_S = 12.0
+LOG_MB = 3_000
 SILENT_S = 1_800
 DISORDER_S = 900
 """As in `graph.py`: after this much of silence a gateway is told, and this far a source may be out of order."""
@@ -56,10 +58,12 @@ class Disturbance(ABC):
 
     Attributes:
         hour: the hour of the day at which it begins.
+        until: the hour by which it must be over; None for no such hour.
     """
 
     name: ClassVar[str]
     hour: ClassVar[float]
+    until: ClassVar[float | None] = None
 
     def __init__(self) -> None:
         self.began = datetime.now(UTC)
@@ -73,7 +77,11 @@ class Disturbance(ABC):
     def run(self, plant: Plant) -> None:
         """Begin, look for the signs, and end."""
         self.began = datetime.now(UTC)
-        self.happen(plant)
+        try:
+            self.happen(plant)
+        except Exception as error:
+            self.outcome.told[repr(error)] = None
+            raise
 
     @abstractmethod
     def happen(self, plant: Plant) -> None:
@@ -111,6 +119,17 @@ def is_live(plant: Plant, pid: int) -> bool:
     return any(row["pid"] == pid and row["live"] for row in plant.admin().workers(GRAPH))
 
 
+def live_workers(plant: Plant) -> int:
+    """Return how many workers `millpy status` shows as live."""
+    return sum(bool(row["live"]) for row in plant.admin().workers(GRAPH))
+
+
+def replay_into_windows(plant: Plant, table: str, why: str) -> None:
+    """Put the late records of a table into the windows that they missed."""
+    arguments = ("--all", "--computation", table, "--into-window", "--why", why, "--wait", f"{LOOKED_S_MAX:.0f}s")
+    plant.millpy("late", "replay", *arguments)
+
+
 def silences(plant: Plant, *, silent: bool) -> bool:
     """Tell whether the newest row about the gateway that goes offline says so."""
     rows = plant.admin().ask(
@@ -134,18 +153,27 @@ class GatewayBack(Disturbance):
     """The gateway delivers 20 hours at once."""
 
     name = "gateway delivers 20 h"
-    hour = (OFFLINE_UNTIL + 2 * TICK_S) / HOUR
+    hour = OFFLINE_UNTIL / HOUR
 
     def happen(self, plant: Plant) -> None:
         """Wait until it is back, and its late records have amended their windows."""
+        late_before = sum(plant.metric("millpy_late_records_total"))
         amended = "SELECT coalesce(sum(late_count), 0) AS n FROM plant.relayed"
         self.await_signs(
             "back",
             {
                 "status": lambda: silences(plant, silent=False),
                 "windows": lambda: plant.admin().ask(amended)[0]["n"] > 0,
+                "events": lambda: self.has_event(plant, "late"),
+                "metrics": lambda: sum(plant.metric("millpy_late_records_total")) > late_before,
             },
         )
+        delivered = OFFLINE_UNTIL + 2 * TICK_S + BEHIND_S - DISORDER_S  # the order of its messages is kept
+        until(lambda: plant.caught_up(delivered), LOOKED_S_MAX)
+        late = "SELECT count(*) AS n FROM millpy.late_records WHERE computation = 'relayed' AND state = 'open'"
+        if over := plant.admin().ask(late)[0]["n"]:
+            replay_into_windows(plant, "relayed", "gateway was offline")
+            self.outcome.notes.append(f"{over:,} readings went into windows that were over before the lateness changed")
 
 
 class WorkerKilled(Disturbance):
@@ -156,8 +184,8 @@ class WorkerKilled(Disturbance):
 
     def happen(self, plant: Plant) -> None:
         """Kill one, and see another take its place."""
-        before, taken = plant.worker_pids(), sum(plant.metric("millpy_takeovers_total"))
-        victim = before[0]
+        restarts = sum(plant.metric("millpy_worker_restarts_total"))
+        victim = plant.worker_pids()[0]
         os.kill(victim, signal.SIGKILL)
         self.await_signs(
             "killed",
@@ -165,16 +193,12 @@ class WorkerKilled(Disturbance):
                 "status": lambda: not is_live(plant, victim),
                 "events": lambda: self.has_event(plant, "claimed"),
                 "metrics": lambda: (
-                    len(plant.metric("millpy_lease_trusted")) < WORKERS
-                    or sum(plant.metric("millpy_takeovers_total")) > taken
+                    sum(plant.metric("millpy_workers", state="down")) > 0
+                    or sum(plant.metric("millpy_worker_restarts_total")) > restarts
                 ),
             },
         )
-        back = until(
-            lambda: len(plant.worker_pids()) == WORKERS and sum(plant.metric("millpy_lease_trusted")) == WORKERS,
-            LOOKED_S_MAX,
-        )
-        self.outcome.notes.append("no other worker came" if back is None else f"another worker after {back:.1f} s more")
+        self.await_signs("another", {"status": lambda: live_workers(plant) == WORKERS})
 
 
 class BrokerRestarted(Disturbance):
@@ -211,14 +235,22 @@ class DiskFull(Disturbance):
     """The disk of the database, its log included, is full for a minute; then somebody makes room."""
 
     name = "disk full for a minute"
-    hour = 8.0
+    hour = 13.5
 
     def happen(self, plant: Plant) -> None:
         """Fill it, see that it is told, free it, see that commits go on."""
-        commits, failures = self._commits(plant), sum(plant.metric("millpy_turn_failures_total"))
-        ballast = plant.disk / "ballast"
-        taken = sum(fill(ballast))
-        full = time.monotonic()
+        failures, ballast = sum(plant.metric("millpy_turn_failures_total")), plant.disk / "ballast"
+        with psycopg.connect(plant.url, autocommit=True) as other:  # a full disk lets no new session in
+            taken = sum(fill(ballast))
+            _fill_log(other)
+        full, emptied = time.monotonic(), threading.Event()
+
+        def keep_full() -> None:
+            while not emptied.wait(0.5):
+                sum(fill(ballast))  # what the server frees meanwhile
+
+        keeping = threading.Thread(target=keep_full, daemon=True)
+        keeping.start()
         self.outcome.notes.append(f"{taken / 1e6:,.0f} MB of ballast")
         self.await_signs(
             "full",
@@ -228,21 +260,28 @@ class DiskFull(Disturbance):
                     sum(plant.metric("millpy_turn_failures_total")) > failures
                     or 0.0 in plant.metric("millpy_database_answers")
                 ),
-                "log": lambda: (
-                    "No space left" in (plant.directory / "run.log").read_text(errors="replace")
-                    or "StoreUnavailableError" in (plant.directory / "run.log").read_text(errors="replace")
-                ),
+                "log": lambda: self._log_tells(plant),
             },
         )
-        while time.monotonic() - full < FULL_S:
-            sum(fill(ballast))  # what the server has freed meanwhile
-            time.sleep(0.5)
+        time.sleep(max(0.0, FULL_S - (time.monotonic() - full)))
+        emptied.set()
+        keeping.join()
         commits = self._commits(plant)
         ballast.unlink()
-        self.await_signs("room again", {"metrics": lambda: self._commits(plant) > commits})
-        if plant.server_starts:
-            self.outcome.notes.append(f"the server's service manager started it {plant.server_starts} times")
-            self.await_signs("room again", {"events": lambda: self.has_event(plant, "database_restored")})
+        self.await_signs(
+            "room again",
+            {
+                "metrics": lambda: self._commits(plant) > commits,
+                "events": lambda: self.has_event(plant, "database_restored"),
+            },
+        )
+        panics = (plant.disk / "postgres" / "log").read_text(errors="replace").count("PANIC")
+        self.outcome.notes.append(f"{panics} PANICs of PostgreSQL, started again {plant.server_starts} times")
+
+    @staticmethod
+    def _log_tells(plant: Plant) -> bool:
+        log = (plant.directory / "run.log").read_text(errors="replace")
+        return "No space left" in log or "StoreUnavailableError" in log
 
     @staticmethod
     def _commits(plant: Plant) -> float:
@@ -250,19 +289,25 @@ class DiskFull(Disturbance):
 
     @staticmethod
     def _status_tells(plant: Plant) -> bool:
-        """Tell whether `millpy status` fails, or `/ready` of a worker says why it does nothing."""
+        """Tell whether `millpy status` fails, or shows a worker without a lease."""
         try:
-            plant.admin().workers(GRAPH)
+            return live_workers(plant) < WORKERS
         except StoreUnavailableError:
             return True
-        return any('"ready": false' in line for slot in range(WORKERS) for line in plant.scrape(slot, "ready"))
+
+
+def _fill_log(connection: psycopg.Connection) -> None:
+    """Let another session write into the log until there is no room for it: PostgreSQL stops with a PANIC."""
+    with suppress(psycopg.OperationalError):
+        for _ in range(LOG_MB):
+            connection.execute("SELECT pg_logical_emit_message(false, 'ballast', repeat('x', 1000000))")
 
 
 class BadFirmware(Disturbance):
     """Some devices get a firmware that sends text where a number was, for two hours."""
 
     name = "bad firmware"
-    hour = (BAD_FROM + 900) / HOUR
+    hour = BAD_FROM / HOUR
 
     def happen(self, plant: Plant) -> None:
         """See that their readings are dead letters, and told."""
@@ -286,13 +331,13 @@ class BadFirmware(Disturbance):
 
 
 class FirmwareCorrected(Disturbance):
-    """Somebody reads the values out of the text, and puts them where they belong."""
+    """Somebody reads the values out of the text, and puts them into windows that are long over."""
 
     name = "values of the bad firmware corrected"
-    hour = 20.0
+    hour = 20.25
 
     def happen(self, plant: Plant) -> None:
-        """Replay each dead letter with its value as a number, and see that none is left."""
+        """Replay each dead letter with its value as a number; what is too late goes into its finished window."""
         letters = "SELECT dead_letter_id, payload FROM millpy.dead_letters WHERE stream = 'tts' AND state = 'open'"
         with psycopg.connect(plant.url, autocommit=True) as connection:
             found = connection.execute(letters).fetchall()
@@ -300,11 +345,77 @@ class FirmwareCorrected(Disturbance):
                 record: dict[str, Any] = json.loads(payload)
                 record["value"] = float(record["value"].removeprefix("ERR "))
                 connection.execute("SELECT millpy.replay_dead_letter(%s, %s)", [number, json.dumps(record).encode()])
-        self.outcome.notes.append(f"{len(found):,} values")
         left = "SELECT count(*) AS n FROM millpy.dead_letters WHERE state IN ('open', 'requested')"
         self.await_signs("corrected", {"status": lambda: plant.admin().ask(left)[0]["n"] == 0})
+        why = "firmware 7.1 sent text"
+        replay_into_windows(plant, "devices", why)
+        corrected = plant.admin().ask("SELECT count(*) AS n FROM millpy.corrections WHERE why = :why", why=why)[0]["n"]
+        self.outcome.notes.append(f"{len(found):,} values; {corrected:,} finished windows corrected")
+        self.outcome.told["corrections"] = 0.0 if corrected or not found else None
+
+
+class Deployment(Disturbance):
+    """A change of the graph's file, which an operator deploys while it runs."""
+
+    settings: ClassVar[dict[str, Any]]
+    announced: ClassVar[str]
+
+    def happen(self, plant: Plant) -> None:
+        """Edit the file, see what would change, deploy it, and see the workers run it."""
+        plant.change_settings(**self.settings)
+        explained = plant.millpy("deploy", str(GRAPH_FILE), "--dry-run")
+        self.outcome.notes += [line.strip() for line in explained.splitlines() if self.announced in line]
+        assert self.announced in explained, explained
+        restarts = sum(plant.metric("millpy_worker_restarts_total"))
+        plant.millpy("deploy", str(GRAPH_FILE))
+        deployed = time.monotonic()
+        versions = (
+            "SELECT count(*) FILTER (WHERE w.live AND w.version = g.version) AS new,"
+            " count(*) FILTER (WHERE w.live AND w.version <> g.version) AS old"
+            " FROM millpy.graphs AS g JOIN millpy.workers AS w USING (graph)"
+        )
+        self.await_signs(
+            "deployed",
+            {
+                "status": lambda: not plant.admin().ask(versions)[0]["old"],
+                "events": lambda: self.has_event(plant, "deployed"),
+                "metrics": lambda: sum(plant.metric("millpy_worker_restarts_total")) > restarts,
+            },
+        )
+        until(lambda: plant.admin().ask(versions)[0]["new"] == WORKERS, LOOKED_S_MAX)
+        self.outcome.notes.append(f"all workers run it {time.monotonic() - deployed:.1f} s after the deployment")
+
+
+class LatenessChanged(Deployment):
+    """The gateway is known to be offline, so its windows get a day instead of two hours."""
+
+    name = "changed lateness"
+    hour = 8.5
+    settings: ClassVar = {"relayed_lateness_h": 24}
+    announced = "lateness"
+
+
+class NewHall(Deployment):
+    """A new hall with topics of its own."""
+
+    name = "new hall with new topics"
+    hour = 12.25
+    until = HALL_FROM / HOUR
+    settings: ClassVar = {"halls": ["hall1", "hall2"]}
+    announced = "hall2"
+
+    def happen(self, plant: Plant) -> None:
+        """Deploy, and see the new source partition connect."""
+        super().happen(plant)
+        self.await_signs("connected", {"status": lambda: self._is_connected(plant)})
+
+    @staticmethod
+    def _is_connected(plant: Plant) -> bool:
+        rows = plant.admin().sources(GRAPH)
+        return any("hall2" in row["source_partition"] and row["connected"] for row in rows)
 
 
 ALL: tuple[type[Disturbance], ...] = (
-    GatewayOffline, WorkerKilled, BrokerRestarted, DiskFull, BadFirmware, FirmwareCorrected, GatewayBack,
+    GatewayOffline, WorkerKilled, BrokerRestarted, LatenessChanged, BadFirmware, NewHall, DiskFull, FirmwareCorrected,
+    GatewayBack,
 )  # fmt: skip

@@ -186,5 +186,5 @@ def half_hours(stream: Any, table: str, lateness: timedelta) -> None:
 
 
 first, *others = [source.map(sample, Sample, columns=True) for source in sources]
-half_hours(first.union(*others), "devices", hours(SETTINGS["lateness_h"]))
-half_hours(gateways.map(sample, Sample, columns=True), "relayed", hours(24))
+half_hours(first.union(*others), "devices", hours(1))
+half_hours(gateways.map(sample, Sample, columns=True), "relayed", hours(SETTINGS["relayed_lateness_h"]))

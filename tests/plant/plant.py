@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -37,48 +38,54 @@ DISK_MB = 3_000
 SERVER = {"max_wal_size": "256MB", "min_wal_size": "64MB"}
 LOOK_S = 0.5
 EVENTS_MAX = 200
-HTTP_S_MAX = 2.0
+HTTP_S_MAX = 8.0
 DRAIN_S_MAX = 60.0
+BEHIND_S = 2 * 900
+"""How far a source's watermark may be behind what was published: `max_disorder`, and what a gateway collects."""
 
 
 class Plant:
     """Everything that runs in the plant; a context.
 
     Attributes:
+        has_own_disk: whether the database has a disk of a bounded size, which takes the right to mount one.
         peak_rss_mb: the largest resident memory of a worker so far.
         server_starts: how often the service manager has started PostgreSQL again.
         published: the newest tick that the broker has acknowledged; -1 before.
     """
 
-    def __init__(self, directory: Path, options: Options, *, own_disk: bool) -> None:
+    def __init__(self, directory: Path, options: Options) -> None:
         self.directory, self.options = directory, options
         self.peak_rss_mb, self.server_starts, self.published, self.closed = 0.0, 0, -1, False
         self.disk = directory / "disk"
-        self.settings: dict[str, Any] = {"halls": ["hall1"], "lateness_h": 24}
-        self._own_disk, self._stack, self._over = own_disk, ExitStack(), threading.Event()
+        self.settings: dict[str, Any] = {"halls": ["hall1"], "relayed_lateness_h": 2}
+        self._over = threading.Event()
 
     def __enter__(self) -> Self:
-        self.disk.mkdir(parents=True)
-        self.has_own_disk = self._own_disk and _mount(self.disk)
-        if self.has_own_disk:
-            self._stack.callback(subprocess.run, ["umount", "--lazy", str(self.disk)], check=False)
-        self.server = EmbeddedPostgres(self.disk / "postgres", settings=SERVER)
-        self._stack.enter_context(self.server)
-        self._stack.callback(self.server.kill)
-        self.url = self.server.url()
-        migrate(self.url)
-        self.broker = self._stack.enter_context(EmbeddedBroker(self.directory / "broker"))
-        self.http = _ports_in_a_row(WORKERS)
-        self.change_settings(port=self.broker.port)
-        self._start(self._manage_server)
-        self._start(self._measure)
+        with ExitStack() as stack:
+            self.disk.mkdir(parents=True)
+            self.has_own_disk = _mount(self.disk)
+            if self.has_own_disk:
+                stack.callback(subprocess.run, ["umount", "--lazy", str(self.disk)], check=False)
+            self.server = stack.enter_context(EmbeddedPostgres(self.disk / "postgres", settings=SERVER))
+            stack.callback(self.server.kill)
+            self.url = self.server.url()
+            migrate(self.url)
+            self.broker = stack.enter_context(EmbeddedBroker(self.directory / "broker"))
+            self.http = free_port()
+            self.change_settings(port=self.broker.port)
+            self._start(self._manage_server)
+            self._start(self._measure)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        with suppress(OSError):
+            shutil.copy(self.disk / "postgres" / "log", self.directory / "postgres.log")
         for process in (getattr(self, "run", None), getattr(self, "publisher", None)):
             if process is not None and process.poll() is None:
-                process.kill()
+                process.kill()  # its workers are on a leash
                 process.wait()
         self._stack.close()
 
@@ -94,7 +101,6 @@ class Plant:
         return {
             **os.environ,
             "MILLPY_DATABASE_URL": self.url,
-            "MILLPY_HTTP": f"127.0.0.1:{self.http}",
             "PLANT_SETTINGS": str(self.directory / "settings.json"),
             "PYTHONPATH": str(ROOT),
         }
@@ -111,6 +117,7 @@ class Plant:
         """Start the workers, once, and the publisher."""
         log = self._stack.enter_context((self.directory / "run.log").open("wb"))
         command = [sys.executable, "-m", "millpy", "run", str(GRAPH_FILE), "--workers", str(WORKERS)]
+        command += ["--http", f"127.0.0.1:{self.http}"]
         self.run = subprocess.Popen(command, env=self.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         options = {name: getattr(self.options, name) for name in ("devices", "every_s", "start", "with_hall")}
         self.publisher = subprocess.Popen(
@@ -133,6 +140,16 @@ class Plant:
         self.publisher.stdin.write(f"{what}\n")
         self.publisher.stdin.flush()
 
+    def caught_up(self, second: int) -> bool:
+        """Tell whether every source has read what was published until a second of the day."""
+        read = (
+            "SELECT bool_and(low_watermark >= to_timestamp(:until)) AS done"
+            " FROM millpy.watermarks WHERE computation = ANY (:sources)"
+        )
+        until = self.options.start + second - BEHIND_S
+        sources = [row["stream"] for row in self.admin().sources(GRAPH)]
+        return bool(self.admin().ask(read, until=until, sources=sources)[0]["done"])
+
     # What an operator sees.
 
     def admin(self) -> Admin:
@@ -141,22 +158,26 @@ class Plant:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """Return what `millpy events --kind` shows."""
-        return [dict(row) for row in list_events(self.admin(), GRAPH, kinds=[kind], limit=EVENTS_MAX)]
+        return [dict(row) for row in list_events(self.admin(), GRAPH, start="", kinds=[kind], limit=EVENTS_MAX)]
 
     def metric(self, name: str, **labels: str) -> list[float]:
-        """Return the values of a metric at all workers that answer."""
+        """Return the values of a metric with these labels, at all workers that answer."""
         return [
             float(line.rpartition(" ")[2])
-            for slot in range(WORKERS)
-            for line in self.scrape(slot)
+            for line in self.page("metrics").splitlines()
             if line.startswith((f"{name}{{", f"{name} ")) and all(f'{k}="{v}"' in line for k, v in labels.items())
         ]
 
-    def scrape(self, slot: int, page: str = "metrics") -> list[str]:
-        """Return the lines of a page of a worker; none if it does not answer."""
-        with suppress(OSError), closing(_get(f"http://127.0.0.1:{self.http + slot}/{page}")) as answer:
-            return answer.read().decode().splitlines()
-        return []
+    def page(self, page: str) -> str:
+        """Return a page of health or metrics; nothing if it is not answered."""
+        url = f"http://127.0.0.1:{self.http}/{page}"
+        with suppress(OSError):
+            try:
+                with urllib.request.urlopen(url, timeout=HTTP_S_MAX) as answer:
+                    return str(answer.read().decode())
+            except urllib.error.HTTPError as error:  # not ready, and says why
+                return error.read().decode()
+        return ""
 
     def worker_pids(self) -> list[int]:
         """Return the processes of the workers: the children of `millpy run`."""
@@ -210,10 +231,6 @@ def until(condition: Callable[[], bool], within_s: float, every_s: float = 0.2) 
     return None
 
 
-def _get(url: str) -> Any:
-    return urllib.request.urlopen(url, timeout=HTTP_S_MAX)
-
-
 def _accepts(server: EmbeddedPostgres) -> bool:
     """Tell whether the postmaster lives; one that recovers from a crash lives, too."""
     try:
@@ -227,17 +244,6 @@ def _mount(place: Path) -> bool:
     """Mount a disk of a bounded size, if we may."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=0711", "tmpfs", str(place)]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def _ports_in_a_row(count: int) -> int:
-    """Return a free port that other free ports follow."""
-    while True:
-        first = free_port()
-        with suppress(OSError), ExitStack() as stack:
-            for number in range(first, first + count):
-                taken = stack.enter_context(socket.socket())
-                taken.bind(("127.0.0.1", number))
-            return first
 
 
 def fill(ballast: Path) -> Iterator[int]:
