@@ -323,8 +323,7 @@ class Steps:
         isolation: Isolation,
     ) -> Checkpoint | None:
         assert interval.stage is not None
-        stage = interval.stage
-        before = interval.input_watermark
+        stage, before = interval.stage, interval.input_watermark
         retaken = self._retaken(interval, inbox, isolation)
         consumed = self._takes.consumed(interval, deliveries[interval.interval_id])
         arrived, refused = self._arrivals(interval, deliveries[interval.interval_id], isolation)
