@@ -7,7 +7,7 @@ eight days. Then `--records` late ones come, each for a random window of these: 
 windows that a second's records touch. `records_per_s` is timed from the first of their commits that shows to the last,
 `fill_records_per_s` the same for the windows. The worker then drains, and another takes over: `takeover_s` is the time
 until it has added one more record. `differences` counts windows that are missing, superfluous or different.
-`peak_rss_mb` is the larger of both workers.
+`peak_rss_mb` is the larger of both workers, `worker_cpu_us_per_record` the worker's CPU time for a late record.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import psycopg
 
 from benchmarks.harness import Bench, Worker, arguments, wait_until
@@ -67,6 +68,12 @@ def _number(connection: psycopg.Connection[tuple[int]], query: str) -> int:
     return int(row[0])
 
 
+def cpu_seconds(worker: Worker) -> float:
+    """Return the CPU time that the worker has used."""
+    times = psutil.Process(worker.pid).cpu_times()
+    return float(times.user + times.system)
+
+
 def differences(url: str, counts: np.ndarray, totals: np.ndarray, devices: int) -> int:
     """Count the windows whose row is not that of these arrays, which are by minute, then device."""
     found = np.zeros(len(counts), np.bool_)
@@ -108,7 +115,9 @@ def main(options: argparse.Namespace) -> None:
             np.add.at(counts, hit, 1)
             np.add.at(totals, hit, late)
             write(inbox / "2.ndjson", hit % options.devices, hit // options.devices, late)
+            cpu_before = cpu_seconds(worker)
             late_s = consume(connection, worker, count + options.records)
+            cpu_us = (cpu_seconds(worker) - cpu_before) / options.records * 1e6
             rss = worker.peak_rss_mb()
             worker.drain()
             write(inbox / "3.ndjson", np.array([0]), np.array([0]), np.array([1]))
@@ -126,6 +135,7 @@ def main(options: argparse.Namespace) -> None:
             peak_rss_mb=rss,
             differences=differences(url, counts[:fired], totals[:fired], options.devices),
             fill_records_per_s=count / fill_s,
+            worker_cpu_us_per_record=cpu_us,
             touched_share=len(np.unique(hit)) / late_s / count,
             takeover_s=takeover_s,
         )

@@ -20,6 +20,7 @@ from millpy.formats import (
     SchemaRegistry,
     Sparkplug,
     SparkplugMessage,
+    sparkplug_rebirth,
 )
 from millpy.graph import Graph, KeyedStream, Stream, WindowedStream
 from millpy.model.lookup import LookupTable
@@ -137,4 +138,5 @@ __all__ = [
     "milliseconds",
     "minutes",
     "seconds",
+    "sparkplug_rebirth",
 ]

@@ -67,6 +67,7 @@ CREATE TABLE mill.result_tables (
     history             text NOT NULL,  -- the mode of its windows, if its panes and retractions are kept; otherwise ''
     retention_us        bigint CHECK (retention_us > 0),  -- null for a table without partitions, which keeps its rows
     partition_us        bigint CHECK (partition_us > 0),  -- the length of a new partition
+    dropped_to          bigint,  -- partitions up to this time were dropped; null if none was
     UNIQUE (graph_id, name),
     CHECK ((retention_us IS NULL) = (partition_us IS NULL))
 );

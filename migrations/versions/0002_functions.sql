@@ -424,6 +424,8 @@ BEGIN
                 held := part.reltuples;  -- a scan would hold the locks for longer
             END IF;
             EXECUTE format('LOCK TABLE ONLY %I.%I IN ACCESS EXCLUSIVE MODE', parent.schema, parent.name);
+            UPDATE mill.result_tables AS t SET dropped_to = greatest(t.dropped_to, part.range_hi)
+             WHERE t.table_id = p_table_id AND part.range_hi < 9223372036854775807;
             FOREACH relation IN ARRAY part.relations LOOP
                 EXECUTE format('DROP TABLE IF EXISTS mill.%I', relation);
             END LOOP;

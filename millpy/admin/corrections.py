@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence, Set
+from decimal import Decimal
 from typing import Any
+
+import msgspec
 
 from millpy.admin.queries import Admin, Row
 
+_ENCODE = msgspec.json.Encoder(decimal_format="number").encode
 _LIST = """
-    SELECT * FROM millpy.corrections
+    SELECT *, CAST(old_row AS text) AS old_text, CAST(new_row AS text) AS new_text FROM millpy.corrections
      WHERE (CAST(:graph AS text) IS NULL OR graph = :graph) AND (:table = '' OR table_name = :table)
      ORDER BY correction_id DESC LIMIT :rows"""
 _CORRECT = """
-    SELECT millpy.correct(:table, CAST(:window AS jsonb), CAST(:values AS jsonb), :why, :only_table) AS new_row"""
+    SELECT CAST(millpy.correct(:table, CAST(:window AS jsonb), CAST(:values AS jsonb), :why, :only_table) AS text)
+        AS new_row"""
 
 _WINDOWS = """
     SELECT DISTINCT key, window_start, window_end FROM mill.corrections
@@ -47,7 +52,10 @@ def without_corrected(
 
 def corrections(admin: Admin, graph: str | None, table: str, limit: int) -> list[Row]:
     """Return the newest `limit` corrections, oldest first; of every graph if `graph` is None, of every table if ""."""
-    return admin.ask(_LIST, graph=graph, table=table, rows=limit)[::-1]
+    found = admin.ask(_LIST, graph=graph, table=table, rows=limit)[::-1]
+    for row in found:
+        row |= {"old_row": _exact(row.pop("old_text")), "new_row": _exact(row.pop("new_text"))}
+    return found
 
 
 def correct(
@@ -66,9 +74,15 @@ def correct(
     (done,) = admin.change(
         _CORRECT,
         table=table,
-        window=json.dumps(dict(window)),
-        values=json.dumps(dict(values)),
+        window=_ENCODE(dict(window)).decode(),
+        values=_ENCODE(dict(values)).decode(),
         why=why,
         only_table=only_table,
     )
-    return dict(done["new_row"])
+    found: dict[str, Any] = _exact(done["new_row"])
+    return found
+
+
+def _exact(row: str | None) -> Any:
+    """Read a row whose numbers keep all their digits."""
+    return None if row is None else json.loads(row, parse_float=Decimal)

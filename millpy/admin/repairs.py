@@ -9,7 +9,8 @@ from typing import Any
 from millpy.admin.queries import Admin, Row
 from millpy.errors import TableSwitchedError
 from millpy.model.deployment import TableSpec
-from millpy.model.retention import partition_us
+from millpy.model.retention import RETENTION_MIN
+from millpy.model.time import microseconds
 
 OF_GRAPH = "SELECT graph_id FROM mill.graphs WHERE name = :graph"
 # The lock makes a switch, a drop, a deployment and another repair wait, but no commit of a worker. A graph that was
@@ -20,8 +21,6 @@ WITH held AS (
 ), given AS (
     SELECT r ->> 0 AS kind, {columns}
       FROM held, jsonb_array_elements(CAST(:rows AS jsonb)) AS r
-), known AS (
-    SELECT count(*) AS number FROM {table} AS t JOIN given AS g ON {same} WHERE g.kind <> 'added'
 ), deleted AS (
     DELETE FROM {table} AS t USING given AS g WHERE g.kind = 'added' AND {same} RETURNING 1
 ), written AS (
@@ -31,11 +30,10 @@ WITH held AS (
              WHERE c.graph_id = :graph_id AND c.name = :computation), 0
       FROM given AS g WHERE g.kind <> 'added'
     ON CONFLICT ({identity}) DO UPDATE SET {changes}, emitted_at = now()
-    RETURNING 1
+    RETURNING {is_new} AS is_new
 ){history}, counted AS (
-    SELECT least(known.number, written.number) AS replaced, greatest(written.number - known.number, 0) AS added,
-           (SELECT count(*) FROM deleted) AS deleted
-      FROM known, (SELECT count(*) AS number FROM written) AS written
+    SELECT (SELECT count(*) FROM written WHERE NOT is_new) AS replaced,
+           (SELECT count(*) FROM written WHERE is_new) AS added, (SELECT count(*) FROM deleted) AS deleted
 ), noted AS (
     INSERT INTO mill.events (graph_id, kind, detail)
     SELECT graph_id, 'repaired',
@@ -45,6 +43,8 @@ WITH held AS (
 )
 SELECT replaced, added, deleted, EXISTS (SELECT FROM held) AS is_held FROM counted
 """
+# A row of a partition does not tell: then repairs at once may all count a row as added.
+OF_PARTITION = "NOT EXISTS (SELECT FROM {table} AS s WHERE {own})"
 MAKE_PARTITIONS = """
 SELECT count(*) AS partitions
   FROM mill.result_tables AS t
@@ -109,8 +109,11 @@ def repair_rows(
         "identity": ", ".join(_quoted(name) for name, _ in identity),
         "changes": ", ".join(f"{_quoted(value.name)} = excluded.{_quoted(value.name)}" for value in table.values),
     }
+    relation = f"{_quoted(graph[0])}.{_quoted(table.name)}"
+    own = " AND ".join(f"s.{_quoted(name)} = t.{_quoted(name)}" for name, _ in identity)
     statement = REPAIR.format(
-        table=f"{_quoted(graph[0])}.{_quoted(table.name)}",
+        table=relation,
+        is_new="xmax = 0" if table.retention_us is None else OF_PARTITION.format(table=relation, own=own),
         history=_history(graph[0], table, [name for name, _ in identity], parts) if table.history else "",
         columns=", ".join(_read(place, kind) for place, (_, kind) in enumerate(columns, 1)),
         **parts,
@@ -137,8 +140,8 @@ def repair_rows(
 
 def _make_partitions(admin: Admin, number: int, table: TableSpec, ends: Sequence[int]) -> None:
     """Make the partitions that rows of windows with these ends need."""
-    length = partition_us(table.retention_us or 0)
-    ends = list({end // length: end for end in ends}.values())
+    hour_us = microseconds(RETENTION_MIN)  # bounds of partitions are whole hours
+    ends = list({end // hour_us: end for end in ends}.values())
     for start in range(0, len(ends), PARTITIONS_AT_ONCE):
         times = ends[start : start + PARTITIONS_AT_ONCE]
         admin.change(MAKE_PARTITIONS, graph_id=number, name=table.name, times=times)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from decimal import Decimal
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ import typer
 from millpy.admin.corrections import correct as correct_row
 from millpy.admin.corrections import corrections as list_corrections
 from millpy.cli import text_table as tables
+from millpy.cli.json_output import json_text
 from millpy.cli.options import (
     DatabaseOption,
     GraphArgument,
@@ -86,7 +89,10 @@ def _changed(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
     if old is None or new is None:
         return "new row" if old is None else "row deleted"
     names = [name for name in new if name not in TECHNICAL and new[name] != old.get(name)]
-    return ", ".join(f"{name} {json.dumps(old.get(name))} -> {json.dumps(new[name])}" for name in names)
+    return ", ".join(f"{name} {_text(old.get(name))} -> {_text(new[name])}" for name in names)
+
+
+_text = partial(json_text, indent=0)
 
 
 def _pairs(option: str, words: Sequence[str]) -> dict[str, Any]:
@@ -99,7 +105,7 @@ def _pairs(option: str, words: Sequence[str]) -> dict[str, Any]:
         if name in found:
             raise UsageError(f"{option} names {name} twice", hint="give each column once")
         try:
-            found[name] = json.loads(text)
+            found[name] = json.loads(text, parse_int=Decimal, parse_float=Decimal, parse_constant=str)
         except ValueError:
             found[name] = text
     return found

@@ -65,24 +65,16 @@ def repair(
         ):
             found, rows = graph_audit.differing(session, hosted, table)
         of = (graph_audit.graph, number)
-        kept = 0
-        if not also_corrected:
-            differing = len(rows)
-            rows = without_corrected(rows, corrected_windows(admin, number, table.name))
-            kept = differing - len(rows)
-        done = None if dry_run else repair_rows(admin, of, table, rows, span)
+        corrected = set() if also_corrected else corrected_windows(admin, number, table.name)
+        wrong = without_corrected(rows, corrected)
+        done = None if dry_run else repair_rows(admin, of, table, wrong, span)
     if as_json:
-        print_json(
-            {
-                "repaired": done,
-                "corrected_rows_kept": kept,
-                "found": {**dataclasses.asdict(found), "hours": len(found.hours)},
-            }
-        )
+        counts = {"repaired": done, "corrected_rows_kept": len(rows) - len(wrong)}
+        print_json({**counts, "found": {**dataclasses.asdict(found), "hours": len(found.hours)}})
         return
     show_audit(graph_audit.graph, found)
-    if kept:
-        tables.say(f"rows that operators have corrected, and that stay: {kept:,}; see `millpy corrections`")
+    if len(wrong) < len(rows):
+        tables.say(f"rows that operators have corrected stay: {len(rows) - len(wrong):,}; see `millpy corrections`")
     tables.say(
         "(nothing was changed)"
         if done is None

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -86,6 +86,21 @@ def install(
         if now:
             _call(made.commands(*verbs))
     commands = [shlex.join(command) for command in made.commands(*verbs)]
+    _report(made, own, commands, kept=keeps, now=now, dry_run=dry_run, as_json=as_json)
+
+
+def _report(
+    made: Service,
+    own: Mapping[str, str],
+    commands: Sequence[str],
+    *,
+    kept: bool,
+    now: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Say what `install` has written, or would write, and what comes next."""
+    unit, environment = made.unit_path(), made.environment_path()
     if as_json:
         where = {"unit": str(unit), "environment": str(environment), "written": not dry_run, "started": now}
         print_json({**where, "text": made.text(), "commands": commands})
@@ -93,13 +108,13 @@ def install(
     if dry_run:
         tables.say(f"{unit}:\n\n{made.text()}")
         named = ", ".join(sorted(own)) or "nothing"
-        tables.say(f"{environment}: {'stays as it is' if keeps else f'gets {named}'}")
+        tables.say(f"{environment}: {'stays as it is' if kept else f'gets {named}'}")
         return
     tables.say(f"wrote {unit}")
-    tables.say(f"{'kept' if keeps else 'wrote'} {environment}, which only its owner can read")
+    tables.say(f"{'kept' if kept else 'wrote'} {environment}, which only its owner can read")
     for command in () if now else commands:
         tables.say(f"next: {command}")
-    if user:
+    if made.user:
         tables.say(f"to run without a login: loginctl enable-linger {pwd.getpwuid(os.geteuid()).pw_name}")
 
 

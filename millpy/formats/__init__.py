@@ -10,7 +10,7 @@ from millpy.formats.line_protocol import LineProtocol
 from millpy.formats.message import BadPart, Format, Message, Part, Reader
 from millpy.formats.protobuf import Protobuf
 from millpy.formats.schema_registry import SchemaPendingError, SchemaRegistry
-from millpy.formats.sparkplug import Sparkplug, SparkplugMessage
+from millpy.formats.sparkplug import Sparkplug, SparkplugMessage, sparkplug_rebirth
 
 __all__ = [
     "Avro",
@@ -32,4 +32,5 @@ __all__ = [
     "SchemaRegistry",
     "Sparkplug",
     "SparkplugMessage",
+    "sparkplug_rebirth",
 ]

@@ -118,6 +118,20 @@ class Csv(Format):
             if name not in known:
                 raise GraphError(f"rename={{{column!r}: {name!r}}}: {record_type.struct.__name__} has no such field")
 
+    def cells(self, line: str) -> list[str]:
+        """Split a line. Raises csv.Error."""
+        if self.quote is None or self.quote not in line:
+            return line.split(self.delimiter)
+        return next(csv.reader([line], delimiter=self.delimiter, quotechar=self.quote, strict=True))
+
+    def header_names(self, line: bytes) -> Sequence[str]:
+        """Return the names of the columns of a file, renamed. Raises ValueError."""
+        try:
+            cells = self.cells(line.removeprefix(_BOM).decode(self.encoding).rstrip("\r\n"))
+        except csv.Error as error:
+            raise ValueError(str(error)) from error
+        return [self.rename.get(cell.strip(), cell.strip()) for cell in cells]
+
     def reader(self, record_type: RecordType) -> Reader:
         """Return a function that reads the rows of a message."""
         return _CsvReader(self, record_type).read
@@ -159,7 +173,7 @@ class _CsvReader:
                 yield BadPart(header + line.encode(dialect.encoding), str(error))
 
     def _row(self, line: str, columns: _HeaderColumns) -> bytes:
-        cells = self._cells(line)
+        cells = self._dialect.cells(line)
         if len(cells) != columns.count:
             raise ValueError(f"{len(cells)} cells instead of {columns.count}")
         parts = []
@@ -171,18 +185,12 @@ class _CsvReader:
                 parts.append(name + empty)
         return b"{" + b",".join(parts) + b"}"
 
-    def _cells(self, line: str) -> list[str]:
-        dialect = self._dialect
-        if dialect.quote is None or dialect.quote not in line:
-            return line.split(dialect.delimiter)
-        return next(csv.reader([line], delimiter=dialect.delimiter, quotechar=dialect.quote, strict=True))
-
     def _columns_under(self, header: str) -> _HeaderColumns:
         found = self._known.get(header)
         if found is None:
             if len(self._known) >= _HEADERS_MAX:
                 self._known.clear()
-            found = self._known[header] = self._columns_of(self._cells(header.rstrip("\r\n")))
+            found = self._known[header] = self._columns_of(self._dialect.cells(header.rstrip("\r\n")))
         return found
 
     def _columns_of(self, names: Sequence[str]) -> _HeaderColumns:

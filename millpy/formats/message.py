@@ -9,7 +9,7 @@ message of the format, so that a replay, also of a corrected payload, gives the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -93,6 +93,13 @@ class Format(GraphPart, ABC):
     def validate(self, record_type: RecordType) -> None:
         """Check that the format fits the record class. Raises GraphError."""
         return
+
+    def header_names(self, line: bytes) -> Sequence[str]:
+        """Return the names of JSON that the first line of a file gives its columns. Raises ValueError.
+
+        Only a format with a header defines it. A file whose header cannot give a record is one defect.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def reader(self, record_type: RecordType) -> Reader:

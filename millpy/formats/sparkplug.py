@@ -103,6 +103,21 @@ class Sparkplug(Format):
         return read
 
 
+def sparkplug_rebirth(group: str, edge_node: str, at: datetime) -> tuple[str, bytes]:
+    """Return the topic and payload of the command that asks an edge node for a rebirth.
+
+    Publish it when `events` has a `rebirth_needed`; asking again does no harm.
+
+    Args:
+        group: the group of the edge node, as in the event.
+        edge_node: its name.
+        at: the time of the command.
+    """
+    payload = payload_class()(timestamp=(at - _EPOCH) // timedelta(milliseconds=1))
+    payload.metrics.add(name="Node Control/Rebirth", datatype=11, boolean_value=True)
+    return f"{NAMESPACE}/{group}/NCMD/{edge_node}", payload.SerializeToString()
+
+
 def _place(topic: str) -> tuple[str, str, str, str] | None:
     """Return group, edge node, device and type of a topic; None for messages that go to others.
 

@@ -20,7 +20,7 @@ from millpy.hosting.interval_state import IntervalState, intake_of, state_of
 from millpy.hosting.isolation import Isolation
 from millpy.hosting.plan import ComputationPlan, Plan, plan
 from millpy.hosting.routing import Delivery, Observe, segment_queries
-from millpy.hosting.step import CURSOR_ONLY_EVERY_S, Loader, Steps, TurnInput
+from millpy.hosting.step import CURSOR_ONLY_EVERY_S, Steps, StoreLoader, TurnInput
 from millpy.ingest.protocol import SourceBatch
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
@@ -94,7 +94,7 @@ class HostedInterval:
         *,
         snapshot: OwnerSnapshot | None = None,
         runs: Sequence[DedupeRun] = (),
-        load: Loader | None = None,
+        load: StoreLoader | None = None,
     ) -> None:
         snapshot = snapshot or OwnerSnapshot(StoredInterval(interval_id, 1), {}, {}, 0)
         grant = Grant(interval_id, snapshot.recovered.sequencer)
@@ -212,7 +212,9 @@ class HostedGraph:
         self._state = state
         self._limits = limits
         self.plan = plan(graph, state.deploy(graph.spec()), limits, observed=observe is not None)
-        self._steps = _steps(self.plan, limits, Loader(state.load_state, state.load_windows), HostBudget(), observe)
+        self._steps = _steps(
+            self.plan, limits, StoreLoader(state.load_state, state.load_windows), HostBudget(), observe
+        )
         self._turns = 0
         self.now_us = now_us
         self.tables: dict[LookupTable, TableVersion] = {}
@@ -320,9 +322,11 @@ class HostBudget:
     timers: int = UNBOUNDED
 
 
-def _steps(plan: Plan, limits: Limits, load: Loader, budget: HostBudget, observe: Observe | None = None) -> Steps:
+def _steps(plan: Plan, limits: Limits, load: StoreLoader, budget: HostBudget, observe: Observe | None = None) -> Steps:
     return Steps(plan, limits, load, NoFailpoints(), budget, lambda: 0.0, observe)
 
 
-LOAD_NOTHING = Loader(lambda grant, keys: (), lambda grant, folded, subkeys, keys: no_windows(folded, subkeys, keys))
+LOAD_NOTHING = StoreLoader(
+    lambda grant, keys: (), lambda grant, folded, subkeys, keys: no_windows(folded, subkeys, keys)
+)
 """For a host whose snapshots leave nothing out."""

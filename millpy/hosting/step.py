@@ -54,7 +54,7 @@ LoadState = Callable[[Grant, Sequence[bytes]], Sequence[Entries]]
 
 
 @dataclass(frozen=True, slots=True)
-class Loader:
+class StoreLoader:
     """What a step reads from the store.
 
     Attributes:
@@ -135,7 +135,7 @@ class Steps:
         self,
         plan: Plan,
         limits: Limits,
-        load: Loader,
+        load: StoreLoader,
         failpoints: Failpoints,
         budget: StepBudget,
         monotonic: Callable[[], float],
@@ -331,16 +331,15 @@ class Steps:
         arrived = [*retaken.arrived, *arrived]
         after = input_watermark(cursor.watermark for cursor in interval.cursors.values())
         assert after >= before, (interval.interval_id, before, after)
-        floor = plausible_floor(interval.processing_floor, inbox.clock, self._clock_step_us)
-        now_us = advance(floor, inbox.now_us)
+        now_us = advance(plausible_floor(interval.processing_floor, inbox.clock, self._clock_step_us), inbox.now_us)
         releases = inbox.releases.get(interval.interval_id, ())
         unarchived = _unarchived(retaken, releases, refused)
         if not (arrived or unarchived or self._is_due(interval, before, after, now_us, inbox)):
             interval.input_watermark = after
             return None
         self._load_missing(interval, stage, arrived)
-        work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes)
-        work.corrections = retaken.corrections
+        panes, corrections = self._budget.panes, retaken.corrections
+        work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, panes, corrections=corrections)
         work.load_windows = partial(self._load.windows, interval.grant)
         result = self._bounded_step(interval, stage, work, isolation)
         interval.bundle += 1
@@ -351,9 +350,7 @@ class Steps:
         if not result.unfinished:
             interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, after))
         _count(interval, refused, result)
-        _uncount(interval, retaken)
-        corrected = corrected_outcomes(retaken, result.corrected, before)
-        _count_corrected(interval, corrected)
+        corrected = _uncount(interval, retaken, result, before)
         self._takes.add(interval, consumed, work, result, unarchived)
         made = (result.productions, result.emitted_by_stream)
         segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted)
@@ -492,22 +489,22 @@ def _count(interval: IntervalState, refused: Sequence[tuple[int, DeadLetter]], r
         interval.count("written", str(part.table_id), len(part.columns[0]))
 
 
-def _uncount(interval: IntervalState, retaken: ReplayBatch) -> None:
-    """Subtract replayed records from the dead letters and late records; their new outcome is counted again (I8)."""
-    if not retaken.arrived:
-        return
+def _uncount(
+    interval: IntervalState, retaken: ReplayBatch, result: StepResult, watermark: Instant
+) -> list[RequestOutcome]:
+    """Subtract replayed records from the dead letters and late records; their new outcome is counted again (I8).
+
+    Return the outcomes of corrections. Late records that are in their finished windows now count as consumed.
+    """
+    outcomes = corrected_outcomes(retaken, result.corrected, watermark)
     of = {subscription.input: str(subscription.subscription_id) for subscription in interval.plan.incoming.values()}
-    for request, (place, *_) in retaken.taken:
+    for request, (place, *_) in retaken.taken if retaken.arrived else ():
         interval.count("late" if request.table == "late_records" else "dead_lettered", of[place], -1)
-
-
-def _count_corrected(interval: IntervalState, outcomes: Sequence[RequestOutcome]) -> None:
-    """Count late records that are in their finished windows now as consumed (I8)."""
-    of = {subscription.input: str(subscription.subscription_id) for subscription in interval.plan.incoming.values()}
     for outcome in outcomes:
         if outcome.corrects and outcome.request.window is not None and outcome.request.window.whole:
             interval.count("late", of[outcome.request.input], -1)
             interval.count("consumed", of[outcome.request.input], 1)
+    return outcomes
 
 
 def _check_still_ours(producer: IntervalState | None, answer: PollResult) -> None:

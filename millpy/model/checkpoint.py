@@ -277,6 +277,7 @@ class PastWindow:
         row: the window's row in the result table as a JSON object; None without a row.
         table_id: id of the result table; None if the computation writes none.
         newest_pane: index of the newest pane in the table's history, where a repair adds panes, too; -1 without any.
+        dropped: whether the table has a retention, and rows of the window's time were dropped.
     """
 
     key: bytes
@@ -286,6 +287,7 @@ class PastWindow:
     row: bytes | None = None
     table_id: int | None = None
     newest_pane: int = -1
+    dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,17 @@ def printable(text: str) -> str:
     return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
+def printable_values(value: Any) -> Any:
+    """Return a value for JSON with all texts in it as `printable` returns them."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable_values(name): printable_values(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [printable_values(inner) for inner in value]
+    return value
+
+
 def unstorable_keys(texts: Sequence[bytes]) -> dict[int, str]:
     """Return index -> problem of the keys (JSON text) that cannot be stored. Costs two quick tests if all can."""
     if b"\\u" not in b"".join(texts) and max(map(len, texts), default=0) <= KEY_BYTES_MAX:

@@ -78,6 +78,11 @@ def enum_type(plain: Any) -> type:
     )
 
 
+def is_carried(plain: Any) -> bool:
+    """Tell whether a plain type is carried by a column of another type: a Decimal, date or Enum."""
+    return plain in (Decimal, date) or is_enum(plain)
+
+
 def is_json(annotation: Any) -> bool:
     """Tell whether a field is stored as JSON: `Any`, a union, a dict or list of anything, or what contains these."""
     return any(map(_is_open, _parts_of(annotation, set())))

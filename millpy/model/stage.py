@@ -226,6 +226,10 @@ class StageInterval(Protocol):
         """Allow values that last changed at or before `bundle` to leave memory: they are rows now."""
         ...
 
+    def waits_for_fold(self) -> bool:
+        """Tell whether memory is short until a fold lets values leave it, so that the interval takes no input now."""
+        ...
+
 
 class ResidentInterval:
     """The answers of a `StageInterval` whose soft state is all in memory.
@@ -250,6 +254,10 @@ class ResidentInterval:
 
     def on_folded(self, bundle: int) -> None:
         """Do nothing: nothing leaves memory because it was folded."""
+
+    def waits_for_fold(self) -> bool:
+        """Return False: nothing leaves memory because it was folded."""
+        return False
 
 
 class Stage(Protocol):

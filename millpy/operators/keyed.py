@@ -190,6 +190,10 @@ class KeyedInterval:
         """Allow the eviction of values last changed at or before `bundle`, which are rows now."""
         self._unfolded = {key: changed for key, changed in self._unfolded.items() if changed > bundle}
 
+    def waits_for_fold(self) -> bool:
+        """Return False: what has changed since the last fold is bounded by its bytes."""
+        return False
+
     def _absorb_timers(self, entries: Entries) -> None:
         for text, name, value, at_us in zip(
             entries.keys, entries.subkeys, entries.values, entries.fire_ats, strict=True

@@ -103,7 +103,7 @@ class RejectedMetric(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Definition(msgspec.Struct, array_like=True):
+class MetricDefinition(msgspec.Struct, array_like=True):
     """What a birth says of a metric."""
 
     name: str
@@ -136,7 +136,7 @@ class SparkplugSession(Computation):
 
     immediate = True
     session = Value(NodeSession)
-    defined = MapCell(str, Definition)
+    defined = MapCell(str, MetricDefinition)
     devices = MapCell(str, bool)
 
     def __init__(self, name: str, rebirth_every: timedelta) -> None:
@@ -250,11 +250,11 @@ class _Call:
             ValueError: there are too many, or two have one name or alias.
         """
         device = self._message.device
-        found: dict[str, Definition] = {}
+        found: dict[str, MetricDefinition] = {}
         for metric in self._payload.metrics:
             if not metric.name or metric.name == BD_SEQ or not is_known(metric.datatype):
                 continue  # `_pass` rejects it
-            own = Definition(metric.name, metric.datatype)
+            own = MetricDefinition(metric.name, metric.datatype)
             for key in _keys(device, metric):
                 if found.setdefault(key, own) != own:
                     raise ValueError(f"two metrics of a birth have {key.partition('/')[2][:200]!r}")
@@ -290,12 +290,12 @@ class _Call:
         if unknown and not is_birth:
             self._need_birth(f"{unknown} is in no birth")
 
-    def _definition(self, metric: Any) -> Definition | None:
+    def _definition(self, metric: Any) -> MetricDefinition | None:
         """Return what is known of a metric; None without a name or data type."""
         known = next((own for key in _keys(self._message.device, metric) if (own := self._defined.get(key))), None)
         if known is not None or not metric.name or not is_known(metric.datatype):
             return known
-        return Definition(metric.name, metric.datatype)  # it says everything itself
+        return MetricDefinition(metric.name, metric.datatype)  # it says everything itself
 
     def _time_of(self, metric: Any) -> int:
         at = metric.timestamp * 1_000 if metric.HasField("timestamp") else self._own_us

@@ -10,13 +10,10 @@ a file of the supervisor's private directory. The supervisor asks all workers wh
 
 from __future__ import annotations
 
-import http.client
-import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -25,18 +22,12 @@ from millpy.config.extras import to_install
 from millpy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
     from millpy.graph import Graph
-    from millpy.observability.health import HealthCheck
     from millpy.process.supervisor import Supervisor
     from millpy.runtime.observer import Observers
 
 log = structlog.get_logger("millpy.process.answering")
 LOCALHOST = "127.0.0.1"
-ANSWER_S_MAX = 6.0
-"""Seconds; /live of a worker waits up to five for its event loop."""
-ANSWER_BYTES_MAX = 32_000_000
 
 
 @contextmanager
@@ -109,103 +100,16 @@ def answering_for(
         yield
         return
     try:
-        from prometheus_client import CollectorRegistry
-
         from millpy.observability.http import address_of, application, listening
+        from millpy.observability.workers_pages import WorkersPages  # needs an optional dependency
     except ImportError as error:
         raise _not_installed() from error
-    pages = WorkersPages(graph, directory, supervisor)
-    registry = CollectorRegistry()
-    registry.register(pages)
+    pages = WorkersPages(graph, lambda worker: _port_file(directory, worker), supervisor)
     host, port = address_of(address)
-    with listening((host, port), application(pages.live, pages.ready, registry)) as port:
+    with listening((host, port), application(pages.live, pages.ready, pages.registry)) as port:
         log.info("serving HTTP of all workers", graph=graph, host=host, port=port)
         on_port(port)
         yield
-
-
-class WorkersPages:
-    """Health and metrics of the workers of a supervisor; a collector of Prometheus.
-
-    Args:
-        graph: the graph's name.
-        directory: where the workers write their ports.
-        supervisor: the supervisor.
-    """
-
-    def __init__(self, graph: str, directory: Path, supervisor: Supervisor) -> None:
-        self._graph = graph
-        self._directory = directory
-        self._supervisor = supervisor
-
-    def live(self) -> HealthCheck:
-        """Tell whether a worker is live, or about to be started again."""
-        return self._check("live", starting=True)
-
-    def ready(self) -> HealthCheck:
-        """Tell whether a worker is ready."""
-        return self._check("ready", starting=False)
-
-    def _check(self, page: str, *, starting: bool) -> HealthCheck:
-        from millpy.observability.health import HealthCheck
-
-        workers: list[dict[str, Any]] = []
-        for worker, (pid, answer) in enumerate(self._ask(f"/{page}")):
-            found: dict[str, Any] = {"number": worker, "pid": pid, "restarts": self._supervisor.restarts[worker]}
-            if answer is None:
-                found |= {page: starting, "reason": "does not run" if pid is None else "does not answer yet"}
-            else:
-                with suppress(ValueError):
-                    found |= json.loads(answer)
-            workers.append(found)
-        return HealthCheck(any(found.get(page) for found in workers), {"workers": workers})
-
-    def collect(self) -> Iterator[Metric]:
-        """Return the metrics of all workers, each with its number as the label `worker`."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-        from prometheus_client.parser import text_string_to_metric_families
-
-        pids = self._supervisor.running()
-        running = GaugeMetricFamily("millpy_workers", "Worker processes by state.", labels=("graph", "state"))
-        running.add_metric((self._graph, "running"), sum(pid is not None for pid in pids))
-        running.add_metric((self._graph, "down"), sum(pid is None for pid in pids))
-        yield running
-        restarts = CounterMetricFamily(
-            "millpy_worker_restarts", "Worker processes started again.", labels=("graph", "worker")
-        )
-        for worker, count in enumerate(self._supervisor.restarts):
-            restarts.add_metric((self._graph, str(worker)), count)
-        yield restarts
-        families: dict[str, Metric] = {}
-        for worker, (_, answer) in enumerate(self._ask("/metrics")):
-            if answer is None:
-                continue
-            for family in text_string_to_metric_families(answer.decode()):
-                known = families.setdefault(family.name, family)
-                samples = [s._replace(labels={**s.labels, "worker": str(worker)}) for s in family.samples]
-                known.samples = [*(known.samples if known is not family else ()), *samples]
-        yield from families.values()
-
-    def _ask(self, path: str) -> list[tuple[int | None, bytes | None]]:
-        """Ask all workers at once; return the process and the answer of each, None for one without."""
-        pids = self._supervisor.running()
-
-        def ask(worker: int) -> bytes | None:
-            if pids[worker] is None:
-                return None
-            with suppress(OSError, ValueError, http.client.HTTPException):
-                port = int(_port_file(self._directory, worker).read_text())
-                connection = http.client.HTTPConnection(LOCALHOST, port, timeout=ANSWER_S_MAX)
-                try:
-                    connection.request("GET", path)
-                    body = connection.getresponse().read(ANSWER_BYTES_MAX + 1)
-                    return body if len(body) <= ANSWER_BYTES_MAX else None
-                finally:
-                    connection.close()
-            return None
-
-        with ThreadPoolExecutor(len(pids), thread_name_prefix="ask") as pool:
-            return list(zip(pids, pool.map(ask, range(len(pids))), strict=True))
 
 
 def _not_installed() -> ConfigError:

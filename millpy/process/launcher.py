@@ -28,6 +28,7 @@ from millpy.process.supervisor import STOP_MARGIN_S, Supervisor
 
 if TYPE_CHECKING:
     from millpy.graph import Graph
+    from millpy.runtime.observer import Observers
 
 log = structlog.get_logger("millpy.process.launcher")
 WORKERS_MAX = 64
@@ -94,10 +95,8 @@ def run(  # noqa: PLR0913 - the options of `millpy run`
         UsageError: the graph, a name in `only`, the number of workers or `start` is wrong.
     """
     from millpy.graph.loader import load_graph  # late: `millpy status` does not load the engine
-    from millpy.observability.progress import ProgressReporter
     from millpy.process.assembly import archives_of
     from millpy.process.worker_process import run_until_stopped, start_of
-    from millpy.runtime.observer import Observers
 
     if not 1 <= workers <= WORKERS_MAX:
         raise UsageError(f"invalid number of workers: {workers}", hint=f"give a number from 1 to {WORKERS_MAX}")
@@ -107,12 +106,7 @@ def run(  # noqa: PLR0913 - the options of `millpy run`
         only, settings = archives_of(graph), settings.only_archiving()
     elif in_workers:
         archives_of(graph)  # raises if there is none
-    names = [computation.name for computation in graph.spec().computations]
-    for name in only:
-        if name not in names:
-            raise UsageError(
-                f"graph {graph.name!r} has no computation {name!r}", hint=f"choose from {', '.join(names)}"
-            )
+    _check_names(graph, only)
     begin = start_of(start, graph)
     _ = settings.limits  # raises on an invalid limit before anything starts
     with database(settings, location, create=True) as url:
@@ -120,9 +114,7 @@ def run(  # noqa: PLR0913 - the options of `millpy run`
             _check_sources(graph, url)
         with line() as say:
             if workers == 1:
-                observers = Observers()
-                if say is not None:
-                    observers.add(ProgressReporter(SystemClock(), say))
+                observers = _observers(say)
                 with answering(http, graph, observers):
                     run_until_stopped(graph, url, settings, only=only, start=begin, observer=observers)
                 status = 0
@@ -134,6 +126,27 @@ def run(  # noqa: PLR0913 - the options of `millpy run`
         if ended is not None:
             ended(url, graph)
         return status
+
+
+def _observers(say: Say | None) -> Observers:
+    """Return the observers of a worker in this process, which show its progress on the status line if there is one."""
+    from millpy.observability.progress import ProgressReporter
+    from millpy.runtime.observer import Observers
+
+    observers = Observers()
+    if say is not None:
+        observers.add(ProgressReporter(SystemClock(), say))
+    return observers
+
+
+def _check_names(graph: Graph, only: Sequence[str]) -> None:
+    """Check that a graph has the named computations."""
+    names = [computation.name for computation in graph.spec().computations]
+    for name in only:
+        if name not in names:
+            raise UsageError(
+                f"graph {graph.name!r} has no computation {name!r}", hint=f"choose from {', '.join(names)}"
+            )
 
 
 def _check_sources(graph: Graph, url: str) -> None:

@@ -54,7 +54,7 @@ class Maintenance:
         now = self._clock.monotonic()
         if total >= self._limits.fold_bytes:
             return sorted(intervals, key=lambda i: -i.unfolded_bytes)
-        return [i for i in intervals if now - i.unfolded_since >= self._limits.fold_every_s]
+        return [i for i in intervals if i.waits_for_fold or now - i.unfolded_since >= self._limits.fold_every_s]
 
     async def fold(self) -> bool:
         """Fold the deltas of the intervals that are due; return whether there were any."""

@@ -25,6 +25,7 @@ class OwnedInterval(IntervalState):
         requested: replay requests that wait for a turn.
         replaying: whether replay requests are in a turn that is not known to be committed.
         releases: releases of parked keys that wait for a turn.
+        waits_for_fold: whether it takes no input until a fold has made room in memory.
         folded_bundle: the last bundle whose deltas are rows.
         unfolded_since: time of the last fold, in seconds on the monotonic clock.
         unfolded, unfolded_bytes: (bundle, bytes of its deltas) above the folded bundle, including those in flight,
@@ -37,6 +38,7 @@ class OwnedInterval(IntervalState):
     requested: list[Request] = field(default_factory=list)
     replaying: bool = False
     releases: list[Release] = field(default_factory=list)
+    waits_for_fold: bool = False
     unfolded_since: float = 0.0
     unfolded: deque[tuple[int, int]] = field(default_factory=deque)
     unfolded_bytes: int = 0

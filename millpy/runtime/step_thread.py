@@ -15,7 +15,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-from millpy.hosting.step import Loader
+from millpy.hosting.step import StoreLoader
 from millpy.model.checkpoint import Entries, Grant
 from millpy.store.protocol import Store
 
@@ -38,7 +38,7 @@ class StepThread(Executor):
         self._jobs.put((lambda: fn(*args, **more), self._running))
         return self._running
 
-    def loader(self, store: Store) -> Loader:
+    def loader(self, store: Store) -> StoreLoader:
         """Return what loads missing state and windows from inside a step; call this in the event loop."""
         loop = asyncio.get_running_loop()
 
@@ -48,7 +48,7 @@ class StepThread(Executor):
         def windows(grant: Grant, folded: int, subkeys: Sequence[str], keys: Sequence[bytes] | None) -> Entries:
             return asyncio.run_coroutine_threadsafe(store.load_windows(grant, folded, subkeys, keys), loop).result()
 
-        return Loader(state, windows)
+        return StoreLoader(state, windows)
 
     def is_busy(self) -> bool:
         """Tell whether a submitted function has not ended yet."""

@@ -131,6 +131,9 @@ class TurnCycle:
         clock = self._context.clock.read()
         over = self._maintenance.unfolded_bytes() > self._context.limits.unfolded_bytes_max
         intervals, budget = self._owned.intervals, self._context.budget
+        for interval in intervals.values():
+            interval.waits_for_fold = interval.stage is not None and interval.stage.waits_for_fold()
+            over = over or interval.waits_for_fold
         pace = self._context.archive_pace
         pace.apply(intervals)
         self._context.lookups.apply(intervals)

@@ -21,7 +21,7 @@ from millpy.errors import (
     TransientError,
     UsageError,
 )
-from millpy.hosting.step import Loader, Steps
+from millpy.hosting.step import Steps, StoreLoader
 from millpy.runtime.background import BackgroundTasks
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.maintenance import Maintenance
@@ -45,7 +45,7 @@ class Worker:
 
     cycle_type = TurnCycle
 
-    def __init__(self, context: WorkerContext, load: Loader | None = None) -> None:
+    def __init__(self, context: WorkerContext, load: StoreLoader | None = None) -> None:
         self.context = context
         skew = Skew(context.plan.max_skew_us)
         self.owned = OwnedIntervals(context)

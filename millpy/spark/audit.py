@@ -253,6 +253,8 @@ def _normal(frame: DataFrame, columns: Sequence[ColumnSpec]) -> DataFrame:
         elif column.sql_type == "numeric":
             # No cast to a number: it would round, and PostgreSQL's numbers may have any length, or be none.
             value = F.regexp_replace(value.cast("string"), r"\.0+$", "")
+        elif column.sql_type == "decimal":
+            value = F.regexp_replace(value.cast("string"), r"\.0*$|(\.[0-9]*[1-9])0+$", "$1")
         elif column.sql_type == "timestamptz":
             value = F.unix_micros(value)
         else:

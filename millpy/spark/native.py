@@ -86,7 +86,11 @@ def _planned(spec: GraphSpec, table: TableSpec) -> NativePlan | str:
     if isinstance(taken, str):
         return taken
     aggregates = {name: dict(aggregate) for name, aggregate in identity["aggregates"]}
-    known = tuple(value for value in table.values if aggregates.get(value.name, {}).get("kind") in _AGGREGATES)
+    known = tuple(
+        value
+        for value in table.values
+        if aggregates.get(value.name, {}).get("kind") in _AGGREGATES and value.sql_type != "decimal"  # text in Parquet
+    )
     if not known:
         return "Spark has none of its aggregates"
     return NativePlan(

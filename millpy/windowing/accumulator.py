@@ -120,8 +120,8 @@ class Accumulator:
         shares: aggregates with equal `shares` share one accumulator; None for one that does not share.
         memory_bytes: an estimate of the bytes of an accumulator in memory.
         stores_text: whether the stored form of an accumulator is much shorter than its JSON.
-        stored_form: how SQL reads the result of a stored accumulator, for the views `…_live`: value (the result; a
-            datetime in µs), timed value ([event time, result]), mean or mean of integers ([sum, count]); empty if it
+        stored_form: how SQL reads the result of a stored accumulator, for the views `…_live`: value (the result, as
+            `plain_value`), timed value ([event time, result]), mean or mean of integers ([sum, count]); empty if it
             cannot.
         progress: the progress to which calls of user code are reported.
     """

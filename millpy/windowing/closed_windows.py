@@ -36,6 +36,7 @@ class ClosedWindows:
         panes: window start -> key -> pane in memory; a stored window is there, too, maybe without panes.
         weights: the memory of the panes.
         end_of: returns the end of the window that begins at a start.
+        has_left: tells whether a pane of a closed window has been emitted.
         absorb: adds loaded panes to `panes`.
         bytes_max: the bound on the memory of closed windows.
         folded_bundle: the last bundle whose changes are rows in the store.
@@ -50,6 +51,7 @@ class ClosedWindows:
         panes: MutableMapping[int, dict[Key, OpenPane]],
         weights: Weights,
         end_of: Callable[[int], int],
+        has_left: Callable[[OpenPane], bool],
         absorb: Absorb,
         bytes_max: int,
         folded_bundle: int,
@@ -57,6 +59,7 @@ class ClosedWindows:
         self._panes = panes
         self._weights = weights
         self._end_of = end_of
+        self._has_left = has_left
         self._absorb = absorb
         self._bytes_max = bytes_max
         self._folded = folded_bundle
@@ -115,7 +118,8 @@ class ClosedWindows:
         for start in sorted(closed):
             if start in self._leaving:
                 continue
-            out = [key for key, pane in panes[start].items() if pane.emitted and 0 < pane.bundle <= folded_bundle]
+            of_window = panes[start].items()
+            out = [key for key, pane in of_window if 0 < pane.bundle <= folded_bundle and self._has_left(pane)]
             if not out:
                 continue
             weights.drop([panes[start].pop(key) for key in out])
@@ -124,6 +128,19 @@ class ClosedWindows:
             self.stored.add(start)
             if weights.total - open_bytes <= self._bytes_max * 3 // 4:
                 return
+
+    def is_over(self, first_open_end: int) -> bool:
+        """Tell whether closed windows exceed the bound by half although all that are folded have left memory."""
+        limit = self._bytes_max * 3 // 2
+        if self._weights.total <= limit:
+            return False
+        self.spill(self._folded, first_open_end)  # panes that were loaded, and have not changed
+        if self._weights.total <= limit:
+            return False
+        panes, end_of = self._panes, self._end_of
+        return (
+            sum(len(of) for start, of in panes.items() if end_of(start) < first_open_end) * self._weights.each > limit
+        )
 
     def leave(self, start: int, panes_max: int) -> list[tuple[bytes, int]]:
         """Return (key text, key hash) of up to `panes_max` panes of an expiring window that are only in the store.

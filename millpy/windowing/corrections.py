@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ import msgspec
 from millpy.model.checkpoint import DeletedRows, PastWindow, ResultRows
 from millpy.model.deployment import PANE_INFO
 from millpy.model.keys import Key, key_from_text
-from millpy.model.record import Records, concat
+from millpy.model.record import Records, concat, without_none
 from millpy.model.stage import StageBinding, StepResult, WindowCorrection
 from millpy.model.time import Instant, to_datetime
 from millpy.windowing.accumulation import Accumulation
@@ -118,6 +119,8 @@ class Corrections:
             return None
         if window.end > over_by:
             return "its window is still open, although its trigger has finished: it can be corrected once it is over"
+        if window.row is None and window.dropped:
+            return "its row was dropped, because it was older than the retention of the result table"
         key = key_from_text(window.key, self._input.key_types)
         row = None if window.row is None else self._read(window.row)
         try:
@@ -160,7 +163,7 @@ class Corrections:
         """Emit the next pane of a window that has this row; `own` are the accumulators of the `added` records alone."""
         keys = [key] if self._width == 1 else list(key)  # type: ignore[arg-type]
         names = [*keys, window.start, window.end]
-        old = None if row is None else [*names, *(self._result(row, name) for name in self._result_names())]
+        old = None if row is None else [*names, *(row[name] for name in self._result_names())]
         retracting = self._subscribed and self._spec.accumulation is Accumulation.RETRACTING
         if retracting and old is not None:
             self._taken_back.append(old)
@@ -183,21 +186,24 @@ class Corrections:
         return (*self._spec.columns(), *self._spec.info_columns(), "pane_index", "pane_timing", "late_count")
 
     def _read(self, row: bytes) -> dict[str, Any]:
-        """Read a stored row; Python's reader keeps whole numbers of any width."""
-        found: dict[str, Any] = json.loads(row)
+        """Read a stored row, with results as a record has them; Python's reader keeps numbers of any width."""
+        found: dict[str, Any] = json.loads(row, parse_float=Decimal)
+        for name in self._result_names():
+            found[name] = _typed(found[name], without_none(self._output.annotations_along(name)[-1])[0])
         return found
 
-    def _result(self, row: Mapping[str, Any], name: str) -> Any:
-        """Return a result as a record has it."""
-        value = row[name]
-        annotation = self._output.annotations_along(name)[-1]
-        if isinstance(value, str) and annotation in (float, float | None):
-            return float(value)  # NaN and infinities
-        if isinstance(value, int) and not isinstance(value, bool) and annotation in (float, float | None):
-            return float(value)
-        if value is not None and annotation in (datetime, datetime | None):
-            return msgspec.convert(value, datetime) if isinstance(value, str) else to_datetime(value)
-        return value
+
+def _typed(value: Any, kind: Any) -> Any:
+    """Return a value of a row as its type has it."""
+    if value is None:
+        return None
+    if kind in (float, Decimal):
+        return kind(value)  # NaN and infinities are text
+    if kind is date:
+        return date.fromisoformat(value)
+    if kind is datetime:
+        return msgspec.convert(value, datetime) if isinstance(value, str) else to_datetime(value)
+    return value
 
 
 def _columns(panes: Sequence[Sequence[Any]]) -> list[Column]:

@@ -14,23 +14,24 @@ import numpy as np
 
 from millpy.model.keys import Key
 from millpy.model.record import Instants, Mask, retractions_of
-from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
+from millpy.model.stage import StageBinding, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import PartialAggregate
 from millpy.windowing.aggregates.combiner import try_merges
 from millpy.windowing.fixed_state import OpenWindows
 from millpy.windowing.group_by import Groups, Integers
-from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval
+from millpy.windowing.operator import DroppedLate, JoinedRows
 from millpy.windowing.pane_codec import NO_TIME, OpenPane
 from millpy.windowing.panes import Emission
+from millpy.windowing.spilling import SpillingInterval
 from millpy.windowing.triggered_state import TriggeredWindows
 from millpy.windowing.window import WindowAssigner
 from millpy.windowing.window_memory import Openings, WindowEntries, openings_of
 from millpy.windowing.window_spec import WindowSpec
 
 
-class AlignedInterval(WindowedInterval[OpenWindows]):
+class AlignedInterval(SpillingInterval[OpenWindows]):
     """Soft state of one key interval: its open windows by start, then key."""
 
     def __init__(
@@ -45,31 +46,8 @@ class AlignedInterval(WindowedInterval[OpenWindows]):
         self._through_state = self._accumulators.retracts or self._triggers is not None or self._combines
         if self._combines:
             self._open.hold_times(retracts=self._mode is Accumulation.RETRACTING)
-        if windowing.spills and not self._input.site:
-            bytes_max = binding.limits.closed_windows_bytes_max // binding.windowed_intervals
-            self._open.spill_to(self._input.key_types, bytes_max, recovered)
+        self._spill_beyond(windowing, recovered)
         self._recover(recovered)
-
-    @property
-    def immediate(self) -> bool:
-        """Whether a step calls no user code, and all windows are in memory."""
-        closed = self._open.spilled
-        return super().immediate and (closed is None or not closed.stored)
-
-    def on_folded(self, bundle: int) -> None:
-        """Allow closed windows last changed at or before `bundle` to leave memory: they are rows now."""
-        if self._open.spilled is not None:
-            self._open.spilled.spill(bundle, self._open.next_end())
-
-    def step(self, work: Work) -> StepResult:
-        """Apply one turn's work to the open windows and return the result to commit."""
-        if self._open.spilled is not None:
-            self._open.spilled.load = work.load_windows
-        return super().step(work)
-
-    def _counted_bytes(self) -> int:
-        """Return the memory that counts against the bound: closed windows that can wait in the store do not."""
-        return super()._counted_bytes() if self._open.spilled is None else self._open.open_bytes()
 
     def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
         """Add each row to all of its windows, except those that have expired: these make late records."""

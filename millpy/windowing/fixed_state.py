@@ -76,7 +76,7 @@ class OpenWindows:
             self.weights.panes += len(entries)
 
         end_of, folded = self._assigner.end_of, recovered.folded_bundle
-        self.spilled = ClosedWindows(self.panes, self.weights, end_of, absorb, bytes_max, folded)
+        self.spilled = ClosedWindows(self.panes, self.weights, end_of, self.has_left, absorb, bytes_max, folded)
         for subkey in recovered.closed_windows:
             start, _, end = subkey.partition("/")
             self._assigner.pin(int(start), int(end))
@@ -84,17 +84,21 @@ class OpenWindows:
             self.spilled.stored.add(int(start))
 
     def open_bytes(self) -> int:
-        """Return the memory of the windows that have not fired, of those that end in their order."""
-        first_end, weights = self.next_end(), self.weights
-        found = [panes for start, panes in self.panes.items() if panes and not self.is_closed(start, first_end)]
+        """Return the memory of the windows that are not closed."""
+        first_end, weights, end_of = self.first_open_end(), self.weights, self._assigner.end_of
+        found = [panes for start, panes in self.panes.items() if panes and end_of(start) >= first_end]
         beyond = (
             sum(weights.large.get(id(pane), 0) for panes in found for pane in panes.values()) if weights.large else 0
         )
         return sum(map(len, found)) * weights.each + beyond
 
-    def is_closed(self, start: int, first_end: int) -> bool:
-        """Tell whether a window has fired, given the end of the first one that has not."""
-        return self._assigner.end_of(start) < first_end
+    def first_open_end(self) -> Instant:
+        """Return the end of the first window that is not closed: those that end before it have fired."""
+        return self.next_end()
+
+    def has_left(self, pane: OpenPane) -> bool:
+        """Tell whether a pane of a closed window needs nothing more but late records."""
+        return pane.emitted
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Load stored panes; called for each part of the stored state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpy.model.checkpoint import DeletedRows, ResultRows
+from millpy.model.field_types import decimal_text
 from millpy.model.keys import Key
 from millpy.model.record import SMALL_RECORDS_MAX, Instants, Records, RecordType, column_name
 from millpy.model.time import INSTANT_MIN, Instant, to_datetime
@@ -301,7 +303,7 @@ class Emission:
             if isinstance(one, list):
                 joined.append([*one, *other])
             else:
-                joined.append(pa.concat_arrays([one, pa.array(other, one.type)]))
+                joined.append(pa.concat_arrays([one, pa.array(_plain(other, one.type), one.type)]))
         return joined
 
     def deleted_rows(self, table_id: int) -> list[DeletedRows]:
@@ -444,5 +446,7 @@ def records_of(
 
 
 def _plain(column: list[Any], type_: pa.DataType) -> list[Any]:
-    """Convert the values of a UUID column to text, its type in Arrow."""
-    return [None if value is None else str(value) for value in column] if pa.types.is_string(type_) else column
+    """Convert the values of a UUID or Decimal column to text, its type in Arrow."""
+    if not pa.types.is_string(type_):
+        return column
+    return [decimal_text(value) if isinstance(value, Decimal) else value and str(value) for value in column]

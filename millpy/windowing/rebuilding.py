@@ -7,8 +7,8 @@ A row has results, not accumulators. These can be rebuilt:
     variance, standard deviation     with the number of its values, and their mean (or sum)
 
 The number of values is the column of `Count("field")`, or of `Count()` if the field is never None. Sums, means and
-variances of floats are right up to rounding, as those of accumulators that were merged in another order. Every other
-aggregate keeps more than its result.
+variances of floats are right up to rounding, as those of accumulators that were merged in another order. A mean of
+Decimals is rounded, and so needs the exact sum. Every other aggregate keeps more than its result.
 
 NULL means "no values" only where a count says so: the column of an aggregate that was appended later is NULL, too.
 """
@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
-import msgspec
-
 from millpy.errors import UsageError
+from millpy.model.field_types import plain_value
 from millpy.model.record import RecordType
-from millpy.model.time import instant
 from millpy.windowing.accumulator import Accumulator, AccumulatorSet
 from millpy.windowing.aggregates.balance import CountBalance, SumBalance
 from millpy.windowing.aggregates.numeric import (
@@ -57,7 +55,7 @@ class Rebuilder:
         ]
 
     def accumulators_of(self, row: Mapping[str, Any]) -> list[Any]:
-        """Return the accumulators of a window with this row: column -> result.
+        """Return the accumulators of a window with this row: column -> result, of the type that the column has.
 
         The list is shorter if the row is from before its last aggregates were appended.
 
@@ -102,12 +100,8 @@ class Rebuilder:
     def _rebuilt(self, name: str, member: Accumulator, result: Any, row: Mapping[str, Any]) -> Any:
         if isinstance(member, CountAccumulator | CountBalance):
             return int(result)
-        if isinstance(member, SumAccumulator):
-            return None if result is None else member.kind(result)
-        if isinstance(member, ExtremeAccumulator):
-            if result is not None and member.kind is datetime:
-                return instant(msgspec.convert(result, datetime)) if isinstance(result, str) else result
-            return result if result is None else member.kind(result)
+        if isinstance(member, SumAccumulator | ExtremeAccumulator):
+            return None if result is None else plain_value(result)
         if isinstance(member, MeanAccumulator | VarianceAccumulator | SumBalance):
             return self._moments(name, member, result, row)
         raise NotRebuiltError(
@@ -128,9 +122,10 @@ class Rebuilder:
             return member.empty()
         total = self._total(member.field, member.kind, count, row)
         if total is None:
+            needed = "Sum" if member.kind is Decimal else "Mean"
             raise NotRebuiltError(
-                f"column {name} cannot be added to: no column has the mean or the sum of its values",
-                hint=f'add a column Mean("{member.field}")',
+                f"column {name} cannot be added to: no column has the {needed.lower()} of its values",
+                hint=f'add a column {needed}("{member.field}")',
             )
         if not math.isfinite(total):
             raise NotRebuiltError(f"column {name} cannot be added to: its values are not finite")
@@ -159,11 +154,13 @@ class Rebuilder:
             if member.field != field or row[name] is None:
                 continue
             if isinstance(member, SumAccumulator) or (isinstance(member, SumBalance) and member.is_sum):
-                return kind(row[name])
+                return plain_value(row[name])
         for name, _, member in self._columns:
             if member.field != field or row[name] is None:
                 continue
             if isinstance(member, MeanAccumulator) or (isinstance(member, SumBalance) and member.is_mean):
+                if kind is Decimal:
+                    continue  # it is rounded, and the sum of Decimals is exact
                 total = float(row[name]) * count
                 return round(total) if kind is int and math.isfinite(total) else total
         return None

@@ -25,9 +25,10 @@ from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.accumulator import AccumulatorSet, PartialAggregate
 from millpy.windowing.group_by import Groups, Integers, aligned_groups, stable_order
-from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval
+from millpy.windowing.operator import DroppedLate, JoinedRows
 from millpy.windowing.panes import Emission
 from millpy.windowing.sliding_state import OpenSlices
+from millpy.windowing.spilling import SpillingInterval
 from millpy.windowing.window import Assigner, SlidingWindows
 from millpy.windowing.window_memory import Openings, WindowEntries, openings_of
 from millpy.windowing.window_spec import WindowSpec
@@ -138,7 +139,7 @@ class Parts:
             self.known = np.concatenate([self.known, np.full(len(panes), len(self.partials), np.int64)])
 
 
-class SlicedInterval(WindowedInterval[OpenSlices]):
+class SlicedInterval(SpillingInterval[OpenSlices]):
     """Soft state of one key interval: its slices by start, then key."""
 
     def __init__(
@@ -157,6 +158,7 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         self._slices: list[tuple[int, list[Key], list[list[Any]], list[int]]] = []  # start; by key: values, records
         self._keys: list[Key] = []
         self._open.ahead.recover(recovered.entries, self._input.key_types, reached)
+        self._spill_beyond(windowing, recovered)
         self._recover(recovered)
 
     def _take_rows(self, emission: Emission, rows: JoinedRows, work: Work) -> DroppedLate | None:
@@ -166,6 +168,7 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         over = self._over_by(rows.watermarks) - self._size_us - (starts - (self._size_us - self._every_us))
         missed = np.clip(over // self._every_us + 1, 0, self._windows_per_record)
         self._keys = rows.keys
+        self._fetch(rows, starts, missed)
         latest_end: Instant | Instants = self._latest_end
         if self._firing_ahead or self._open.ahead:
             latest_end = self._targets(rows.keys, self._latest_end)[rows.codes]
@@ -178,6 +181,19 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         else:
             self._take_many(rows, starts, live, waiting, leaving)
         return self._too_late(rows, starts, missed) if missed.any() else None
+
+    def _fetch(self, rows: JoinedRows, starts: Instants, missed: Integers) -> None:
+        """Load the slices in the store of all windows for which rows are late, but not too late."""
+        spilled = self._open.spilled
+        if spilled is None or not spilled.stored:
+            return
+        late = (starts + self._every_us <= self._open.position) & (missed < self._windows_per_record)
+        pairs = np.unique(np.stack([starts[late], rows.codes[late]]), axis=1)
+        around = np.arange(1 - self._windows_per_record, self._windows_per_record) * self._every_us
+        at_once = max(1, ENTRIES_MAX // len(around))
+        for lo in range(0, pairs.shape[1], at_once):
+            some, codes = pairs[:, lo : lo + at_once]
+            spilled.fetch((some[:, None] + around).ravel(), np.repeat(codes, len(around)), rows.keys)
 
     def _openings(self, rows: JoinedRows, work: Work) -> Openings:
         """Return the slice of each row, and the windows for which it is late: these keep their number of late rows."""
@@ -192,6 +208,11 @@ class SlicedInterval(WindowedInterval[OpenSlices]):
         windows = oldest[at] + (missed[at] + place) * self._every_us
         at, windows = np.concatenate([np.arange(len(rows)), at]), np.concatenate([starts, windows])
         stays = windows + (self._size_us + self._allowed_us) > work.watermark
+        if self._open.spilled is not None:
+            # As for other windows, in `AlignedInterval._openings`.
+            in_open = windows + self._size_us > self._trigger.latest_end(work.watermark)
+            windows, at, stays = windows[in_open], at[in_open], stays[in_open]
+            self._open.spilled.fetch_beside(windows, rows.codes[at], rows.keys, self._assigner.neighbors)
         panes, weights = self._open.panes, self._open.weights
         entries = WindowEntries(windows, rows.codes[at], at, stays)
         return openings_of(panes, weights, rows.keys, entries, self._assigner.neighbors)

@@ -143,6 +143,14 @@ class OpenSlices(OpenWindows):
         if key not in self._opened.get(start, ()):
             self.changed(start)[key] = pane
 
+    def first_open_end(self) -> Instant:
+        """Return an end before which all windows have fired: a slice is closed with the window that begins with it."""
+        return Instant(self.position + 1)
+
+    def has_left(self, pane: OpenPane) -> bool:
+        """Return True: a slice itself emits nothing."""
+        return True
+
     def _without_pane(self, panes: PanesByKey) -> int:
         """Return 0: a slice itself emits nothing."""
         return 0

@@ -95,10 +95,10 @@ class WindowSpec:
     def spills(self) -> bool:
         """Whether windows that have fired may leave memory until a late record comes or they expire.
 
-        They may if each stands for itself: fixed and calendar windows, and sliding ones without slices, which do not
-        merge and whose trigger has no state. A pane from which all records are retracted has not been emitted.
+        They may if each stands for itself: fixed, calendar and sliding windows, which do not merge and whose trigger
+        has no state. A pane from which all records are retracted has not been emitted.
         """
-        aligned = not isinstance(self.windows, SessionWindows | WindowFunction) and not self.sliced
+        aligned = not isinstance(self.windows, SessionWindows | WindowFunction)
         return aligned and not self.by_pane and not self.takes_retractions
 
     def columns(self) -> tuple[str, ...]:

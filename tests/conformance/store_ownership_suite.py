@@ -338,7 +338,9 @@ class OwnershipSuite:
         assert await world.store.now_us() >= before > 0
 
     async def test_events_are_stored(self, world: World) -> None:
-        await world.store.record_events(world.deployment.graph_id, [Event("takeover", {"interval": 1})])
+        """Also if a broker says something, or a file has a name, that PostgreSQL cannot store."""
+        detail: dict[str, object] = {"interval": 1, "why": "a\0b", "partitions": ["\udcff"]}
+        await world.store.record_events(world.deployment.graph_id, [Event("takeover", detail)])
 
     async def test_seized_interval_leaves_its_live_owner_with_a_stale_grant(self, world: World) -> None:
         owner, other = await world.owner(world.a), await world.worker()

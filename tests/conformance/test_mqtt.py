@@ -284,6 +284,7 @@ async def test_stopped_broker_is_not_called_another_client(tmp_path: Path, caplo
     (record,) = [record for record in caplog.records if "waiting for a lease" in record.message]
     assert "nothing listens" in vars(record)["hint"]
     assert connection.is_connected is False
+    assert connection.why.endswith("was lost: the broker closed it")
     await injector.close()
 
 

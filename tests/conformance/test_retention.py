@@ -28,7 +28,7 @@ from millpy.admin.queries import Admin
 from millpy.admin.repairs import graph_id, repair_rows
 from millpy.errors import GraphError, PaneOrderError, PoisonError
 from millpy.limits import Limits
-from millpy.model.checkpoint import ResultRows
+from millpy.model.checkpoint import LateRows, ResultRows
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.postgres.store import PostgresStore
@@ -137,7 +137,7 @@ async def test_partitions_are_made_for_any_time_and_their_number_is_bounded(owne
     rng = random.Random(1)
     table, alarms = owner.deployment.table_ids["alarms"], owner.deployment.intervals_of("alarms")[0]
     far = [-(10**15), -1, 0, 8_000_000_000_000_000, 2 * 10**17, *(HOUR * 400_000 + n * HOUR for n in range(60))]
-    wild = [rng.randrange(HOUR * 1_900_000) for _ in range(400)]
+    wild = [rng.randrange(HOUR * 1_900_000) for _ in range(700)]
     for times in (far, wild, sorted(wild, reverse=True)):
         made = alarm_rows(table, *map(float, range(len(times))))
         made.columns[2] = list(times)
@@ -245,6 +245,26 @@ async def test_a_repair_reaches_a_partition_that_does_not_exist(owner: Owner, da
         assert done == {"replaced": 1 + again, "added": 1 - again, "deleted": 0}
 
     assert rows(database_url, SUMS) == [("a", 1.0), ("b", 2.0)]
+
+
+async def test_a_window_whose_rows_were_dropped_says_so_to_its_late_records(owner: Owner, database_url: str) -> None:
+    await store_at(owner, 1.5, 2.5, 19.5)
+    ends = [int(hour * HOUR) for hour in (1.5, 1.75, 2.25, 18.5)]
+    starts, count = [end - 60_000_000 for end in ends], len(ends)
+    late = LateRows("readings", "sums", [b'"a"'] * count, [b"{}"] * count, starts, [20 * HOUR] * count, starts, ends)
+    await owner.commit(owner.checkpoint(owner.deployment.intervals_of("sums")[0], late=[late]))
+    await reach(owner, 4.5)
+    run(database_url, DROP, "SELECT millpy.replay_into_window(array_agg(late_record_id), 'x') FROM mill.late_records")
+
+    async def dropped() -> list[bool]:
+        ids = [interval.interval_id for interval in owner.deployment.intervals]
+        found = await owner.store.read_requests(ids, records_max=10, bytes_max=10**6)
+        return [request.window.dropped for request in found.requests if request.window is not None]
+
+    assert await dropped() == [True, True, False, False]
+    await reach(owner, None)
+    run(database_url, DROP)
+    assert await dropped() == [True, True, True, False]
 
 
 async def test_generations_keep_their_partitions_through_a_switch(owner: Owner, database_url: str) -> None:

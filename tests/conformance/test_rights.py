@@ -32,6 +32,7 @@ RELATIONS = {
         "",
         "",
     ),
+    r"mill\.partitions": ("S", "", ""),
     r"mill\.(segments|deltas|dedupe_runs)(_\d+)?": ("SI", "", ""),
     r"mill\.(intervals|cursors|last_segments)": ("SIU", "", ""),
     r"mill\.(workers|keyed|dead_letters|late_records|pauses|source_states|releases|events|expired|lookups)": (
@@ -70,6 +71,7 @@ SCHEMAS = {  # USAGE; only the owner has CREATE
 KNOWN_FUNCTIONS = set(
     "alive check_isolation hold_grants check_slots refuse check_panes has_filter check_cursors check_settled end_fold "
     "unneeded turn_ring free_slot moment instant readable account devices oldest_entry request_release "
+    "make_partitions drop_partitions partition_bound "
     "explain_source duration explain_watermark replay_dead_letters replay_dead_letter replay_late_records "
     "discard_dead_letters discard_late_records resume_source release_parked discard_parked as_of history_of "
     "trim_history trim_piece".split()

@@ -30,7 +30,14 @@ from millpy.store.memory.store import MemoryDatabase, MemoryStore
 from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows
 
-LIMITS = Limits(lease_ttl_s=0.5, bundle_records_max=100, progress_every_s=0.01, fold_every_s=0.05, retry_s_min=0.002)
+LIMITS = Limits(
+    lease_ttl_s=0.5,
+    bundle_records_max=100,
+    progress_every_s=0.01,
+    fold_every_s=0.05,
+    retry_s_min=0.002,
+    closed_windows_bytes_max=10_000,
+)
 
 MAX_DISORDER_US, WINDOW_US = 5_000, 100_000
 

@@ -139,7 +139,7 @@ async def test_reset_computation_begins_anew_and_the_others_stay(database_url: s
     await fed(database_url, graph(), feed, LIMITS)
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("CREATE ROLE reader_of_c")
-        connection.execute("GRANT SELECT ON factory.c, factory.c_status TO reader_of_c")
+        connection.execute("GRANT SELECT ON factory.c, factory.c_status, factory.b_live TO reader_of_c")
     async with PostgresStore(database_url) as store:
         with pytest.raises(GraphError, match="c reads b, and would get its records again") as refused:
             await store.reset(graph().spec(), ["b"])
@@ -155,7 +155,8 @@ async def test_reset_computation_begins_anew_and_the_others_stay(database_url: s
 
     assert deployment.version == 3
     assert rows(database_url, "SELECT n FROM factory.b") == []
-    assert one(database_url, "SELECT has_table_privilege('reader_of_c', 'factory.c_status', 'SELECT')")
+    for view in ("c_status", "b_live"):
+        assert one(database_url, f"SELECT has_table_privilege('reader_of_c', 'factory.{view}', 'SELECT')")
     feed.push(*lines([(4, 140, 1), (5, 300, 1)]))
     feed.end()
     await run_worker(graph(), database_url, limits=LIMITS)

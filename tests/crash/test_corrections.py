@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -14,8 +18,9 @@ from millpy.graph import Graph
 from millpy.ingest.settings import EventTime
 from millpy.model.time import milliseconds, seconds
 from millpy.process.assembly import run_worker
+from millpy.store.memory.store import MemoryStore
 from millpy.windowing.accumulation import Accumulation
-from millpy.windowing.aggregates.numeric import Count, Max, Mean, StandardDeviation, Sum
+from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardDeviation, Sum
 from millpy.windowing.aggregates.quantile import Quantile
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
 from tests.commands import millpy
@@ -26,6 +31,14 @@ ON_TIME = [(1, 10), (3, 20), (4, 30)]
 LATE = [(2, 5), (5, 40)]
 AHEAD = (30_000, 1)
 """(event time in ms, value)"""
+DAY = date(2026, 1, 21)
+PRICES = [Decimal(f"{whole}.{'0' * 19}{end}") for whole, end in ((105, 5), (21, 1), (5, 1))]
+TYPED = (*PRICES, DAY, "on")
+
+
+class State(Enum):
+    ON = "on"
+    OFF = "off"
 
 
 class Reading(msgspec.Struct):
@@ -33,20 +46,25 @@ class Reading(msgspec.Struct):
     at: int
     value: int
     level: float | None = None
+    price: Decimal = Decimal(0)
+    day: date | None = None
+    state: State = State.OFF
 
 
 def payload(at: int, value: int) -> bytes:
     level = value / 8 if value % 20 else None
-    return json.dumps({"device": "dev-1", "at": at * 1_000, "value": value, "level": level}).encode()
+    typed = {"price": f"{value}.00000000000000000001", "day": f"2026-01-{value % 28 + 1:02}", "state": "on"}
+    return json.dumps({"device": "dev-1", "at": at * 1_000, "value": value, "level": level, **typed}).encode()
 
 
-def a_graph(feed: Feed) -> Graph:
+def a_graph(feed: Feed, lateness_s: int = 1) -> Graph:
     graph = Graph("world")
     source = graph.inject(
         "readings", feed, schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(1))
     )
     keyed = source.key_by("device")
-    windows = keyed.window(FixedWindows(seconds(1)), allowed_lateness=seconds(1), accumulation=Accumulation.RETRACTING)
+    lateness = seconds(lateness_s)
+    windows = keyed.window(FixedWindows(seconds(1)), allowed_lateness=lateness, accumulation=Accumulation.RETRACTING)
     first = windows.aggregate(
         n=Count(),
         total=Sum("value"),
@@ -55,10 +73,23 @@ def a_graph(feed: Feed) -> Graph:
         spread=StandardDeviation("value"),
         levels=Count("level"),
         level=Mean("level"),
+        cost=Sum("price"),
+        price=Mean("price"),
+        cheapest=Min("price"),
+        day=Max("day"),
+        state=Min("state"),
     )
     first.to_table("windows", history=True)
     second = first.key_by("device").window(FixedWindows(seconds(10)), allowed_lateness=seconds(1))
-    second.aggregate(total=Sum("total"), n=Sum("n"), windows=Count(), totals=Count("total")).to_table("tens")
+    second.aggregate(
+        total=Sum("total"),
+        n=Sum("n"),
+        windows=Count(),
+        totals=Count("total"),
+        cost=Sum("cost"),
+        price=Mean("cost"),
+        costs=Count("cost"),
+    ).to_table("tens")
     sliding = SlidingWindows(seconds(2), every=seconds(1))
     keyed.window(sliding).aggregate(n=Count(), high=Max("value")).to_table("sliding")
     keyed.window(FixedWindows(seconds(1))).aggregate(middle=Quantile("value", 0.5)).to_table("middles")
@@ -113,6 +144,7 @@ async def test_late_records_are_added_to_the_row_of_their_finished_window() -> N
         assert (after["n"], after["total"], after["mean"], after["high"]) == (5, 105, 21.0, 40)
         assert after["spread"] == pytest.approx(14.317821063276353)
         assert (after["levels"], after["level"]) == (3, pytest.approx((10 + 30 + 5) / 8 / 3))
+        assert tuple(after[name] for name in ("cost", "price", "cheapest", "day", "state")) == TYPED
         assert (after["pane_index"], after["pane_timing"], after["late_count"]) == (1, "late", 2)
         assert world.adds_up()
         await corrected(world, "sliding")
@@ -135,6 +167,7 @@ async def test_consumers_get_the_correction_as_a_late_pane_that_can_be_added_in_
 
         assert (row_of(world, "tens")["total"], row_of(world, "tens")["n"]) == (105, 5)
         assert row_of(world, "tens")["windows"] == 1
+        assert row_of(world, "tens")["cost"] == row_of(world, "tens")["price"] == PRICES[0]
         assert world.adds_up()
 
 
@@ -173,6 +206,43 @@ async def test_correction_computed_from_a_row_that_was_changed_meanwhile_is_comp
 
         assert row_of(world, "windows")["n"] == 9
         assert len(reads) == 2
+        assert world.adds_up()
+
+
+async def test_a_window_whose_row_was_dropped_is_not_begun_anew() -> None:
+    feed = Feed()
+    async with running_world(a_graph(feed)) as world:
+        await fed(world, feed)
+        requests = world.database.requests
+        read = requests.read_requests
+
+        def without_rows(*args: Any) -> Any:
+            found = read(*args)
+            dropped = [
+                replace(r, window=r.window and replace(r.window, row=None, dropped=True)) for r in found.requests
+            ]
+            return replace(found, requests=tuple(dropped))
+
+        requests.read_requests = without_rows  # type: ignore[method-assign]
+        (_, number) = await corrected(world, "windows")
+
+        assert requests.state_of("late_records", number).detail.startswith("its row was dropped")
+        assert row_of(world, "windows")["n"] == 3
+        assert world.adds_up()
+
+
+async def test_windows_that_were_over_before_their_lateness_grew_are_corrected() -> None:
+    feed = Feed()
+    async with running_world(a_graph(feed)) as world:
+        await fed(world, feed)
+        await world.crash(world.running[0])
+        world.graph = a_graph(feed, lateness_s=3600)
+        await MemoryStore(world.database).deploy(world.graph.spec(), on_purpose=True)
+        world.start()
+        asked = await corrected(world, "windows")
+
+        assert states(world, asked) == {"replayed"}
+        assert row_of(world, "windows")["n"] == 5
         assert world.adds_up()
 
 
@@ -232,9 +302,10 @@ async def test_corrections_on_postgresql_are_audited_and_in_the_history(database
         await until_true("SELECT count(*) = 2 FROM millpy.late_records WHERE state = 'replayed'")
 
         (row,) = admin.ask(
-            "SELECT n, total, mean, high, pane_index FROM world.windows WHERE window_start = to_timestamp(0)"
+            "SELECT n, total, mean, high, pane_index, cost, price, cheapest, day, state FROM world.windows"
+            " WHERE window_start = to_timestamp(0)"
         )
-        assert tuple(row.values()) == (5, 105, 21.0, 40, 2)
+        assert tuple(row.values()) == (5, 105, 21.0, 40, 2, *PRICES, str(DAY), "on")
         history = admin.ask("SELECT n, pane_index, is_retraction FROM world.windows_history ORDER BY 2, 3")
         assert [tuple(row.values()) for row in history] == [(3, 0, False), (3, 1, False), (3, 1, True), (5, 2, False)]
         made = admin.ask(
@@ -243,6 +314,9 @@ async def test_corrections_on_postgresql_are_audited_and_in_the_history(database
         assert [(m["key"], m["old_row"]["n"], m["new_row"]["n"], m["why"], m["by_me"]) for m in made] == [
             ('"dev-1"', 3, 5, "a gateway", True)
         ] * 2
+        where = ["--window", "device=dev-1", "--window", "window_start=1970-01-01T00:00:00Z", "--database", database_url]
+        exact = ["correct", "world.windows", *where, "--only-table", "--why", "exact"]
+        assert f"{PRICES[1]}" in await asyncio.to_thread(millpy, *exact, "--set", f"price={PRICES[1]}", "--set", "n=5")
         for refused in ("middles", "sessions"):
             asked[4] = refused
             await asyncio.to_thread(millpy, *asked, "--database", database_url)
@@ -254,6 +328,6 @@ async def test_corrections_on_postgresql_are_audited_and_in_the_history(database
 
 
 PANE_1 = (
-    "device, window_start, window_end, n, total, mean, high, spread, levels, level,"
+    "device, window_start, window_end, n, total, mean, high, spread, levels, level, cost, price, cheapest, day, state,"
     " pane_index + 1, pane_timing, late_count, emitted_at, interval_id, bundle"
 )

@@ -232,7 +232,6 @@ def resized(**changes: Any) -> dict[str, Kind]:
 LATER = AfterWatermark(early=EARLY.early, late=AfterCount(2))
 REFUSED: dict[str, Shape] = {
     "size": Shape(kinds=resized(size=60, every=60)),
-    "lateness": Shape(kinds=resized(lateness=21)),
     "mode": Shape(kinds=resized(mode=Accumulation.RETRACTING)),
     "another mode": Shape(kinds=resized(mode=Accumulation.DISCARDING)),
     "trigger": Shape(kinds=resized(trigger=EARLY)),

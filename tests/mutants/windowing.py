@@ -504,8 +504,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/windowing/aggregates/balance.py",
-        "        return [one - other for one, other in zip(accumulator, self._one(value), strict=True)]",
-        "        return [accumulator[0] - 1, *(one - other for one, other in zip(accumulator[1:3], self._one(value)[1:3])), *accumulator[3:]]",
+        "        return [one - other for one, other in zip(accumulator, self.one(value), strict=True)]",
+        "        return [accumulator[0] - 1, *(one - other for one, other in zip(accumulator[1:3], self.one(value)[1:3])), *accumulator[3:]]",
         killers=("tests/property/test_balances.py::test_what_is_added_and_subtracted_leaves_no_trace",),
     ),
     Mutant(

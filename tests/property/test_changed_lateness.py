@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpy import WindowFunction
+from millpy import AfterCount, AfterWatermark, WindowFunction
 from millpy.model.record import RecordType
 from millpy.model.time import INSTANT_MIN
 from millpy.windowing.aggregates.numeric import Count, Max
 from millpy.windowing.logic import WindowedLogic
+from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import SlidingWindows, Windows
 from tests.property.test_added_aggregates import feed_until
 from tests.property.test_user_windows import Sliding, moment
@@ -77,13 +78,26 @@ def expected(windows: Windows, parts: list[tuple[int, list[Any]]]) -> Outcome:
 @pytest.mark.parametrize("name", [*WINDOWS, *OWN])
 @settings(max_examples=25, deadline=None)
 @given(
-    feed=rows, where=breaks, changes=latenesses, few=st.sampled_from([0, 3, 10_000]), panes_max=st.sampled_from([1, 99])
+    feed=rows,
+    where=breaks,
+    changes=latenesses,
+    few=st.sampled_from([0, 3, 10_000]),
+    panes_max=st.sampled_from([1, 99]),
+    trigger=st.sampled_from([AfterWatermark(), AfterWatermark(early=AfterCount(2), late=AfterCount(1))]),
 )
 def test_lateness_changes_for_the_windows_that_are_not_over(
-    name: str, feed: list[Any], where: list[str], changes: list[tuple[int, int]], few: int, panes_max: int
+    name: str,
+    feed: list[Any],
+    where: list[str],
+    changes: list[tuple[int, int]],
+    few: int,
+    panes_max: int,
+    trigger: Trigger,
 ) -> None:
     plain, windows = OWN.get(name) or (WINDOWS[name], WINDOWS[name])
-    logics = [WindowedLogic(windows, allowed * us, AGGREGATES, few_records_max=few) for allowed, _ in changes]
+    logics = [
+        WindowedLogic(windows, allowed * us, AGGREGATES, few_records_max=few, trigger=trigger) for allowed, _ in changes
+    ]
     outputs = {"windows": logics[0].output_type(RecordType(Reading), ("key", "site"))}
     subject = StageDriver(
         logics[0], Reading, key=("key", "site"), outputs=outputs, tables={"windows": 1}, max_disorder=MAX_DISORDER

@@ -20,7 +20,7 @@ from millpy.graph.streams import Stream
 from millpy.hosting.host import HostedGraph, HostedInterval
 from millpy.hosting.plan import plan
 from millpy.hosting.routing import Delivery, segment_queries
-from millpy.hosting.step import Loader
+from millpy.hosting.step import StoreLoader
 from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, EventTime, Wait
 from millpy.limits import Limits
@@ -377,7 +377,7 @@ def by_intervals(kind: str, script: Sequence[Turn], *, decoded: bool) -> Any:
                 LIMITS,
                 snapshot=state.read(grant, state_rows_max=3),
                 runs=state.load_dedupe_runs(grant),
-                load=Loader(state.load_state, state.load_windows),
+                load=StoreLoader(state.load_state, state.load_windows),
             )
             for grant in grants
         }

@@ -17,6 +17,7 @@ import pytest
 
 from millpy import (
     Collect,
+    Combiner,
     Computation,
     Context,
     Count,
@@ -333,3 +334,36 @@ def test_types_without_a_column_are_still_refused() -> None:
             RecordType(msgspec.defstruct("Odd", [("odd", kind)]))
     with pytest.raises(SchemaError, match="inside a field that is stored as JSON"):
         RecordType(msgspec.defstruct("Deep", [("a", msgspec.defstruct("In", [("b", Any)]))])).field_type("a.b")
+
+
+def test_windows_that_were_open_and_windows_of_one_bundle_leave_together() -> None:
+    graph = Graph("together")
+    readings = graph.inject(
+        "readings", ManualSource(), schema=Flat, event_time=EventTime("at", max_disorder=seconds(0))
+    )
+    panes = readings.key_by("mode").window(FixedWindows(seconds(10)), name="panes").aggregate(
+        total=Sum("price"), last=Last("price"), day=Max("day"), state=Last("state")
+    )  # fmt: skip
+    panes.to_table("short")
+    panes.key_by("mode").window(FixedWindows(minutes(10))).aggregate(total=Sum("total")).to_table("totals")
+    driver = GraphDriver(graph)
+    price = Decimal("0.0000001")
+    rows = [msgspec.structs.replace(FLAT, at=AT + seconds(n), price=price) for n in range(200)]
+    driver.feed("readings", rows[:1])
+    driver.feed("readings", rows[1:])
+    driver.end()
+
+    assert [row["total"] for row in driver.rows("totals")] == [price * 200]
+    assert {type(row["last"]) for row in driver.rows("short")} == {Decimal}
+    assert {row["state"] for row in driver.rows("short")} == {"on"}
+
+
+def test_combiners_have_plain_results() -> None:
+    class Half(Combiner[float]):
+        accumulator = float
+        result_type: Any = Decimal
+
+    for kind in (Decimal, date, State, Any, dict, int | str):
+        Half.result_type = kind
+        with pytest.raises(SchemaError, match="result_type cannot be"):
+            Half().bind(TYPE)

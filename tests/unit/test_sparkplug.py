@@ -26,6 +26,7 @@ from millpy import (
     hours,
     minutes,
     seconds,
+    sparkplug_rebirth,
 )
 from millpy.errors import GraphError
 from millpy.formats import Message
@@ -312,6 +313,15 @@ def test_commands_and_the_state_of_hosts_give_nothing() -> None:
 
     assert made.dead_letters() == []
     assert events(made) == []
+
+
+def test_a_rebirth_is_asked_for_by_a_command() -> None:
+    topic, text = sparkplug_rebirth("hall", "press", datetime(2026, 9, 21, 14, 13, 20, tzinfo=UTC))
+
+    assert topic == "spBv1.0/hall/NCMD/press"
+    # Metric 1: name "Node Control/Rebirth", data type Boolean, true; as another encoder writes it.
+    wanted = "0880d8c1a28c34121a0a144e6f646520436f6e74726f6c2f52656269727468200b7001"
+    assert text.hex() == wanted
 
 
 def test_a_compressed_payload_is_read() -> None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from millpy.errors import BrokenFileError
+from millpy.formats import Format
 from millpy.model.record import RecordType
 
-_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 _SHOWN_CHARACTERS = 200
 
 
@@ -25,7 +26,29 @@ class HeaderError(BrokenFileError):
         self.header = header
 
 
-def check_header(path: str, line: bytes, header: Sequence[str], record_type: RecordType) -> None:
+def check_format_header(path: str, line: bytes, format: Format, record_type: RecordType) -> None:
+    """Check a header in a payload format, which ignores columns that are no field.
+
+    Raises:
+        HeaderError: as `check_header`; or it cannot be read, or two columns are the same field.
+    """
+    known = set(record_type.struct.__struct_encode_fields__)
+    try:
+        names = format.header_names(line)
+        named = [name for name in names if name in known]
+        twice = sorted({name for name in named if named.count(name) > 1})
+        if twice:
+            raise ValueError(f"two columns are {twice[0]!r}")
+    except ValueError as error:
+        shown = line.decode(errors="replace")[:_SHOWN_CHARACTERS]
+        hint = f"check that the file fits {format!r}"
+        raise HeaderError(f"{path}: the header {shown!r} cannot be read: {error}; {hint}", line, hint=hint) from error
+    check_header(path, line, named if named or not known else names, record_type, separated="as the format says")
+
+
+def check_header(
+    path: str, line: bytes, header: Sequence[str], record_type: RecordType, *, separated: str = "commas"
+) -> None:
     """Check that a header has the columns that a record needs.
 
     Args:
@@ -33,6 +56,7 @@ def check_header(path: str, line: bytes, header: Sequence[str], record_type: Rec
         line: the first line, as it is in the file.
         header: the names of the columns.
         record_type: the type of the records.
+        separated: how the columns are to be separated.
 
     Raises:
         HeaderError: a required column is missing, none has the name of a field, or one has a name that the class
@@ -54,6 +78,6 @@ def check_header(path: str, line: bytes, header: Sequence[str], record_type: Rec
     hint = f"give the columns of {name} their names: {', '.join(sorted(known))}"
     for separator, words in _SEPARATORS.items():
         if len(header) == 1 and separator in header[0]:
-            hint = f"the columns seem to be separated by {words}, not commas"
+            hint = f"the columns seem to be separated by {words}, not {separated}"
     shown = line.decode(errors="replace")[:_SHOWN_CHARACTERS]
     raise HeaderError(f"{path}: the header {shown!r} cannot give a {name}: {problem}; {hint}", line, hint=hint)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millpy.errors import BrokenFileError
+from millpy.formats import Format as PayloadFormat
 from millpy.formats import Message
 from millpy.ingest.expansion import Expander, Expansion
 from millpy.ingest.protocol import FixedBound, RejectedRow, TakeBound
@@ -27,7 +28,7 @@ from millpy.ingest.text_columns import quotes_are_regular
 from millpy.limits import Limits
 from millpy.model.record import RecordType
 from millpy.sources.files.byte_reader import FilePosition, open_bytes
-from millpy.sources.files.csv_header import check_header
+from millpy.sources.files.csv_header import check_format_header, check_header
 
 Format = Literal["json", "csv", "parquet"]
 Positions = npt.NDArray[np.int64]
@@ -76,13 +77,23 @@ class ExpandedLines:
     Args:
         expander: the source's expander.
         now_us: returns the time, which is that of the arrival of a line.
+        format, record_type: the source's.
+
+    Attributes:
         has_header: whether the first line of a file is not a message but its header.
     """
 
-    def __init__(self, expander: Expander, now_us: Callable[[], int], *, has_header: bool) -> None:
+    def __init__(
+        self, expander: Expander, now_us: Callable[[], int], format: PayloadFormat, record_type: RecordType
+    ) -> None:
         self._expander = expander
         self._now_us = now_us
-        self.has_header = has_header
+        self._format, self._record_type = format, record_type
+        self.has_header = format.has_header
+
+    def check_header(self, path: str, line: bytes) -> None:
+        """Raise HeaderError for a header that cannot give a record."""
+        check_format_header(path, line, self._format, self._record_type)
 
     def expand(self, lines: Sequence[bytes], path: str, header: bytes | None, bound: TakeBound) -> Expansion:
         """Expand lines, from the front, as many as fit into a bundle. Blank lines have no records."""
@@ -142,7 +153,7 @@ class LineReader:
         elif self._peek(len(_BOM)) == _BOM:
             self._skip(len(_BOM), lines=0)
         if lines is not None and lines.has_header:
-            self._read_first_line()
+            self._read_first_line(lines)
         if start.offset > self._at.offset:
             self._seek(start)
 
@@ -177,7 +188,7 @@ class LineReader:
         self._header = header
         self._skip(end, lines=self._buffer[:end].count(b"\n"))
 
-    def _read_first_line(self) -> None:
+    def _read_first_line(self, lines: ExpandedLines) -> None:
         """Read the header of a payload format, of up to HEADER_BYTES_MAX: a dead letter of the file has it, too."""
         while self._line == len(self._ends) and not self._at_end and len(self._buffer) <= HEADER_BYTES_MAX:
             self._fill()
@@ -189,6 +200,8 @@ class LineReader:
                 hint="begin the file with the names of its columns",
             )
         self._first_line = self._buffer[self._start : end].rstrip(b"\r\n")
+        if self._buffer:  # an empty file has no records, so it needs no header
+            lines.check_header(self._at.path, self._first_line)
         self._skip(end - self._start, lines=1)
 
     def _peek(self, count: int) -> bytes:

@@ -290,7 +290,7 @@ class FileInjector:
         record_type, lines = setup.record_type, None
         if isinstance(format, PayloadFormat) and record_type is not None:
             expander = Expander(format, record_type, setup.limits)
-            lines = ExpandedLines(expander, setup.clock.now_us, has_header=format.has_header)
+            lines = ExpandedLines(expander, setup.clock.now_us, format, record_type)
         self._reading = FileReader(
             queue,
             notes,

@@ -489,6 +489,8 @@ class KafkaInjector:
                 rest = records[expanded.taken :]
                 self._inbox.appendleft(_Chunk(rest, sum(map(size_of, rest))))
                 records = records[: expanded.taken]
+            if not records and not self._moved:
+                return None  # the first message waits for its schema
             self._grown += len(expanded.payloads) - len(expanded.records)
         after = records[-1].offset + 1 if records else self._offset if not self._inbox else self._position.offset
         self._moved = False

@@ -36,6 +36,7 @@ _CONNECT_S_MAX = 5.0
 _FAREWELL_S_MAX = 3.0
 _SILENCE_S_MAX = 60.0  # without any packet; an expected answer may wait behind a session's whole backlog
 _LAST_WORD_S_MAX = 0.5  # for the library to read what the broker sent before it closed the connection
+_UNSPECIFIED = 128
 _SESSION_TAKEN_OVER = 142
 _BAD_CREDENTIALS = {4, 5, 134, 135}
 _BAD_PROTOCOL = {1, 132}
@@ -312,7 +313,9 @@ def reason_of(error: Exception) -> str:
 
 def _why(error: BaseException | None) -> str:
     """Return why a connection has ended; a broker that stops just closes it."""
-    return reason_of(error) if isinstance(error, Exception) else "the broker closed it"
+    if not isinstance(error, Exception) or _code_of(error) == _UNSPECIFIED:
+        return "the broker closed it"
+    return reason_of(error)
 
 
 def _code_of(error: BaseException | None) -> int | None:

@@ -326,12 +326,13 @@ def _results(
                 plain = rows.first or tables[rows.table_id].kind == "records"
                 groups.setdefault((rows.table_id, plain), []).append(Block(rows, c.grant.interval_id, c.bundle))
     inserts: list[Command] = _deletes(checkpoints, tables)
+    corrected = corrections.tables_of(checkpoints)  # their new rows are noted before COPY would write them
     copies: list[tuple[bytes, bytes]] = []
     firsts: dict[bytes, list[Block]] = {}
     for (table_id, plain), blocks in sorted(groups.items()):
         table = tables[table_id]
         count = sum(block.rows.count for block in blocks)
-        if plain and table.copies and count >= COPY_ROWS_MIN:
+        if plain and table.copies and count >= COPY_ROWS_MIN and table_id not in corrected:
             pieces = copy_data(table, blocks)
             copies += [(table.copy, data) for data in pieces]
             firsts[table.copy] = blocks

@@ -71,7 +71,7 @@ async def with_windows(
         return list(requests)
     found = await all_rows(connection, statement("read_past_windows"), {"letters": Bigints(sorted(numbers))})
     by_table: dict[int, list[int]] = {}
-    for number, *_, table_id in found:
+    for number, *_, table_id, _ in found:
         if table_id in tables:
             by_table.setdefault(table_id, []).append(number)
     rows: dict[int, tuple[str, int]] = {}
@@ -80,8 +80,9 @@ async def with_windows(
         of_rows = await all_rows(connection, query, {"ids": Bigints(of_table)})
         rows.update((number, (row, newest)) for number, row, newest in of_rows)
     windows: dict[int, PastWindow] = {}
-    for number, key, start, end, whole, table_id in found:
-        window = PastWindow(key.encode(), start, end, whole, table_id=table_id if table_id in tables else None)
+    for number, key, start, end, whole, table_id, dropped in found:
+        of_table = table_id if table_id in tables else None
+        window = PastWindow(key.encode(), start, end, whole, table_id=of_table, dropped=dropped)
         if number in rows:
             row, newest = rows[number]
             window = replace(window, row=row.encode(), newest_pane=newest)
@@ -93,6 +94,12 @@ async def with_windows(
         elif request.id in windows:  # else it was withdrawn between the statements
             answer.append(replace(request, window=windows[request.id]))
     return answer
+
+
+def tables_of(checkpoints: Sequence[Checkpoint]) -> set[int]:
+    """Return the result tables whose rows are corrected."""
+    windows = [s.request.window for c in checkpoints for s in c.outcomes if s.corrects and s.request.window is not None]
+    return {window.table_id for window in windows if window.table_id is not None}
 
 
 def record(checkpoints: Sequence[Checkpoint], tables: Mapping[int, ResultTable]) -> tuple[list[Command], list[Command]]:

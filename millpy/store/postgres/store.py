@@ -21,7 +21,7 @@ from millpy.clock import random_id
 from millpy.errors import NotMigratedError
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
-from millpy.model.dead_letter import printable
+from millpy.model.dead_letter import printable, printable_values
 from millpy.model.deployment import Deployment, GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange
 from millpy.model.lookup import LookupTable
@@ -408,7 +408,8 @@ class PostgresStore:
             parameters: dict[str, Any] = {
                 "graph_id": graph_id,
                 "kinds": Texts([event.kind for event in events]),
-                "details": Jsonbs([msgspec.json.encode(event.detail) for event in events]),
+                # Reasons come from brokers, and names from file systems: jsonb refuses NUL, and JSON half a character.
+                "details": Jsonbs([msgspec.json.encode(printable_values(event.detail)) for event in events]),
             }
             async with self._hint.use() as connection:
                 await connection.execute(statement("append_events"), parameters)

@@ -26,7 +26,8 @@ SELECT table_name, id, interval_id, stream, computation, payload, input, wire, s
 -- name: read_past_windows
 -- Reads the finished windows that late records are to be added to, and their result table; NULL if there is none. Zero
 -- rows: the requests were withdrawn.
-SELECT l.late_record_id, l.key, l.window_start, l.window_end, l.whole, t.table_id
+SELECT l.late_record_id, l.key, l.window_start, l.window_end, l.whole, t.table_id,
+       coalesce(l.window_end < t.dropped_to, false) AS dropped
   FROM mill.late_records AS l
   JOIN mill.intervals AS i USING (interval_id)
   LEFT JOIN mill.result_tables AS t ON t.computation_id = i.computation_id AND t.kind = 'windowed'

@@ -14,7 +14,7 @@ from millpy.errors import GraphVersionError
 from millpy.graph import Graph
 from millpy.hosting.failpoints import Failpoint
 from millpy.hosting.plan import plan
-from millpy.hosting.step import Loader
+from millpy.hosting.step import StoreLoader
 from millpy.limits import Limits
 from millpy.model.checkpoint import Entries, Grant
 from millpy.runtime.context import WorkerContext
@@ -149,7 +149,7 @@ class Machine:
                 rng=self._rng,
                 only=self.only,
             )
-            self.worker = self._worker_type(context, Loader(self._load, self._load_windows))
+            self.worker = self._worker_type(context, StoreLoader(self._load, self._load_windows))
             try:
                 await self.worker.start()
             except GraphVersionError:  # a switch came in between

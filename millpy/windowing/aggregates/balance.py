@@ -88,7 +88,7 @@ class SumBalance(Accumulator):
         self.result = result
         self.shares = ("sum balance", field, squares)
         self._of = of
-        self.is_sum, self.is_mean = of is _sum, of is _mean
+        self.is_sum, self.is_mean = of in (_sum, _decimal_sum), of in (_mean, _decimal_mean)
         self.squares = squares
         self._bits = UNIT_BITS if kind is float else 0
         self.stores_text = kind is float
@@ -156,14 +156,14 @@ class SumBalance(Accumulator):
 def sum_of(field: str, kind: type) -> SumBalance:
     """Return the operations that keep a sum."""
     if kind is Decimal:
-        return SumBalance(field, kind, Decimal | None, lambda accumulator, _: decimal_of(accumulator[1]))
+        return SumBalance(field, kind, Decimal | None, _decimal_sum)
     return SumBalance(field, kind, (WideInt if kind is int else float) | None, _sum)
 
 
 def mean_of(field: str, kind: type) -> SumBalance:
     """Return the operations that keep sum and count."""
     if kind is Decimal:
-        return SumBalance(field, kind, Decimal | None, lambda found, _: mean_decimal(found[1], found[0]))
+        return SumBalance(field, kind, Decimal | None, _decimal_mean)
     return SumBalance(field, kind, float | None, _mean)
 
 
@@ -191,6 +191,14 @@ def _sum(accumulator: Any, bits: int) -> Any:
 
 def _mean(accumulator: Any, bits: int) -> float:
     return _rounded(accumulator, accumulator[0] << bits)
+
+
+def _decimal_sum(accumulator: Any, bits: int) -> Decimal:
+    return decimal_of(accumulator[1])
+
+
+def _decimal_mean(accumulator: Any, bits: int) -> Decimal:
+    return mean_decimal(accumulator[1], accumulator[0])
 
 
 def _rounded(accumulator: Any, divisor: int) -> float:

@@ -19,8 +19,9 @@ import numpy as np
 from millpy.errors import CallTimeoutError, SchemaError
 from millpy.model.dead_letter import payload_of
 from millpy.model.delta import encode_value
+from millpy.model.field_types import is_carried, is_json
 from millpy.model.identity import Identity, identity_of_type, identity_of_value
-from millpy.model.record import RecordType, arrow_type, retractions_of
+from millpy.model.record import RecordType, arrow_type, retractions_of, without_none
 from millpy.model.step_progress import UNRETURNED_MAX, Call, is_user_error
 from millpy.windowing.accumulator import Accumulator, AccumulatorSet, Aggregate, PartialAggregate, RowsRefusedError
 from millpy.windowing.group_by import Groups
@@ -128,6 +129,11 @@ class Combiner(Aggregate, Generic[A]):
                 raise SchemaError(
                     f"{type(self).__name__} does not define {name}", hint=f"class {type(self).__name__}: {name} = ..."
                 )
+        if is_json(self.result_type) or is_carried(without_none(self.result_type)[0]):
+            raise SchemaError(
+                f"{type(self).__name__}.result_type cannot be {self.result_type!r}",
+                hint="use str, int, float, bool, datetime, UUID, a Struct, or list and dict[str, …] of these",
+            )
         arrow_type(self.result_type)
         return CombinerAccumulator(self, record_type.cloner() or _itself)
 

@@ -22,13 +22,12 @@ GRAPH = Path(__file__).parents[1] / "retention_graph.py"
 RECORDS, DEVICES, STEP_S = 2_000, 5, 360
 POINTS = (Failpoint.AFTER_STEP, Failpoint.BEFORE_COMMIT, Failpoint.AFTER_FENCE, Failpoint.AFTER_COMMIT)
 WORKERS = {"bundle_records_max": 40, "epoch_s": 0.2}
+SPAN = "extract(epoch FROM window_start)::int, extract(epoch FROM window_end)::int"
 ROWS = {
-    "sums": "SELECT device, extract(epoch FROM window_start)::int, extract(epoch FROM window_end)::int, n::int,"
-    " total::int FROM kept.sums",
-    "history": "SELECT device, extract(epoch FROM window_start)::int, extract(epoch FROM window_end)::int, n::int,"
-    " total::int FROM millpy.as_of(NULL::kept.sums, now())",
-    "raw": "SELECT device, value::int, extract(epoch FROM event_time)::int, count(*)::int, 0 FROM kept.raw"
-    " GROUP BY 1, 2, 3",
+    "sums": f"SELECT device, {SPAN}, n::int, total::int FROM kept.sums",
+    "history": f"SELECT device, {SPAN}, n::int, total::int FROM millpy.as_of(NULL::kept.sums, now())",
+    "raw": "SELECT device, value::int, extract(epoch FROM event_time)::int AS at, count(*)::int, 0"
+    " FROM kept.raw GROUP BY device, value, event_time",
 }
 Reading = tuple[str, int, int]
 """(device, at in s, value)."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated
+import enum
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -12,6 +14,11 @@ import pytest
 from millpy import Count, Dedupe, EventTime, File, FixedWindows, Graph, minutes, seconds
 from millpy.errors import UsageError
 from millpy.testing.crash_test.generate import KEYS, key_fields, payloads
+
+
+class State(enum.Enum):
+    ON = "on"
+    OFF = "off"
 
 
 class Place(msgspec.Struct):
@@ -28,6 +35,14 @@ class Reading(msgspec.Struct, rename="camel"):
     place: Place
     tags: list[str]
     trace: UUID
+    price: Decimal
+    day: date
+    state: State
+    mode: Literal["auto", "hand"]
+    anything: Any
+    either: int | str
+    document: dict
+    parts: list[int | str]
     note: str | None = None
 
 

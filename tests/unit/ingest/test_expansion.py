@@ -256,6 +256,29 @@ def taken_from(
     yield from asyncio.run(read())
 
 
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        (
+            b"at,device,temperature",
+            "no column 'device', 'at', 'temperature'; the columns seem to be separated by commas",
+        ),
+        (b"at;device;temp", "no column 'temperature'"),
+        (b"at;device;temperature;at", "two columns are 'at'"),
+        (b"at;device;temperature\xff", "cannot be read"),
+    ],
+)
+def test_header_that_cannot_give_a_record_is_one_defect(tmp_path: Path, header: bytes, says: str) -> None:
+    """Not a dead letter for each line."""
+    path = tmp_path / "export.csv"
+    path.write_bytes(header + b"\r\n" + b"1;a;1,5\r\n" * 1_000)
+    with pytest.raises(BrokenFileError, match=re.escape(says)):
+        list(taken_from(path, Csv(delimiter=";", decimal=","), 9, None))
+    path.write_bytes(b"")
+    (empty,) = taken_from(path, Csv(), 9, None)
+    assert empty.finished
+
+
 @pytest.mark.parametrize("bytes_max", [100, 10**6])
 def test_what_is_kept_of_a_long_line_is_no_shorter_line(tmp_path: Path, bytes_max: int) -> None:
     """A bundle that is smaller for a while must not cut a valid line either."""

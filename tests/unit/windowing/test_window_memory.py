@@ -128,7 +128,7 @@ def test_record_without_room_has_no_effect(kind: str, few: int) -> None:
         assert rows_of(result) == rows_of(expected)
         assert subject.interval._open.weights.total == 0 == open_panes(subject)
     assert refused_somewhere > 20
-    assert bool(loaded) == (kind in ("fixed", "sliding"))
+    assert bool(loaded) == (kind != "sessions")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,6 +141,23 @@ def test_known_keys_have_room_that_new_keys_do_not_have(kind: str) -> None:
     assert numbers(subject.feed([(Reading("newer", 0), 6)])) == [0]
     for number, at in enumerate([1, 5, 9, 13]):
         assert numbers(subject.feed([(Reading("known", number), at)])) == []
+
+
+@pytest.mark.parametrize("kind", ["fixed", "slices", "sliding"])
+def test_input_waits_for_a_fold_while_closed_windows_exceed_their_bound(kind: str) -> None:
+    subject = driver(kind)
+    subject.feed([(Reading(f"k{n}", n), 1) for n in range(20)])
+    assert not subject.interval.waits_for_fold(), "open windows do not leave memory"
+
+    subject.feed([(Reading("later", 0), 40)])
+    assert subject.interval.waits_for_fold()
+    subject.fold()
+    assert not subject.interval.waits_for_fold()
+    assert open_panes(subject) < 10
+
+    subject.feed([(Reading("k1", 0), 1)])
+    assert 0 < subject.loaded < 10, "a late record loads only what it needs"
+    assert subject.interval.waits_for_fold()
 
 
 def test_new_keys_are_accepted_when_there_is_room_again() -> None:

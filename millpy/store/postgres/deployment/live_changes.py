@@ -85,12 +85,9 @@ async def migrate(
     ids = {"graph_id": stored.graph_id}
     await lock_headers(connection, stored.graph_id)
     await limit_lock_wait(connection, LOCK_S)
-    marks = {change.computation for change in of_kind("setting", changes) if change.computation}
-    if marks:
-        found = await all_rows(connection, statement("read_marks"), ids)
-        description = with_marks(description, before, {name: at for name, at in found if name in marks})
-    else:
-        description = with_marks(description, before, {})
+    changed = {change.computation for change in of_kind("setting", changes) if change.computation}
+    marks = await all_rows(connection, statement("read_marks"), ids) if changed else []
+    description = with_marks(description, before, {name: at for name, at in marks if name in changed})
     parameters = {**ids, "description": msgspec.json.encode(description).decode()}
     version = int((await all_rows(connection, statement("raise_version"), parameters))[0][0])
     if of_kind("back", changes):
@@ -100,23 +97,24 @@ async def migrate(
         await _add_computations(connection, stored.graph_id, version, spec, before)
         await _change_tables(connection, stored, spec, after)
         await change_horizons(connection, stored.graph_id, stored.name, spec, horizon_changes(before, after))
-    changed = {change.computation for change in of_kind("state", changes)}
-    await upgrade(connection, stored.graph_id, {name: upgrades[name] for name in sorted(changed)})
+    migrated = sorted({change.computation for change in of_kind("state", changes)})
+    await upgrade(connection, stored.graph_id, {name: upgrades[name] for name in migrated})
+    await _tell(connection, stored.graph_id, version, changes)
+    return version
+
+
+async def _tell(connection: Connection, graph_id: int, version: int, changes: Sequence[GraphChange]) -> None:
+    """Add the event of a deployment, with the watermarks that the changed computations have reached."""
+    ids = {"graph_id": graph_id}
     changed = {change.subject for change in changes}
-    detail = {
-        "version": version,
-        "changes": [str(change) for change in changes],
-        "watermarks": {
-            name: at for name, at in await all_rows(connection, statement("read_reached"), ids) if name in changed
-        },
-    }
+    reached = {name: at for name, at in await all_rows(connection, statement("read_reached"), ids) if name in changed}
+    detail = {"version": version, "changes": [str(change) for change in changes], "watermarks": reached}
     events: dict[str, Any] = {
         **ids,
         "kinds": Texts(["deployed"]),
         "details": Jsonbs([msgspec.json.encode(detail)]),
     }
     await connection.execute(statement("append_events"), events)
-    return version
 
 
 async def lock_headers(connection: Connection, graph_id: int) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from psycopg import sql
 
 from millpy.model.deployment import PANE_INFO, ColumnSpec, TableSpec
+from millpy.model.field_types import DAY_0, DIGITS_MAX
 
 ENDING = "_live"
 OPEN = "open"
@@ -135,9 +136,13 @@ def _result(column: ColumnSpec, place: int, form: str) -> sql.Composable:
 
 
 def _value(text: sql.Composable, sql_type: str, *, is_key: bool = False) -> sql.Composable:
-    """Compose a value of a type from its JSON text; a time is stored in µs, but in keys as text."""
+    """Compose a value of a type from its JSON text, which is that of `plain_value`; but a time in a key is text."""
     if sql_type == "timestamptz" and not is_key:
         return sql.SQL("mill.moment({}::bigint)").format(text)
+    if sql_type == "decimal":
+        return sql.SQL("trim_scale({}::numeric * {}::numeric)").format(text, sql.Literal(f"1e-{DIGITS_MAX}"))
+    if sql_type == "date":
+        return sql.SQL("({}::date + {}::integer)").format(sql.Literal(DAY_0.isoformat()), text)
     if sql_type == "bytea":
         return sql.SQL("decode({}, 'base64')").format(text)
     return sql.SQL("{}::{}").format(text, sql.SQL(sql_type))

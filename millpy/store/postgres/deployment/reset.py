@@ -35,12 +35,13 @@ async def reset(connection: Connection, spec: GraphSpec, names: Collection[str])
             hint="deploy these changes first, without --reset",
         )
     tables = [table for table in spec.tables if table.computation in names]
-    relations = with_views([relation for table in tables for relation in with_history(table)])
+    stores = [relation for table in tables for relation in with_history(table)]
+    relations = with_views(stores)
     had = await read_rights(connection, stored.name, relations)
     await deploy(connection, lacking, on_purpose=True, back=True)
     deployment = await deploy(connection, spec, on_purpose=True)
     made = await read_rights(connection, stored.name, relations)
     for relation, rights in had.items():
-        is_table = relation not in {f"{table.name}_status" for table in tables}
-        await give_rights(connection, stored.name, relation, made.get(relation, Rights()), rights, is_table=is_table)
+        present, is_table = made.get(relation, Rights()), relation in stores
+        await give_rights(connection, stored.name, relation, present, rights, is_table=is_table)
     return deployment

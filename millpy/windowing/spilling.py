@@ -1,0 +1,48 @@
+"""Key intervals whose closed windows may wait in the store: see `closed_windows.py`."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from millpy.model.stage import StepResult, StoredInterval, Work
+from millpy.windowing.fixed_state import OpenWindows
+from millpy.windowing.operator import WindowedInterval
+from millpy.windowing.window_spec import WindowSpec
+
+OpenT = TypeVar("OpenT", bound=OpenWindows)
+
+
+class SpillingInterval(WindowedInterval[OpenT]):
+    """Soft state of one key interval, of windows that do not merge."""
+
+    def _spill_beyond(self, windowing: WindowSpec, recovered: StoredInterval) -> None:
+        """Let closed windows wait in the store, if they may; call it before `_recover`."""
+        if windowing.spills and not self._input.site:
+            bytes_max = self._binding.limits.closed_windows_bytes_max // self._binding.windowed_intervals
+            self._open.spill_to(self._input.key_types, bytes_max, recovered)
+
+    @property
+    def immediate(self) -> bool:
+        """Whether a step calls no user code, and all windows are in memory."""
+        spilled = self._open.spilled
+        return super().immediate and (spilled is None or not spilled.stored)
+
+    def on_folded(self, bundle: int) -> None:
+        """Allow closed windows last changed at or before `bundle` to leave memory: they are rows now."""
+        if self._open.spilled is not None:
+            self._open.spilled.spill(bundle, self._open.first_open_end())
+
+    def waits_for_fold(self) -> bool:
+        """Tell whether closed windows exceed their bound by half, and have changed since the last fold."""
+        spilled = self._open.spilled
+        return spilled is not None and spilled.is_over(self._open.first_open_end())
+
+    def step(self, work: Work) -> StepResult:
+        """Apply one turn's work to the open windows and return the result to commit."""
+        if self._open.spilled is not None:
+            self._open.spilled.load = work.load_windows
+        return super().step(work)
+
+    def _counted_bytes(self) -> int:
+        """Return the memory that counts against the bound: closed windows that can wait in the store do not."""
+        return super()._counted_bytes() if self._open.spilled is None else self._open.open_bytes()
