@@ -46,7 +46,7 @@ def main() -> int:
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and unmount the disk
     if given.devices < DEVICES_MIN:
-        parser.error(f"--devices: at least {DEVICES_MIN}, so that another gateway goes on while one is offline")
+        parser.error(f"--devices: at least {DEVICES_MIN}, so that another gateway sends while one is offline")
     chosen = [kind() for kind in ALL if not given.only or any(word in kind.name for word in given.only)]
     with_hall = any(isinstance(each, NewHall) for each in chosen)
     options = Options(given.devices, given.every * 60, a_day_before(datetime.now(UTC)), with_hall)

@@ -1,4 +1,4 @@
-"""What happens to the plant in the course of the day. Each disturbance begins, is told, lasts, ends, and is told again.
+"""What happens to the plant in the course of the day. Each disturbance begins, shows, lasts, ends, and shows again.
 
 A sign is what an operator looks at: `status` are the rows of `millpy status` and the result tables, `events` those of
 `millpy events`, `metrics` what Prometheus scrapes. Signs must show within TOLD_S_MAX of the moment from which they can.
@@ -32,7 +32,7 @@ AWAY_S = 12.0
 LOG_MB = 3_000
 SILENT_S = 1_800
 DISORDER_S = 900
-"""As in `graph.py`: after this much of silence a gateway is told, and this far a source may be out of order."""
+"""As in `graph.py`: after this much silence a gateway counts as silent, and this far a source may be out of order."""
 Signs = Mapping[str, Callable[[], bool]]
 
 
@@ -208,7 +208,7 @@ class BrokerRestarted(Disturbance):
     hour = 6.0
 
     def happen(self, plant: Plant) -> None:
-        """Stop it, see that it is told, start it, see that this is told."""
+        """Stop it, see the signs, start it, see the signs again."""
         plant.broker.stop()
         stopped = time.monotonic()
         self.await_signs(
@@ -238,7 +238,7 @@ class DiskFull(Disturbance):
     hour = 13.5
 
     def happen(self, plant: Plant) -> None:
-        """Fill it, see that it is told, free it, see that commits go on."""
+        """Fill it, see the signs, free it, see commits again."""
         failures, ballast = sum(plant.metric("millpy_turn_failures_total")), plant.disk / "ballast"
         with psycopg.connect(plant.url, autocommit=True) as other:  # a full disk lets no new session in
             taken = sum(fill(ballast))
@@ -268,6 +268,7 @@ class DiskFull(Disturbance):
         keeping.join()
         commits = self._commits(plant)
         ballast.unlink()
+        (plant.directory / "before.metrics").write_text(plant.page("metrics"))
         self.await_signs(
             "room again",
             {
@@ -275,6 +276,8 @@ class DiskFull(Disturbance):
                 "events": lambda: self.has_event(plant, "database_restored"),
             },
         )
+        (plant.directory / "after.metrics").write_text(plant.page("metrics"))
+        self.outcome.notes.append(f"{commits} {self._commits(plant)}")
         panics = (plant.disk / "postgres" / "log").read_text(errors="replace").count("PANIC")
         self.outcome.notes.append(f"{panics} PANICs of PostgreSQL, started again {plant.server_starts} times")
 

@@ -336,7 +336,7 @@ class Canary:
 
 
 BROKEN = (
-    Canary("ignores the sequencer", "I1", IgnoresSequencer),
+    Canary("ignores the sequencer", "I1", IgnoresSequencer, first=7),
     Canary("grants without raising the sequencer", "I1", KeepsSequencer),
     Canary("commits twice", "I2", CommitsTwice, first=8),
     Canary("commits in parts", "I2", CommitsInParts),

@@ -220,7 +220,7 @@ BOTH = "generations"
 SETUP = (OwnedIntervals, "_setup")
 WINDOWS_ROWS = (AlignedInterval, "_take_rows")
 MEETS, TOUCHES = "at < session.end and session.start < at", "at <= session.end and session.start <= at"
-LATE, LATER = "ends_of(starts) + self._allowed_us", "ends_of(starts) + self._allowed_us + 1"
+LATE, LATER = "ends_of(starts) <= (", "ends_of(starts) < ("
 TIMES = ".assign(rows.records.event_times"
 ENDS, ENDED = ".end_of(start)) <= latest_end", ".end_of(start)) < latest_end"
 WITHIN, NEARER = "<= self._within_us", "< self._within_us"
@@ -285,7 +285,13 @@ EDGES = (
         patches=((ClockGuard, "read", _by_the_host),),
         needs="clocks",
     ),
-    Canary("ages ids by the host's time", "clocks", patches=((Intake, "_follow", _aged_by_the_host),), needs="clocks"),
+    Canary(
+        "ages ids by the host's time",
+        "clocks",
+        patches=((Intake, "_follow", _aged_by_the_host),),
+        needs="clocks",
+        first=10,
+    ),
     Canary("switches without a fence", "versions", patches=((memory_generations, "fence", _unfenced),), needs=BOTH),
     Canary("writes to its first tables after a switch", "tables", KeepsFirstTables, needs=BOTH),
     _edge("fences one generation", "versions", BOTH, "in (before, after)", "in (after,)", (memory, "switch")),
@@ -302,7 +308,11 @@ EDGES = (
     ),
     Canary("lets all sites wait for one", "I9", patches=((SiteRegistry, "_watermark", _of_all_sites),), needs="sites"),
     Canary(
-        "judges a site by one partition", "I9", patches=((SiteRegistry, "bounds", _by_no_other),), needs="far_sites"
+        "judges a site by one partition",
+        "I9",
+        patches=((SiteRegistry, "bounds", _by_no_other),),
+        needs="far_sites",
+        first=200,
     ),
     _edge(
         *("has one site beyond the bound", "I9", "shared_sites"),

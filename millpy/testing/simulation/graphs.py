@@ -92,6 +92,8 @@ PING_US = 250_000
 PERIOD_US = 5_000_000
 GRACE_US = 2_000_000
 GROUP_WINDOW_US = 4_000_000
+GROUP_LATENESS = hours(10)
+GROUP_LATENESS_US = GROUP_LATENESS // timedelta(microseconds=1)
 DISORDER_US = 300_000
 UNIQUE_US = 400_000
 BEFORE_US, AFTER_US = 100_000, 300_000
@@ -475,7 +477,7 @@ def _watch(readings: Stream, shape: Shape) -> None:
     if shape.deep:
         (
             marks.key_by("group")
-            .window(FixedWindows(timedelta(microseconds=GROUP_WINDOW_US)), allowed_lateness=hours(10), intervals=1)
+            .window(FixedWindows(timedelta(microseconds=GROUP_WINDOW_US)), allowed_lateness=GROUP_LATENESS, intervals=1)
             .aggregate(n=Count())
             .to_table("per_group")
         )
