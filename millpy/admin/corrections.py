@@ -52,10 +52,10 @@ def without_corrected(
 
 def corrections(admin: Admin, graph: str | None, table: str, limit: int) -> list[Row]:
     """Return the newest `limit` corrections, oldest first; of every graph if `graph` is None, of every table if ""."""
-    found = admin.ask(_LIST, graph=graph, table=table, rows=limit)[::-1]
+    found = [dict(row) for row in reversed(admin.ask(_LIST, graph=graph, table=table, rows=limit))]
     for row in found:
         row |= {"old_row": _exact(row.pop("old_text")), "new_row": _exact(row.pop("new_text"))}
-    return found
+    return list(found)
 
 
 def correct(

@@ -49,7 +49,7 @@ class InjectorNode:
         return {
             "source": self.source.identity(),
             "event_time": self.event_time.identity(),
-            "dedupe": None if self.dedupe is None else _without(self.dedupe.identity(), HORIZON),
+            "dedupe": None if self.dedupe is None else _omit(self.dedupe.identity(), HORIZON),
         }
 
     def settings(self) -> Identity:
@@ -60,7 +60,7 @@ class InjectorNode:
         return {**self.event_time.settings(), "idle": self.idle.identity(), **lax, **dedupe}
 
 
-def _without(identity: Identity, setting: str) -> Identity:
+def _omit(identity: Identity, setting: str) -> Identity:
     return {name: value for name, value in identity.items() if name != setting}
 
 

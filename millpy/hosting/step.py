@@ -323,8 +323,7 @@ class Steps:
         isolation: Isolation,
     ) -> Checkpoint | None:
         assert interval.stage is not None
-        stage = interval.stage
-        before = interval.input_watermark
+        stage, before = interval.stage, interval.input_watermark
         retaken = self._retaken(interval, inbox, isolation)
         consumed = self._takes.consumed(interval, deliveries[interval.interval_id])
         arrived, refused = self._arrivals(interval, deliveries[interval.interval_id], isolation)
@@ -338,9 +337,8 @@ class Steps:
             interval.input_watermark = after
             return None
         self._load_missing(interval, stage, arrived)
-        panes, corrections = self._budget.panes, retaken.corrections
-        work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, panes, corrections=corrections)
-        work.load_windows = partial(self._load.windows, interval.grant)
+        work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes)
+        work.corrections, work.load_windows = retaken.corrections, partial(self._load.windows, interval.grant)
         result = self._bounded_step(interval, stage, work, isolation)
         interval.bundle += 1
         interval.input_watermark = after

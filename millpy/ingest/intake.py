@@ -313,8 +313,9 @@ class Intake:
         if dedupe is None or dedupe.time is not None or source.finished:
             return
         if self._stepped_us is None:
-            # The least time that can have passed since the last owner's commit; none if clocks went back.
-            earliest = clock.earliest_us + source.dedupe_shift_us
+            # The least time that can have passed since the last owner's commit: it may have been later than that owner
+            # thought. None if clocks went back.
+            earliest = clock.earliest_us + source.dedupe_shift_us - source.unsure_us
             source.dedupe_shift_us = max(earliest, self._seen.clock) - clock.now_us
         else:
             source.dedupe_shift_us -= clock.stepped_us - self._stepped_us

@@ -9,7 +9,7 @@ from millpy.errors import GraphError
 from millpy.model.deployment import GraphSpec
 
 
-def without(spec: GraphSpec, names: Collection[str]) -> GraphSpec:
+def drop_computations(spec: GraphSpec, names: Collection[str]) -> GraphSpec:
     """Return a graph without some computations, their streams and result tables.
 
     Raises:

@@ -13,7 +13,7 @@ def ended(stream: str, consumer: str) -> GraphError:
     )
 
 
-def behind(stream: str, consumer: str, at: str, needed: str) -> GraphError:
+def behind_error(stream: str, consumer: str, at: str, needed: str) -> GraphError:
     """Return the error for a stream whose watermark is behind the step's."""
     return GraphError(
         f"{consumer} cannot read {stream} yet: its watermark {at} is behind that of the step, {needed}, which never "

@@ -208,22 +208,10 @@ class OpenWindows:
                 stored.append((start, rows))
                 panes_max -= len(rows)
                 continue
-            panes = self.panes[start]
-            if len(panes) <= panes_max:
-                self._unexpired.pop()
-                expired = self.panes.pop(start)
-                opened.pop(start, None)
-                changed.pop(start, None)
-            else:
-                if start != self._leaving_by_key:
-                    panes = self.panes[start] = dict(sorted(panes.items(), key=itemgetter(0)))
-                    self._leaving_by_key = start
-                expired = {}
-                while len(expired) < panes_max:
-                    key, pane = panes.popitem()
-                    expired[key] = pane
-                    opened.get(start, {}).pop(key, None)
-                    changed.get(start, {}).pop(key, None)
+            expired = self._take_expired(start, panes_max)
+            for touched_panes in (opened.get(start, {}), changed.get(start, {})):
+                for key in expired if touched_panes else ():
+                    touched_panes.pop(key, None)
             panes_max -= len(expired)
             self.weights.drop(list(expired.values()))
             self._expired_without_pane += self._without_pane(expired)
@@ -254,6 +242,17 @@ class OpenWindows:
             self._name_rows(entries, start, len(rows))
         entries.values = [*values, *([None] * (len(entries.keys) - len(touched)))]
         return entries
+
+    def _take_expired(self, start: int, panes_max: int) -> PanesByKey:
+        """Remove up to `panes_max` panes of a window that has expired; of many, those of the last keys."""
+        panes = self.panes[start]
+        if len(panes) <= panes_max:
+            self._unexpired.pop()
+            return self.panes.pop(start)
+        if start != self._leaving_by_key:
+            panes = self.panes[start] = dict(sorted(panes.items(), key=itemgetter(0)))
+            self._leaving_by_key = start
+        return dict(panes.popitem() for _ in range(panes_max))
 
     def _waits(self, start: int) -> bool:
         """Tell whether a window that is over still has panes to emit."""

@@ -154,7 +154,7 @@ def test_every_command_prints_one_json_document(project: Path) -> None:
     asked = {path for words in ASKED for path in ALL if words[: len(path)] == path}
     assert {" ".join(path) for path in ALL.keys() - asked} == WITHOUT.keys() | ELSEWHERE.keys()
     assert found["init", "made"]["wrote"] == ["graph.py", "readings.ndjson", "README.md", ".gitignore"]
-    assert found["migrate",] == {"revision": "0003", "applied": ["0001", "0002", "0003"], "roles": None}
+    assert found["migrate",] == {"revision": "0004", "applied": ["0001", "0002", "0003", "0004"], "roles": None}
     assert found["deploy", "graph.py"]["deployed"] == 1
     assert [source["injected"] for source in found["run",]["sources"]] == [372]
     assert found["sql", QUESTION][0]["one"] == 1

@@ -72,7 +72,7 @@ MUTANTS = [
            (f"{OF_MQTT}test_injector_never_connects_under_an_untrusted_grant",)),
     Mutant(INJECTOR, "        session.outstanding.append(token)\n", "        session.outstanding.appendleft(token)\n",
            ("tests/conformance/test_mqtt_order.py::test_a_message_without_records_waits_for_what_came_before_it",)),
-    Mutant(INJECTOR, "        return session.drained\n", "        return True\n",
+    Mutant(INJECTOR, "        return session.drained and session.silence.answers(now)\n", "        return True\n",
            (f"{OF_MQTT}test_source_is_not_quiet_before_its_marker_has_returned",)),
     Mutant(INJECTOR, "                    delay_s = limits.lease_ttl_s\n", "                    pass\n",
            (f"{OF_MQTT}test_two_deployments_with_one_client_id_do_not_disconnect_each_other_in_a_loop",),

@@ -32,7 +32,7 @@ MUTANTS = [
     Mutant(VIEWS, "w.lease_deadline > clock_timestamp() AS live, w.registered_at,",
            "w.lease_deadline < clock_timestamp() AS live, w.registered_at,", OF_LIFE),
     Mutant(VIEWS, f"{LIVE} INTO here", "true AS live INTO here", EXPLAINED),
-    Mutant(VIEWS, "WHEN w.lease_deadline > clock_timestamp() THEN 'running'", "WHEN true THEN 'running'", OF_SOURCES),
+    Mutant(VIEWS, "WHEN w.lease_deadline > clock_timestamp()\n            THEN CASE", "WHEN true\n            THEN CASE", OF_SOURCES),
     Mutant(VIEWS, "WHEN p.low_watermark >= 4611686018427387904 THEN 'ended'",
            "WHEN p.low_watermark > 4611686018427387904 THEN 'ended'", OF_SOURCES),
     Mutant(VIEWS, "name = family AS current", "true AS current", (f"{JUDGED}test_only_the_generation_with_the_graphs_name_is_current",)),

@@ -30,7 +30,7 @@ from millpy.model.graph_changes import changes_between
 from millpy.model.horizons import LATENESS, HorizonChange, horizon_changes
 from millpy.model.keys import KeyInterval, tile_key_space
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, describe
-from millpy.model.united_streams import behind, ended
+from millpy.model.united_streams import behind_error, ended
 from millpy.model.versions import refuse_changes, refuse_older
 from millpy.store.memory.commit import StagedRows, apply, check, check_fence, document_of
 from millpy.store.memory.faults import Faults
@@ -396,7 +396,7 @@ class MemoryDatabase:
             for interval in deployed.deployment.intervals_of(producer_of[one.stream]):
                 at = self.headers[interval.interval_id].low_watermark
                 if at < reached:
-                    raise behind(one.stream, one.consumer, describe(at), describe(reached))
+                    raise behind_error(one.stream, one.consumer, describe(at), describe(reached))
 
     def _united(
         self,

@@ -81,8 +81,8 @@ async def with_windows(
         rows.update((number, (row, newest)) for number, row, newest in of_rows)
     windows: dict[int, PastWindow] = {}
     for number, key, start, end, whole, table_id, dropped in found:
-        of_table = table_id if table_id in tables else None
-        window = PastWindow(key.encode(), start, end, whole, table_id=of_table, dropped=dropped)
+        known = table_id if table_id in tables else None
+        window = PastWindow(key.encode(), start, end, whole, table_id=known, dropped=dropped)
         if number in rows:
             row, newest = rows[number]
             window = replace(window, row=row.encode(), newest_pane=newest)

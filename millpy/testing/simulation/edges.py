@@ -220,7 +220,7 @@ BOTH = "generations"
 SETUP = (OwnedIntervals, "_setup")
 WINDOWS_ROWS = (AlignedInterval, "_take_rows")
 MEETS, TOUCHES = "at < session.end and session.start < at", "at <= session.end and session.start <= at"
-LATE, LATER = "ends_of(starts) + self._allowed_us", "ends_of(starts) + self._allowed_us + 1"
+LATE, LATER = "ends_of(starts) <= (", "ends_of(starts) < ("
 TIMES = ".assign(rows.records.event_times"
 ENDS, ENDED = ".end_of(start)) <= latest_end", ".end_of(start)) < latest_end"
 WITHIN, NEARER = "<= self._within_us", "< self._within_us"

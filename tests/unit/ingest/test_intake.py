@@ -277,6 +277,21 @@ def test_ids_stay_for_the_whole_horizon_after_a_takeover() -> None:
     assert idle(intake, NOW + 561 * S).dedupe_run is not None
 
 
+def test_ids_outlive_an_owner_whose_clock_was_two_hours_behind_and_in_doubt() -> None:
+    dedupe, behind = Dedupe("id", within=minutes(1)), NOW - 7_200 * S
+    in_doubt = ClockReading(Instant(behind), Instant(behind), NOW, 0)
+    first = step(an_intake(dedupe=dedupe), (1, 100))
+    assert first.dedupe_run is not None
+    doubtful = an_intake(stored(first), [first.dedupe_run], dedupe=dedupe)
+    batch = SourceBatch("json", Instant(behind), payloads=[b'{"id":2,"s":101}'])
+    second = doubtful.step(batch, clock=in_doubt, quiet=False)
+    assert second.dedupe_run is not None
+
+    intake = an_intake(stored(second), [first.dedupe_run, second.dedupe_run], dedupe=dedupe)
+
+    assert counts(step(intake, (1, 100), (2, 101)))["duplicate"] == 2
+
+
 def test_ids_on_a_named_clock_wait_for_that_clock() -> None:
     intake = an_intake(dedupe=Dedupe("id", within=minutes(1), time="s", unit="s"))
     step(intake, (1, 100))

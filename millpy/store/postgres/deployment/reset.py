@@ -11,7 +11,7 @@ from collections.abc import Collection
 from millpy.errors import GraphError
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.graph_changes import changes_between, changes_text
-from millpy.model.reset import without
+from millpy.model.reset import drop_computations
 from millpy.store.postgres.connection import Connection
 from millpy.store.postgres.deployment.ddl import with_history, with_views
 from millpy.store.postgres.deployment.deploy import deploy, read_deployed
@@ -25,7 +25,7 @@ async def reset(connection: Connection, spec: GraphSpec, names: Collection[str])
         GraphError: the graph is not deployed as given, a name is wrong, other computations read the results of one of
             these, or users' views read a result table.
     """
-    lacking = without(spec, names)
+    lacking = drop_computations(spec, names)
     stored = await read_deployed(connection, spec)
     if stored is None:
         raise GraphError(f"graph {spec.name!r} is not deployed, so that nothing can be reset", hint="deploy it")

@@ -11,7 +11,7 @@ from typing import Any
 
 from millpy.model.deployment import SubscriptionSpec
 from millpy.model.time import INSTANT_MAX
-from millpy.model.united_streams import behind, ended
+from millpy.model.united_streams import behind_error, ended
 from millpy.store.postgres.arrays import Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
@@ -40,4 +40,4 @@ async def unite(
             place = {**of, "stream": stream, "consumer": consumer}
             await connection.execute(statement("join_united_cursors"), place)
             for at, needed in await all_rows(connection, statement("read_behind"), place):
-                raise behind(stream, consumer, at, needed)
+                raise behind_error(stream, consumer, at, needed)
