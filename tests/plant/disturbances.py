@@ -268,7 +268,6 @@ class DiskFull(Disturbance):
         keeping.join()
         commits = self._commits(plant)
         ballast.unlink()
-        (plant.directory / "before.metrics").write_text(plant.page("metrics"))
         self.await_signs(
             "room again",
             {
@@ -276,8 +275,6 @@ class DiskFull(Disturbance):
                 "events": lambda: self.has_event(plant, "database_restored"),
             },
         )
-        (plant.directory / "after.metrics").write_text(plant.page("metrics"))
-        self.outcome.notes.append(f"{commits} {self._commits(plant)}")
         panics = (plant.disk / "postgres" / "log").read_text(errors="replace").count("PANIC")
         self.outcome.notes.append(f"{panics} PANICs of PostgreSQL, started again {plant.server_starts} times")
 
