@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "millpy"
 NAMED = re.compile(rb"%\((\w+)\)s")
 # What the client sends as arrays of other types than bigint[]; scalars are inferred.
 TEXTS = (
-    "documents records ends checksums streams computations consumers keys reasons details tracebacks positions "
+    "documents records ends checksums streams computations consumer_names keys reasons details tracebacks positions "
     "partitions kinds wires namespaces subkeys paths"
 ).split()
 BYTEAS = ("payloads", "ids", "times")

@@ -107,7 +107,7 @@ SELECT c.name, greatest(mill.instant(clock_timestamp()),
 -- name: read_watermark_to_join
 -- Reads the latest watermark that the steps which are to read one more stream have reached. Always one row.
 SELECT max(i.input_watermark) FROM mill.computations AS c JOIN mill.intervals AS i USING (computation_id)
- WHERE c.graph_id = %(graph_id)s AND c.name = ANY (%(consumers)s);
+ WHERE c.graph_id = %(graph_id)s AND c.name = ANY (%(consumer_names)s);
 
 -- name: begin_united_source
 -- A new source begins at the watermark of the steps that read it beside others (I5). Always at least one row.

@@ -324,7 +324,7 @@ EDGES = (
     ),
     _edge(
         *("forgets the second window of a record", "I9", "phased"),
-        *("ends + self._allowed_us", "ends + self._allowed_us - 200_000", (UserInterval, "_take")),
+        *("ends <= self._over_by", "ends - 200_000 <= self._over_by", (UserInterval, "_take")),
     ),
     _edge("keeps the gap of a full session", "I9", "full", FILLS, "pass", (SizeBound, "replay")),
     _edge(

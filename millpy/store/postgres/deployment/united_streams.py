@@ -28,7 +28,7 @@ async def unite(
     of: dict[str, Any] = {"graph_id": graph_id}
     for stream in dict.fromkeys(subscription.stream for subscription in united):
         consumers = [subscription.consumer for subscription in united if subscription.stream == stream]
-        asked = {**of, "consumers": Texts(consumers)}
+        asked = {**of, "consumer_names": Texts(consumers)}
         ((reached,),) = await all_rows(connection, statement("read_watermark_to_join"), asked)
         if reached >= INSTANT_MAX:
             raise ended(stream, consumers[0])
