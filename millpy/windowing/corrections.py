@@ -10,24 +10,19 @@ again.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import date, datetime
-from decimal import Decimal
 from typing import Any
-
-import msgspec
 
 from millpy.model.checkpoint import DeletedRows, PastWindow, ResultRows
 from millpy.model.deployment import PANE_INFO
 from millpy.model.keys import Key, key_from_text
-from millpy.model.record import Records, concat, without_none
+from millpy.model.record import Records, concat
 from millpy.model.stage import StageBinding, StepResult, WindowCorrection
-from millpy.model.time import Instant, to_datetime
+from millpy.model.time import Instant
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.panes import Column, records_in_order, result_rows
-from millpy.windowing.rebuilding import NotRebuiltError, Rebuilder
+from millpy.windowing.rebuilding import NotRebuiltError, Rebuilder, read_row
 from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.window import SessionWindows
 from millpy.windowing.window_function import WindowFunction
@@ -186,24 +181,8 @@ class Corrections:
         return (*self._spec.columns(), *self._spec.info_columns(), "pane_index", "pane_timing", "late_count")
 
     def _read(self, row: bytes) -> dict[str, Any]:
-        """Read a stored row, with results as a record has them; Python's reader keeps numbers of any width."""
-        found: dict[str, Any] = json.loads(row, parse_float=Decimal)
-        for name in self._result_names():
-            found[name] = _typed(found[name], without_none(self._output.annotations_along(name)[-1])[0])
-        return found
-
-
-def _typed(value: Any, kind: Any) -> Any:
-    """Return a value of a row as its type has it."""
-    if value is None:
-        return None
-    if kind in (float, Decimal):
-        return kind(value)  # NaN and infinities are text
-    if kind is date:
-        return date.fromisoformat(value)
-    if kind is datetime:
-        return msgspec.convert(value, datetime) if isinstance(value, str) else to_datetime(value)
-    return value
+        """Read a stored row, with results as a record has them."""
+        return read_row(row, {name: self._output.annotations_along(name)[-1] for name in self._result_names()})
 
 
 def _columns(panes: Sequence[Sequence[Any]]) -> list[Column]:

@@ -15,14 +15,19 @@ NULL means "no values" only where a count says so: the column of an aggregate th
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
+import msgspec
+
 from millpy.errors import UsageError
 from millpy.model.field_types import plain_value
-from millpy.model.record import RecordType
+from millpy.model.record import RecordType, without_none
+from millpy.model.time import to_datetime
 from millpy.windowing.accumulator import Accumulator, AccumulatorSet
 from millpy.windowing.aggregates.balance import CountBalance, SumBalance
 from millpy.windowing.aggregates.numeric import (
@@ -36,6 +41,31 @@ from millpy.windowing.aggregates.numeric import (
 
 class NotRebuiltError(UsageError):
     """The row of a finished window does not say what its accumulators were."""
+
+
+def read_row(row: bytes | str, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a row of a result table from JSON, with numbers of any width and all their digits.
+
+    Args:
+        row: the row as a JSON object.
+        results: result column -> its annotation: these values get the type that a record has.
+    """
+    found: dict[str, Any] = json.loads(row, parse_float=Decimal)
+    for name, annotation in results.items():
+        found[name] = _typed(found[name], without_none(annotation)[0])
+    return found
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    if value is None:
+        return None
+    if kind in (float, Decimal):
+        return kind(value)  # NaN and infinities are text
+    if kind is date:
+        return date.fromisoformat(value)
+    if kind is datetime:
+        return msgspec.convert(value, datetime) if isinstance(value, str) else to_datetime(value)
+    return value
 
 
 class Rebuilder:
@@ -55,7 +85,7 @@ class Rebuilder:
         ]
 
     def accumulators_of(self, row: Mapping[str, Any]) -> list[Any]:
-        """Return the accumulators of a window with this row: column -> result, of the type that the column has.
+        """Return the accumulators of a window with this row, as `read_row` reads it.
 
         The list is shorter if the row is from before its last aggregates were appended.
 
