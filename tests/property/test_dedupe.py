@@ -195,6 +195,8 @@ TIMES = st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=2)
         st.tuples(st.text(), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.uuids(), FLOATS, TIMES), min_size=1
     )
 )
+@settings(deadline=None)
+@example([("", 0, False, UUID(int=0), zero, datetime(2026, 3, 1, tzinfo=UTC)) for zero in (0.0, -0.0)])
 def test_ids_of_columns_equal_those_of_objects(rows: list[tuple[Any, ...]]) -> None:
     names = [("s", str), ("i", int), ("b", bool), ("u", UUID), ("f", float), ("t", datetime)]
     kind = msgspec.defstruct("Row", names)
