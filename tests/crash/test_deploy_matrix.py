@@ -199,6 +199,8 @@ def relations_of(shape: Shape) -> list[str]:
     tables = [*KINDS, "sums", *(("more", "of_sums") if shape.more else ())]
     histories = [f"{name}_history" for name, kind in KINDS.items() if kind.history]
     parts = [(table, ("", "_pkey", "_status")) for table in tables]
+    parts += [(table, ("_event_time_idx" if table == "sums" else "_window_start_idx",)) for table in tables]
+    parts += [(table, ("_live",)) for table in tables if table != "sums" and not table.startswith("slices")]
     parts += [(history, ("", "_pkey", "_emitted_at_idx")) for history in histories]
     return sorted(f"{relation}{ending}" for relation, endings in parts for ending in endings)
 

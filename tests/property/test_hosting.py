@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
@@ -50,7 +50,9 @@ from tests.feed import Feed
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
-LIMITS = Limits(lease_ttl_s=1_000_000, progress_every_s=0.001, closed_windows_bytes_max=1)
+OF_WORKERS = Limits(lease_ttl_s=1_000_000, progress_every_s=0.001)
+LIMITS = replace(OF_WORKERS, closed_windows_bytes_max=1)
+"""A worker that is stepped by hand folds nothing, and would wait for a fold to make room in memory."""
 START_US = 1_700_000_000_000_000
 STEP_S = 2
 FAILS = 9
@@ -316,7 +318,7 @@ async def by_a_worker(kind: str, script: Sequence[Turn], *, ends: bool) -> Any:
     clock = ManualClock(START_US)
     database = MemoryDatabase(clock)
     graph, feeds = graph_of(kind)
-    worker = await started(MemoryStore(database), graph, LIMITS, clock)
+    worker = await started(MemoryStore(database), graph, OF_WORKERS, clock)
     await worker.balance()
 
     async def turn() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from millpy import CalendarWindows, FixedWindows, SlidingWindows, hours, minutes, seconds
 from millpy.errors import GraphError
-from millpy.windowing import calendar_windows
+from millpy.model import time_zone
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a negative offset": (lambda: FixedWindows(hours(1), offset=minutes(-15)), "offset=minutes(45)"),
@@ -73,8 +73,8 @@ def test_a_machine_without_a_tz_database_is_named(monkeypatch: pytest.MonkeyPatc
     def missing(name: str) -> ZoneInfo:
         raise ZoneInfoNotFoundError(name)
 
-    monkeypatch.setattr(calendar_windows, "ZoneInfo", missing)
-    monkeypatch.setattr(calendar_windows, "available_timezones", set)
+    monkeypatch.setattr(time_zone, "ZoneInfo", missing)
+    monkeypatch.setattr(time_zone, "available_timezones", set)
 
     with pytest.raises(GraphError, match="no tz database") as refused:
         CalendarWindows("day", zone="Europe/Berlin")
