@@ -279,4 +279,5 @@ def _binding(
         subscribed=subscribed,
         limits=limits,
         progress=progress,
+        is_taken=node.takes is not None,
     )

@@ -295,6 +295,7 @@ class StageBinding:
         progress: the progress to which calls of user code are reported.
         windowed_intervals: number of the graph's windowed intervals, which share `limits.open_windows_bytes_max`.
         joining_intervals: number of the graph's intervals of joins, which share `limits.join_bytes_max`.
+        is_taken: whether what its steps consume is archived, to make each bundle again.
     """
 
     computation: str
@@ -306,6 +307,7 @@ class StageBinding:
     progress: StepProgress = field(default_factory=StepProgress)
     windowed_intervals: int = 1
     joining_intervals: int = 1
+    is_taken: bool = False
 
 
 class StageLogic(Protocol):

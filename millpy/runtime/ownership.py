@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from millpy.errors import GraphVersionError, MillError, StaleSequencerError, TransientError
+from millpy.errors import GraphVersionError, StaleSequencerError, TransientError
 from millpy.graph import InjectorNode
 from millpy.hosting.failpoints import Failpoint
 from millpy.hosting.interval_state import PauseState, intake_of
@@ -229,7 +229,7 @@ class OwnedIntervals:
                 opening.push_async_callback(injector.close)
                 await injector.open(intake.position)
                 opening.pop_all()
-        except MillError as error:
+        except TransientError as error:
             connection.disconnected(error.message, attempted=True)
             raise
         if not connection.managed:

@@ -45,7 +45,7 @@ class WindowedStage:
     @property
     def closed_rows_max(self) -> int:
         """The most stored windows of an interval of which a new owner reads those that have fired, too."""
-        if not self.logic.spills or self.binding.inputs[0].site:
+        if not self.logic.spills or self.binding.inputs[0].site or self.binding.is_taken:
             return UNBOUNDED
         return self.binding.limits.closed_windows_bytes_max // self.binding.windowed_intervals // PANE_BYTES
 

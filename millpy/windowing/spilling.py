@@ -16,8 +16,12 @@ class SpillingInterval(WindowedInterval[OpenT]):
     """Soft state of one key interval, of windows that do not merge."""
 
     def _spill_beyond(self, windowing: WindowSpec, recovered: StoredInterval) -> None:
-        """Let closed windows wait in the store, if they may; call it before `_recover`."""
-        if windowing.spills and not self._input.site:
+        """Let closed windows wait in the store, if they may; call it before `_recover`.
+
+        A new owner may delete rows once more whose deletion was not folded. That is a bundle that no replay of takes
+        makes again.
+        """
+        if windowing.spills and not self._input.site and not self._binding.is_taken:
             bytes_max = self._binding.limits.closed_windows_bytes_max // self._binding.windowed_intervals
             self._open.spill_to(self._input.key_types, bytes_max, recovered)
 

@@ -95,11 +95,13 @@ class WindowSpec:
     def spills(self) -> bool:
         """Whether windows that have fired may leave memory until a late record comes or they expire.
 
-        They may if each stands for itself: fixed, calendar and sliding windows, which do not merge and whose trigger
-        has no state. A pane from which all records are retracted has not been emitted.
+        They may if each stands for itself: fixed, calendar and sliding windows, which do not merge. Their trigger has
+        no state, and emits late panes in their turn: a new owner takes windows that end before the low watermark for
+        fired. A pane from which all records are retracted has not been emitted.
         """
         aligned = not isinstance(self.windows, SessionWindows | WindowFunction)
-        return aligned and not self.by_pane and not self.takes_retractions
+        plain = self.trigger == AFTER_WATERMARK and not self.by_pane
+        return aligned and plain and not self.takes_retractions
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the aggregate columns."""

@@ -13,7 +13,7 @@ from millpy.runtime.turn_budget import TurnBudget
 
 
 def test_a_voided_turn_is_retried_with_fewer_requests_and_skips_none() -> None:
-    asked = [Request("dead_letters", number, 1, "s", "c", b"{}", wire="json") for number in range(1_000)]
+    asked = [Request("dead_letters", number, 1, "s", "c", b"{}", wire='{"format":"json"}') for number in range(1_000)]
     interval: Any = SimpleNamespace(requested=list(asked), plan=SimpleNamespace(stage=None))
     budget = TurnBudget(Limits())
     for _ in range(20):
