@@ -172,8 +172,8 @@ def the_hours_are_remembered(graph: Path, url: str) -> None:
     }  # fmt: skip
     listed = [(row["result_table"], row["hour"][:13], row["differences"]) for row in rows if row["engine"] == "native"]
     assert listed[:4] == [
-        ("fixed", "1969-12-31 23", 0), ("sliding", "1969-12-31 23", 0),
-        ("fixed", "1970-01-01 00", 1), ("sliding", "1970-01-01 00", 2),
+        ("fixed", "1969-12-31T23", 0), ("sliding", "1969-12-31T23", 0),
+        ("fixed", "1970-01-01T00", 1), ("sliding", "1970-01-01T00", 2),
     ]  # fmt: skip
     with psycopg.connect(url) as connection:
         (kept,) = connection.execute("SELECT examples FROM millpy.audits WHERE differences = 2").fetchone() or ([],)
