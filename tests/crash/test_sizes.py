@@ -36,9 +36,15 @@ def test_windows_are_taken_over_through_a_slow_link(
     # Longer than the lease of a second, and than the silence that is too long.
     feed = Feed(tmp_path / "feed.ndjson", keys=10_000).write()
     settings = {"fold_every_s": 60.0} if stored == "unfolded" else {"fold_every_s": 0.1}
-    with worker(feed, database_url, bundle_records_max=2_000, **settings) as first:
+    with worker(feed, database_url, failpoint="after_claim:1:stop", bundle_records_max=2_000, **settings) as first:
+        first.await_frozen()
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            connection.execute(SLOW.replace("pg_sleep(1)", "pg_sleep(5)"))
+        first.thaw()
         first.await_while_running(lambda: stored_windows(database_url, stored) >= 9_000, "windows are stored", 60)
         first.kill()
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("DROP TRIGGER slow ON sizes.windows")
     tcp = postgres.tcp_url(str(conninfo.conninfo_to_dict(database_url)["dbname"]))
     with worker(feed, url_through_proxy(tcp, link.port), bundle_records_max=10_000) as second:
         second.await_finished(within_s=100)
