@@ -34,15 +34,17 @@ def test_windows_are_taken_over_through_a_slow_link(
     tmp_path: Path, database_url: str, postgres: EmbeddedPostgres, link: PostgresProxy, stored: str
 ) -> None:
     # Longer than the lease of a second, and than the silence that is too long.
-    # Rows are only seen before the windows close: while the later passes over all keys are read.
+    # The windows become rows while the later passes over all keys are read in small bundles: before they close.
     feed = Feed(tmp_path / "feed.ndjson", keys=10_000, each=3 if stored == "folded" else 2).write()
-    settings = {"fold_every_s": 60.0} if stored == "unfolded" else {"fold_every_s": 0.1}
-    with worker(feed, database_url, bundle_records_max=1_000, **settings) as first:
+    settings = {"fold_every_s": 0.1, "bundle_records_max": 100}
+    if stored == "unfolded":
+        settings = {"fold_every_s": 60.0, "bundle_records_max": 2_000}
+    with worker(feed, database_url, **settings) as first:
         first.await_while_running(lambda: stored_windows(database_url, stored) >= 9_000, "windows are stored", 60)
         first.kill()
     tcp = postgres.tcp_url(str(conninfo.conninfo_to_dict(database_url)["dbname"]))
     with worker(feed, url_through_proxy(tcp, link.port), bundle_records_max=10_000) as second:
-        second.await_finished(within_s=100)
+        second.await_finished(within_s=200)
 
     assert feed.faults(database_url) == []
 
