@@ -138,6 +138,7 @@ class World:
         self._healed_at: float | None = None
         self._ahead_us = self._behind_us = self._sure_us = 0
         self._stepped_at = 0.0
+        self._far_since: dict[int, float] = {}
         self._far_us = 0
 
     def _begin(self, generation: int, shape: Shape, workers: int) -> None:
@@ -292,12 +293,15 @@ class World:
         return shown_us - self.clock.now_us()
 
     def step_server(self, seconds: float) -> None:
-        """Step the server's clock. A step that is followed does not make a far one last less."""
+        """Step the server's clock.
+
+        A far step lasts on through one that is followed, and through one that is undone: a worker may see neither.
+        """
         self.server.jump(seconds)
         step_us = round(seconds * 1e6)
         self._far_us += step_us
         if abs(step_us) > FOLLOWED_US:
-            self._stepped_at = self.clock.monotonic()
+            self._stepped_at = self._far_since.setdefault(self._far_us, self.clock.monotonic())
 
     def ended(self, machine: Machine) -> None:
         """Remove a machine that has died or left; report an error, and schedule another machine."""
