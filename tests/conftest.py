@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,22 @@ def database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """mosquitto on a free port with persistent sessions: `host`, `port`, `kill()`, `stop()`, `start()`."""
+    with running_broker(tmp_path, save_always=True) as embedded:
+        yield embedded
+
+
+@pytest.fixture
+def quick_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """It saves its sessions when it is stopped, not at each message."""
+    with running_broker(tmp_path, save_always=False) as embedded:
+        yield embedded
+
+
+@contextmanager
+def running_broker(place: Path, *, save_always: bool) -> Iterator[EmbeddedBroker]:
     if mosquitto_program() is None:
         pytest.skip("mosquitto is not installed")
-    with EmbeddedBroker(tmp_path / "broker", save_always=True) as embedded:
+    with EmbeddedBroker(place / "broker", save_always=save_always) as embedded:
         yield embedded
 
 

@@ -389,6 +389,7 @@ class Intake:
     def _take(
         self, taken: SourceBatch, result: IntakeResult, clock: ClockReading, requests: Sequence[Request] = ()
     ) -> DeadLetterCollector:
+        """Judge each row of a batch. Fill in `result`; move the counts, the ids, the source and the devices on."""
         settings = self._settings
         decoded = self._decoder.decode(taken)
         if self._local_times is not None:

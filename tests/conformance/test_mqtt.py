@@ -352,16 +352,11 @@ async def test_connection_survives_a_pause_longer_than_the_keepalive(broker: Emb
     await injector.close()
 
 
-async def test_handover_repeats_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+async def test_handover_repeats_nothing_that_was_acknowledged(quick_broker: EmbeddedBroker) -> None:
     # A broker that saves itself at each acknowledgement may take longer for 300 of them than a leaving client waits.
-    with EmbeddedBroker(tmp_path) as broker:
-        await _hand_over(broker)
-
-
-async def _hand_over(broker: EmbeddedBroker) -> None:
-    first = an_injector(broker.port)
+    first = an_injector(quick_broker.port)
     await first.open(None)
-    await publish(broker.port, [b"%d" % i for i in range(300)])
+    await publish(quick_broker.port, [b"%d" % i for i in range(300)])
     taken = []
     while sum(len(one.payloads) for one in taken) < 300:
         taken.append(await take(first))
@@ -369,7 +364,7 @@ async def _hand_over(broker: EmbeddedBroker) -> None:
         await first.acknowledge(one.token)
     await first.close()
 
-    second = an_injector(broker.port)
+    second = an_injector(quick_broker.port)
     await second.open(None)
     await until_quiet(second)  # whose `take` is always empty
 

@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiomqtt
-import pytest
 from aiokafka import AIOKafkaProducer
 
-from millpy.embedded import EmbeddedBroker, mosquitto_program
+from millpy.embedded import EmbeddedBroker
 from millpy.hosting.failpoints import Failpoint
 from tests.commands import millpy, millpy_json
 from tests.crash.graph_files import one, rows
@@ -139,15 +138,6 @@ def test_two_generations_of_a_topic_are_exact_through_kills_and_a_switch(
         assert "MQTT" not in said
         asyncio.run(produce(kafka.address, topic, [10 * end + 1]))
         new.await_while_running(lambda: consumed(database_url, "plant") == 2 * end + 4, "the new one runs on")
-
-
-@pytest.fixture
-def quick_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """It saves its sessions when it is stopped, not at each message."""
-    if mosquitto_program() is None:
-        pytest.skip("mosquitto is not installed")
-    with EmbeddedBroker(tmp_path / "broker") as broker:
-        yield broker
 
 
 class Publisher(threading.Thread):

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import aiomqtt
@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from millpy.clock import SystemClock
-from millpy.embedded import EmbeddedBroker, mosquitto_program
+from millpy.embedded import EmbeddedBroker
 from millpy.ingest.protocol import SourceSetup
 from millpy.ingest.settings import AdvanceWithClock
 from millpy.limits import Limits
@@ -32,15 +32,6 @@ HOUR_US = 3_600_000_000
 WINDOW_US = 10_000_000
 Reading = dict[str, int]
 Expected = dict[tuple[str, int, int], tuple[int, int]]
-
-
-@pytest.fixture
-def quick_broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """It saves its sessions when it is stopped, not at each message."""
-    if mosquitto_program() is None:
-        pytest.skip("mosquitto is not installed")
-    with EmbeddedBroker(tmp_path / "broker") as broker:
-        yield broker
 
 
 def readings(count: int, first: int = 0, *, from_us: int) -> list[Reading]:

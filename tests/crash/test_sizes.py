@@ -29,16 +29,26 @@ def link(postgres: EmbeddedPostgres) -> Iterator[PostgresProxy]:
         yield proxy
 
 
-@pytest.mark.parametrize("stored", ["folded", "unfolded"])
+# The windows become rows while the later passes over all keys are read in small bundles: before they close.
+@pytest.mark.parametrize(
+    ("stored", "each", "settings"),
+    [
+        ("folded", 3, {"fold_every_s": 0.1, "bundle_records_max": 100}),
+        ("unfolded", 2, {"fold_every_s": 60.0, "bundle_records_max": 2_000}),
+    ],
+    ids=["folded", "unfolded"],
+)
 def test_windows_are_taken_over_through_a_slow_link(
-    tmp_path: Path, database_url: str, postgres: EmbeddedPostgres, link: PostgresProxy, stored: str
+    tmp_path: Path,
+    database_url: str,
+    postgres: EmbeddedPostgres,
+    link: PostgresProxy,
+    stored: str,
+    each: int,
+    settings: dict[str, float],
 ) -> None:
     # Longer than the lease of a second, and than the silence that is too long.
-    # The windows become rows while the later passes over all keys are read in small bundles: before they close.
-    feed = Feed(tmp_path / "feed.ndjson", keys=10_000, each=3 if stored == "folded" else 2).write()
-    settings = {"fold_every_s": 0.1, "bundle_records_max": 100}
-    if stored == "unfolded":
-        settings = {"fold_every_s": 60.0, "bundle_records_max": 2_000}
+    feed = Feed(tmp_path / "feed.ndjson", keys=10_000, each=each).write()
     with worker(feed, database_url, **settings) as first:
         first.await_while_running(lambda: stored_windows(database_url, stored) >= 9_000, "windows are stored", 60)
         first.kill()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from millpy.embedded import EmbeddedBroker, mosquitto_program
+from millpy.embedded import EmbeddedBroker
 from millpy.graph.loader import load_graph
 from millpy.process.assembly import run_worker
 from millpy.windowing.accumulation import Accumulation
@@ -42,21 +41,12 @@ def test_files_end_in_the_expected_tables_in_every_mode(
     assert {table: wrong for table, (_, wrong) in feed.check(database_url).items() if wrong} == {}
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """It is not killed here, so it need not save its sessions at every message."""
-    if mosquitto_program() is None:
-        pytest.skip("mosquitto is not installed")
-    with EmbeddedBroker(tmp_path / "broker") as running:
-        yield running
-
-
 def test_messages_end_in_the_expected_tables_though_workers_are_killed(
-    tmp_path: Path, database_url: str, broker: EmbeddedBroker
+    tmp_path: Path, database_url: str, quick_broker: EmbeddedBroker
 ) -> None:
     feed = FEEDS["ooo_umts"]
 
-    faults = run_through_mqtt(feed, tmp_path, database_url, broker, kills=2)
+    faults = run_through_mqtt(feed, tmp_path, database_url, quick_broker, kills=2)
 
     assert faults == []
     assert {table: wrong for table, (_, wrong) in feed.check(database_url).items() if wrong} == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -308,6 +309,40 @@ def played(subject: StageDriver, schedule: list[Any], *, columns: bool) -> list[
     return fed
 
 
+@dataclass(frozen=True)
+class Run:
+    """A trigger, what is fed to it, and the other settings of its step."""
+
+    trigger: Trigger
+    schedule: list[Any]
+    few: int
+    panes_max: int
+    rules: PaneRules
+    timestamps: TimestampCombiner
+
+    def play(self, windows: Windows, mode: Accumulation, allowed: int) -> tuple[StageDriver, list[tuple[Reading, int]]]:
+        """Run to the end. Return the driver, and the records of bundles that were committed."""
+        how: dict[str, Any] = {"few": self.few, "rules": self.rules, "timestamps": self.timestamps}
+        subject = driver(self.trigger, windows=windows, mode=mode, allowed=allowed, **how)
+        subject.panes_max = self.panes_max
+        fed = played(subject, self.schedule, columns=self.few == 0)
+        finish(subject)
+        subject.check_ended()
+        return subject, fed
+
+
+def runs(of: st.SearchStrategy[Trigger]) -> st.SearchStrategy[Run]:
+    return st.builds(
+        Run,
+        trigger=of,
+        schedule=st.lists(moves, max_size=20),
+        few=st.sampled_from([0, 10_000]),
+        panes_max=st.sampled_from([1, 10_000]),
+        rules=st.just(DEFAULT_RULES) | rules_of_panes,
+        timestamps=st.sampled_from(TimestampCombiner),
+    )
+
+
 def batch(fed: list[tuple[Reading, int]], every: int) -> Counter[Any]:
     """Return the number and the sum of the records of each window."""
     wanted: Counter[Any] = Counter()
@@ -321,33 +356,10 @@ def batch(fed: list[tuple[Reading, int]], every: int) -> Counter[Any]:
 @pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("windows", [FIXED, SLIDING], ids=["fixed", "sliding"])
 @settings(max_examples=100, deadline=None)
-@given(
-    trigger=triggers,
-    schedule=st.lists(moves, max_size=20),
-    allowed=st.sampled_from([0, 7, 100]),
-    few=st.sampled_from([0, 10_000]),
-    panes_max=st.sampled_from([1, 10_000]),
-    rules=st.just(DEFAULT_RULES) | rules_of_panes,
-    timestamps=st.sampled_from(TimestampCombiner),
-)
-def test_panes_add_up_to_the_batch_in_every_mode(
-    windows: Windows,
-    mode: Accumulation,
-    trigger: Trigger,
-    schedule: list[Any],
-    allowed: int,
-    few: int,
-    panes_max: int,
-    rules: PaneRules,
-    timestamps: TimestampCombiner,
-) -> None:
+@given(run=runs(triggers), allowed=st.sampled_from([0, 7, 100]))
+def test_panes_add_up_to_the_batch_in_every_mode(windows: Windows, mode: Accumulation, run: Run, allowed: int) -> None:
     """The batch: each record in all of its windows, without the (record, window) pairs that were dropped."""
-    how: dict[str, Any] = {"windows": windows, "mode": mode, "rules": rules, "timestamps": timestamps}
-    subject = driver(trigger, allowed=allowed, few=few, **how)
-    subject.panes_max = panes_max
-    fed = played(subject, schedule, columns=few == 0)
-    finish(subject)
-    subject.check_ended()
+    subject, fed = run.play(windows, mode, allowed)
 
     wanted = batch(fed, 5 if windows is SLIDING else SIZE)
     sums: Counter[Any] = Counter()
@@ -377,8 +389,8 @@ def test_panes_add_up_to_the_batch_in_every_mode(
                 table[key, start] = n, total
         assert {name: (sums[(*name, "n")], sums[(*name, "total")]) for name in table} == table
     assert {name: number for name, number in sums.items() if number} == {n: x for n, x in wanted.items() if x}
-    if rules.pane_info:
-        check_flags(subject, rules)
+    if run.rules.pane_info:
+        check_flags(subject, run.rules)
 
 
 def check_flags(subject: StageDriver, rules: PaneRules) -> None:

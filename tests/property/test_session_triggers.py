@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from millpy import (
     Accumulation,
@@ -22,7 +21,6 @@ from millpy import (
     FiringBehavior,
     Repeatedly,
     SessionWindows,
-    TimestampCombiner,
     WindowFunction,
 )
 from millpy.limits import Limits
@@ -30,18 +28,17 @@ from millpy.model.record import RecordType, retractions_of
 from millpy.model.time import INSTANT_MAX, instant
 from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.logic import WindowedLogic
-from millpy.windowing.pane_rules import DEFAULT_RULES, PaneRules
+from millpy.windowing.pane_rules import PaneRules
 from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import Windows
 from tests.property.test_pane_triggers import (
     Reading,
+    Run,
     advance,
     check_flags,
     driver,
     finish,
-    moves,
-    played,
-    rules_of_panes,
+    runs,
     told,
     triggers,
 )
@@ -53,7 +50,6 @@ LENGTH = 7
 CUT_SESSIONS = SessionWindows(timedelta_us(GAP), max_length=timedelta_us(LENGTH))
 FULL_SESSIONS = SessionWindows(timedelta_us(GAP), max_records=3)
 lasting = triggers.filter(lambda trigger: not trigger.may_finish)
-closing = triggers.filter(lambda trigger: trigger.may_finish)
 
 
 def sessions_of(fed: list[tuple[Reading, int]], length: int = 1_000_000) -> dict[Any, tuple[int, int]]:
@@ -75,66 +71,30 @@ def sessions_of(fed: list[tuple[Reading, int]], length: int = 1_000_000) -> dict
 @pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("windows", [SESSIONS, CUT_SESSIONS], ids=["", "cut"])
 @settings(max_examples=75, deadline=None)
-@given(
-    trigger=lasting,
-    schedule=st.lists(moves, max_size=20),
-    few=st.sampled_from([0, 10_000]),
-    panes_max=st.sampled_from([1, 10_000]),
-    rules=st.just(DEFAULT_RULES) | rules_of_panes,
-    timestamps=st.sampled_from(TimestampCombiner),
-)
+@given(runs(lasting))
 def test_sessions_with_triggers_merge_to_those_of_a_batch_in_every_mode(
-    windows: SessionWindows,
-    mode: Accumulation,
-    trigger: Trigger,
-    schedule: list[Any],
-    few: int,
-    panes_max: int,
-    rules: PaneRules,
-    timestamps: TimestampCombiner,
+    windows: SessionWindows, mode: Accumulation, run: Run
 ) -> None:
     """After every commit retracting panes leave those of the table; in the end each mode has what a batch has."""
-    subject = driver(trigger, windows=windows, mode=mode, allowed=1_000, few=few, rules=rules, timestamps=timestamps)
-    subject.panes_max = panes_max
-    fed = played(subject, schedule, columns=few == 0)
-    finish(subject)
-    subject.check_ended()
+    subject, fed = run.play(windows, mode, 1_000)
     assert not any(result.late for result in subject.results)
     table, by_key = check_sessions(subject, mode)
     assert table == (sessions_of(fed) if windows is SESSIONS else sessions_of(fed, LENGTH))
     if mode is Accumulation.DISCARDING:
         assert by_key == totals(fed)
-    if rules.pane_info:
-        check_flags(subject, rules)
+    if run.rules.pane_info:
+        check_flags(subject, run.rules)
 
 
 @pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("windows", [SESSIONS, FULL_SESSIONS], ids=["", "full"])
 @settings(max_examples=75, deadline=None)
-@given(
-    trigger=triggers,
-    schedule=st.lists(moves, max_size=20),
-    few=st.sampled_from([0, 10_000]),
-    panes_max=st.sampled_from([1, 10_000]),
-    rules=st.just(DEFAULT_RULES) | rules_of_panes,
-    timestamps=st.sampled_from(TimestampCombiner),
-)
+@given(runs(triggers))
 def test_sessions_that_close_or_fill_lose_only_what_they_count_as_late(
-    windows: SessionWindows,
-    mode: Accumulation,
-    trigger: Trigger,
-    schedule: list[Any],
-    few: int,
-    panes_max: int,
-    rules: PaneRules,
-    timestamps: TimestampCombiner,
+    windows: SessionWindows, mode: Accumulation, run: Run
 ) -> None:
     """Closed sessions stay as they are, so that the table and the late records have each record once."""
-    subject = driver(trigger, windows=windows, mode=mode, allowed=1_000, few=few, rules=rules, timestamps=timestamps)
-    subject.panes_max = panes_max
-    fed = played(subject, schedule, columns=few == 0)
-    finish(subject)
-    subject.check_ended()
+    subject, fed = run.play(windows, mode, 1_000)
 
     table, by_key = check_sessions(subject, mode)
     wanted = totals(fed)
@@ -151,8 +111,8 @@ def test_sessions_that_close_or_fill_lose_only_what_they_count_as_late(
     assert {name: number for name, number in shown.items() if number} == wanted
     if mode is Accumulation.DISCARDING:
         assert by_key == wanted
-    if rules.pane_info:
-        check_flags(subject, rules)
+    if run.rules.pane_info:
+        check_flags(subject, run.rules)
 
 
 def totals(fed: list[tuple[Reading, int]]) -> Counter[Any]:

@@ -85,10 +85,9 @@ class WindowJudge:
             return
         for name in self.windows.unproven:
             pane = self.windows.panes[name]
-            if pane.unsure_time:
-                continue
-            at = pane.earliest if combiner is TimestampCombiner.EARLIEST else pane.latest
-            if name[0] in self.homes and name not in self.emitted and at is not None and low > at:
+            at = pane.combined_time(combiner)
+            waits = name[0] in self.homes and name not in self.emitted and not pane.unsure_time
+            if waits and at is not None and low > at:
                 yield f"the low watermark is at {low}, and window {name} at {at}"
 
     def _due(self) -> Iterator[str]:
@@ -127,7 +126,7 @@ class WindowJudge:
             return int(row["window_end"]) - 1
         if pane.unsure_time:
             return None
-        at = pane.earliest if combiner is TimestampCombiner.EARLIEST else pane.latest
+        at = pane.combined_time(combiner)
         return int(row["window_end"]) - 1 if at is None else at
 
     def left(self) -> dict[PaneName, Row]:

@@ -26,6 +26,7 @@ from millpy.testing.simulation.windowed import (
     SLIDING_US,
     WINDOW_US,
 )
+from millpy.windowing.timestamp_combiner import TimestampCombiner
 
 Cursors = Mapping[int, tuple[int, int]]
 Consumed = tuple[Truth, int, int]
@@ -106,6 +107,10 @@ class RecountedPane:
         self.n += 1
         self.total += value
         self.low, self.high = min(self.low, value), max(self.high, value)
+
+    def combined_time(self, combiner: TimestampCombiner) -> int | None:
+        """Return the time of the first or the last record that was not behind the watermark; None without any."""
+        return self.earliest if combiner is TimestampCombiner.EARLIEST else self.latest
 
     def absorb(self, other: RecountedPane) -> None:
         """Add the records of another window."""
