@@ -28,7 +28,7 @@ from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
 from millpy.model.time import Instant
 from millpy.store.postgres import fold as folding
-from millpy.store.postgres import ownership, requests, retention, stored_windows
+from millpy.store.postgres import ownership, reopening, requests, retention, stored_windows
 from millpy.store.postgres import poll as polling
 from millpy.store.postgres import recovery as reading
 from millpy.store.postgres.arrays import Bigints, Booleans, Jsonbs, Texts
@@ -43,6 +43,7 @@ from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import (
     Backlog,
+    ClosedEnds,
     CommitFailpoint,
     Engine,
     Event,
@@ -219,6 +220,13 @@ class PostgresStore:
             await connection.execute(statement("act_as_owner"))
             await deploying.check_rights(connection, what, command)
             yield connection
+
+    async def reopen_source(
+        self, graph_id: int, grant: Grant, watermark: Instant, closed_ends: ClosedEnds, told: Event
+    ) -> Instant | None:
+        """Set the end of a source partition back; see `Store.reopen_source`."""
+        async with self._admin.use() as connection, connection.transaction():
+            return await reopening.reopen_source(connection, graph_id, grant, watermark, closed_ends, told)
 
     async def heartbeat(self, worker_id: UUID, ttl_s: float) -> bool:
         """Renew the lease. Return False when it has expired. Workers use `HeartbeatConnection`, from a thread."""
