@@ -18,8 +18,10 @@ async def change_horizons(
     """Set the floors of the intervals, and let stored runs, the catalog and status views follow the new horizons."""
     for change in changes:
         of: dict[str, Any] = {"graph_id": graph_id, "computation": change.computation}
-        raise_floors = "raise_id_floors" if change.setting == HORIZON else "raise_watermark_floors"
-        await connection.execute(statement(raise_floors), {**of, "behind_us": change.floor_us})
+        raise_floors = statement("raise_watermark_floors")
+        if change.setting == HORIZON:
+            raise_floors = statement("raise_id_floors")
+        await connection.execute(raise_floors, {**of, "before_us": change.floor_us})
         if change.setting == LATENESS:
             lateness = {**of, "allowed_lateness_us": change.after_us}
             await connection.execute(statement("change_table_lateness"), lateness)
