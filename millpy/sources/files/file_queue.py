@@ -290,12 +290,14 @@ class FixedFileQueue:
         """
         found = []
         for name in self._names():
-            following, state = self._following(name), _status(name)
+            following, state, done = self._following(name), _status(name), self._notes.done.get(name)
+            if following is None and stops and done is not None and state is not None and not done.broken:
+                if state.st_mtime_ns != done.changed_ns:
+                    self._check(NextFile(done, grown=True))  # of the same size, but perhaps another file
             if following is None or state is None:
                 continue
             if stops:
                 self._check(following)
-            done = self._notes.done.get(name)
             found.append(f"{name} is new" if done is None else f"{name} had {done.size} bytes and has {state.st_size}")
         return found
 

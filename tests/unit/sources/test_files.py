@@ -4,6 +4,7 @@ import asyncio
 import csv
 import gzip
 import io
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -583,3 +584,18 @@ async def test_a_file_that_grows_while_it_is_read_does_not_keep_the_source_from_
     await injector.open(None)
     assert (await take(injector)).finished
     await injector.close()
+
+
+async def test_another_file_of_the_same_size_is_a_defect_and_a_touched_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "a.ndjson"
+    path.write_bytes(b"{1}\n{2}\n")
+    (whole,) = await read_all(Files(path))
+    notes = {name: note for name, note in whole.notes.items() if note is not None}
+    setup = connect(Files(path), notes=notes)._setup
+
+    os.utime(path, ns=(1, 1))
+    assert Files(path).unread(setup) == []
+    path.write_bytes(b"{1}\n{3}\n")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(BrokenFileError, match="bytes differ"):
+        Files(path).unread(setup)
