@@ -21,6 +21,7 @@ from millpy.clock import random_id
 from millpy.errors import NotMigratedError
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
+from millpy.model.copied_results import ResultCopy
 from millpy.model.dead_letter import printable, printable_values
 from millpy.model.deployment import Deployment, GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange
@@ -34,6 +35,7 @@ from millpy.store.postgres import recovery as reading
 from millpy.store.postgres.arrays import Bigints, Booleans, Jsonbs, Texts
 from millpy.store.postgres.commit import Committer
 from millpy.store.postgres.connection import Channel, Connection, ConnectionGroup, ConnectionSettings, all_rows
+from millpy.store.postgres.deployment import copied_results as copying
 from millpy.store.postgres.deployment import deploy as deploying
 from millpy.store.postgres.deployment import generations as generating
 from millpy.store.postgres.deployment import reset as resetting
@@ -132,6 +134,7 @@ class PostgresStore:
         on_purpose: bool = False,
         upgrades: Mapping[str, Upgrade] | None = None,
         back: bool = False,
+        copy_results: bool = False,
     ) -> Deployment:
         """Register the graph, or change the deployed one to match `spec`; see `Store.deploy`.
 
@@ -140,9 +143,11 @@ class PostgresStore:
             on_purpose: whether an operator requested the change.
             upgrades: functions that migrate state, by computation.
             back: whether to remove the parts that only the deployed graph has.
+            copy_results: whether a new generation gets rows of the current one; `copy_results` then copies them.
         """
+        how: dict[str, Any] = {"on_purpose": on_purpose, "upgrades": upgrades, "back": back}
         async with self._fold.use() as connection:
-            deployment = await deploying.deploy(connection, spec, on_purpose=on_purpose, upgrades=upgrades, back=back)
+            deployment = await deploying.deploy(connection, spec, **how, copy_results=copy_results)
         for table in spec.tables:
             self._tables[deployment.table_ids[table.name]] = ResultTable.from_spec(deployment.name, table)
         return deployment
@@ -151,6 +156,16 @@ class PostgresStore:
         """Let computations begin anew; see `resetting.reset`. With `dry_run`, roll it back."""
         async with self._as_owner(f"cannot reset {', '.join(names)}", "deploy", dry_run=dry_run) as connection:
             return await resetting.reset(connection, spec, names)
+
+    async def plan_copies(self, spec: GraphSpec) -> Sequence[ResultCopy]:
+        """Return which rows a new generation would get from the current one; see `copied_results.plan_copies`."""
+        async with self._admin.use() as connection:
+            return (await copying.plan_copies(connection, spec))[1]
+
+    async def copy_results(self, spec: GraphSpec, graph_id: int) -> tuple[str, int, Instant] | None:
+        """Copy the next rows to a generation that was begun so; see `copied_results.copy_piece`."""
+        async with self._as_owner(f"cannot copy results to graph {spec.name!r}", "deploy") as connection:
+            return await copying.copy_piece(connection, spec, graph_id)
 
     async def compare(
         self, spec: GraphSpec, *, upgrades: Mapping[str, Upgrade] | None = None, back: bool = False
