@@ -68,6 +68,9 @@ CREATE TABLE mill.result_tables (
     retention_us        bigint CHECK (retention_us > 0),  -- null for a table without partitions, which keeps its rows
     partition_us        bigint CHECK (partition_us > 0),  -- the length of a new partition
     dropped_to          bigint,  -- partitions up to this time were dropped; null if none was
+    copied_from         integer,  -- the generation from which it gets the rows of closed windows; null if from none
+    copied_until        bigint,   -- of windows that end by this time
+    copied_to           bigint,   -- the copy has come this far
     UNIQUE (graph_id, name),
     CHECK ((retention_us IS NULL) = (partition_us IS NULL))
 );

@@ -159,6 +159,11 @@ class Ring(Generic[T]):
         for items in self._slots:
             items[:] = map(change, items)
 
+    def remove(self, matches: Callable[[T], bool]) -> None:
+        """Remove the entries that match, as a DELETE does."""
+        for items in self._slots:
+            items[:] = [item for item in items if not matches(item)]
+
     def turn(self, now: Instant, *, epoch_s: float, epoch_bytes: int) -> bool:
         """Start a new epoch if one is due and the next slot is free. Return whether one was started."""
         filled = self._slots[self._current]
