@@ -299,7 +299,8 @@ CREATE TABLE mill.late_records (
     into_window    boolean NOT NULL DEFAULT false,  -- the request is to add it to its finished window
     requested_by   text NOT NULL DEFAULT '',
     why            text NOT NULL DEFAULT '',  -- in the words of the operator
-    detail         text NOT NULL DEFAULT ''  -- why the last such request failed
+    detail         text NOT NULL DEFAULT '',  -- why the last such request failed
+    recomputed     jsonb  -- the window by an archive: {"values": [accumulator, …], "row": the row that they give}
 );
 CREATE INDEX late_records_requested ON mill.late_records (interval_id, late_record_id) WHERE state = 'requested';
 CREATE INDEX late_records_age ON mill.late_records (recorded_at);
@@ -314,6 +315,7 @@ CREATE TABLE mill.corrections (
     window_start   bigint NOT NULL,
     window_end     bigint NOT NULL,
     late_record_id bigint,  -- NULL if an operator gave the values
+    recomputed     boolean NOT NULL DEFAULT false,  -- from an archive, since the row does not tell enough
     bundle         bigint NOT NULL DEFAULT 0,
     old_row        jsonb,  -- NULL if there was no row
     new_row        jsonb,  -- NULL if there is no row any more

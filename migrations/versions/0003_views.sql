@@ -518,7 +518,7 @@ SELECT g.name AS graph, l.computation, l.stream, l.key, mill.moment(l.event_time
 CREATE VIEW millpy.corrections AS
 SELECT g.name AS graph, c.table_name, c.key, mill.moment(c.window_start) AS window_start,
        mill.moment(c.window_end) AS window_end, c.why, c.requested_by, c.corrected_at, c.old_row, c.new_row,
-       c.late_record_id, c.correction_id
+       c.late_record_id, c.correction_id, c.recomputed
   FROM mill.corrections AS c JOIN mill.graphs AS g USING (graph_id);
 
 -- Dead letters and late records by cause: how many occurred (`seen`), how many of these were stored (`kept`; the others
@@ -567,7 +567,8 @@ CREATE FUNCTION millpy.replay_late_records(p_ids bigint[]) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH requested AS (
         UPDATE mill.late_records
-           SET state = 'requested', state_at = now(), into_window = false, requested_by = session_user, why = '', detail = ''
+           SET state = 'requested', state_at = now(), into_window = false, requested_by = session_user, why = '', detail = '',
+               recomputed = NULL
          WHERE late_record_id = ANY (p_ids) AND state = 'open' AND whole
         RETURNING interval_id
     ), notified AS (
@@ -579,15 +580,19 @@ $$;
 
 -- Requests that late records are added to their finished windows. Returns the number of requests. The owner of the window
 -- adds them to its row, and marks them in the same transaction: as replayed, or as open again, with the reason in
--- `detail`. Each row of a record that missed several windows is for its own window.
-CREATE FUNCTION millpy.replay_into_window(p_ids bigint[], p_why text DEFAULT '') RETURNS bigint
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    WITH requested AS (
-        UPDATE mill.late_records
+-- `detail`. Each row of a record that missed several windows is for its own window. p_recomputed has what an archive says
+-- of the window of each record (`millpy late replay --into-window --archive`), where its row does not say enough.
+CREATE FUNCTION millpy.replay_into_window(p_ids bigint[], p_why text DEFAULT '', p_recomputed jsonb[] DEFAULT NULL)
+RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    WITH asked AS (
+        SELECT DISTINCT ON (id) id, recomputed FROM unnest(p_ids, p_recomputed) AS a (id, recomputed) ORDER BY id
+    ), requested AS (
+        UPDATE mill.late_records AS l
            SET state = 'requested', state_at = now(), into_window = true, requested_by = session_user,
-               why = left(coalesce(p_why, ''), 1000), detail = ''
-         WHERE late_record_id = ANY (p_ids) AND state = 'open' AND window_start IS NOT NULL
-        RETURNING interval_id
+               why = left(coalesce(p_why, ''), 1000), detail = '', recomputed = a.recomputed
+          FROM asked AS a
+         WHERE l.late_record_id = a.id AND l.state = 'open' AND l.window_start IS NOT NULL
+        RETURNING l.interval_id
     ), notified AS (
         SELECT pg_notify('millpy_' || graph_id, 'replay')
           FROM (SELECT DISTINCT i.graph_id FROM requested JOIN mill.intervals AS i USING (interval_id)) AS graphs

@@ -267,6 +267,7 @@ BEGIN
             ('rate', false, 'Records per second, over about the last minute.'),
             ('reader', false, 'Role that reads.'),
             ('reason', false, 'Its cause.'),
+            ('recomputed', true, 'What an archive says of its window, or whether it said so.'),
             ('recorded_at', false, 'Time of its commit.'),
             ('records', false, 'Number of records.'),
             ('records_beyond', false, 'Number of records of sites beyond the bound.'),

@@ -12,6 +12,9 @@ from millpy.admin.queries import Admin, Row
 progress = logging.getLogger("millpy.observability.status_line")
 TEXT_CHARACTERS = 60
 AT_ONCE = 10_000
+RECOMPUTED_AT_ONCE = 50
+_INTO_RECOMPUTED = """
+    SELECT millpy.replay_into_window(CAST(:ids AS bigint[]), :why, CAST(:recomputed AS jsonb[])) AS n"""
 _CAUSE = ("graph", "computation", "stream", "reason")
 _ONLY_COUNTED = """
     SELECT graph, stream, computation, reason, not_kept FROM millpy.retention
@@ -95,9 +98,22 @@ class RecordTable:
         """Request the replay of records; return the number of requests made."""
         return _in_pieces(admin, self.statements.replay, ids)
 
-    def replay_into_window(self, admin: Admin, ids: Sequence[int], why: str) -> int:
-        """Request that late records are added to their finished windows; return the number of requests made."""
-        return _in_pieces(admin, "SELECT millpy.replay_into_window(CAST(:ids AS bigint[]), :why) AS n", ids, why=why)
+    def replay_into_window(self, admin: Admin, ids: Sequence[int], why: str, recomputed: Mapping[int, str]) -> int:
+        """Request that late records are added to their finished windows; return the number of requests made.
+
+        Args:
+            admin: the database.
+            ids: the late records.
+            why: the reason.
+            recomputed: what an archive says of the windows of some of them, as JSON.
+        """
+        plain = [one for one in ids if one not in recomputed]
+        done = _in_pieces(admin, "SELECT millpy.replay_into_window(CAST(:ids AS bigint[]), :why) AS n", plain, why=why)
+        for start in range(0, len(recomputed), RECOMPUTED_AT_ONCE):
+            given = dict(list(recomputed.items())[start : start + RECOMPUTED_AT_ONCE])
+            parameters = {"ids": list(given), "why": why, "recomputed": list(given.values())}
+            done += int(admin.change(_INTO_RECOMPUTED, **parameters)[0]["n"])
+        return done
 
     def discard(self, admin: Admin, ids: Sequence[int]) -> int:
         """Discard records; return the number of records discarded."""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,6 +16,7 @@ from millpy.admin.dead_letters import AT_ONCE, DEAD_LETTERS, LATE_RECORDS, Recor
 from millpy.admin.loaders import utc_text
 from millpy.admin.queries import Admin
 from millpy.cli import text_table as tables
+from millpy.cli.recomputation import recomputed
 from millpy.cli.options import (
     DatabaseOption,
     JsonOption,
@@ -29,6 +30,9 @@ from millpy.cli.options import (
 from millpy.clock import SystemClock
 from millpy.errors import UsageError
 from millpy.process.exit import EXIT_FAILED
+
+if TYPE_CHECKING:
+    from millpy.process.window_recomputation import Recomputation
 
 progress = logging.getLogger("millpy.observability.status_line")
 LOOK_EVERY_S = 0.1
@@ -121,13 +125,16 @@ def _replay(
     as_json: bool,
     into_window: bool = False,
     why: str = "",
+    found: Recomputation | None = None,
 ) -> int:
     if payload and len(ids) != 1:
         raise UsageError(f"--payload replays one record, not {len(ids)}", hint="give the id of one dead letter")
     if payload:
         requested = table.replay_corrected(admin, ids[0], _read(payload))
     elif into_window:
-        requested = table.replay_into_window(admin, ids, why)
+        recomputed = {} if found is None else found.recomputed
+        refused = {} if found is None else found.refused
+        requested = table.replay_into_window(admin, [one for one in ids if one not in refused], why, recomputed)
     else:
         requested = table.replay(admin, ids)
     if not as_json:
@@ -138,8 +145,12 @@ def _replay(
         if requested < len(ids):
             tables.say(f"the others are requested or settled already, or missing: see `millpy {table.command} show ID`")
     states = _await(table, ids, admin, wait_s) if requested and wait_s else None
+    if found is not None and not as_json:
+        for detail in sorted(set(found.refused.values())):
+            tables.say(f"not added: {detail}")
     if as_json:
-        print_json({"requested": requested, "of": len(ids), "states": states})
+        more = {} if found is None else {"recomputed": len(found.recomputed), "refused": found.refused}
+        print_json({"requested": requested, "of": len(ids), "states": states, **more})
     elif states is not None:
         tables.say(_counted(states))
         if states.get("requested"):
@@ -295,17 +306,30 @@ def replay_late(
         bool, typer.Option("--into-window", help="Add each record to the row of the finished window that it missed.")
     ] = False,
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for millpy.corrections.")] = "",
+    archive: Annotated[
+        str,
+        typer.Option(
+            "--archive", metavar="PLACE", help="Recompute windows whose rows do not say enough from this archive."
+        ),
+    ] = "",
     wait_s: WaitOption = 0.0,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Replay late records. A record that is still too late for its window stays late, unless it goes --into-window."""
-    if why and not into_window:
-        raise UsageError("--why belongs to --into-window", hint="give both, or neither")
+    for option, given in (("--why", why), ("--archive", archive)):
+        if given and not into_window:
+            raise UsageError(f"{option} belongs to --into-window", hint="give both, or neither")
+    files = [word for word in words or [] if not word.isdecimal()]
+    if archive and not files:
+        raise UsageError("--archive needs the graph's file, to recompute windows", hint="name it: graph.py")
     with _opened(words or [], database) as (admin, graph, ids):
         wanted = RecordFilter(graph=graph or "", computation=computation, stream=stream)
         chosen = _chosen(LATE_RECORDS, admin, _wanted(ids, everything, wanted))
-        return _replay(LATE_RECORDS, chosen, admin, "", wait_s, as_json=as_json, into_window=into_window, why=why)
+        found = recomputed(admin, files[0], archive, chosen) if archive else None
+        return _replay(
+            LATE_RECORDS, chosen, admin, "", wait_s, as_json=as_json, into_window=into_window, why=why, found=found
+        )
 
 
 @late.command("discard")

@@ -198,7 +198,8 @@ class GraphAudit:
 
     def _with_records(self, session: Any, found: TableAudit, directory: str) -> TableAudit:
         """Add the archived records of the windows that differ, where an archive has just these."""
-        from millpy.spark.contributing import archived_input, archived_records, with_records
+        from millpy.spark.contributing import archived_records, with_records
+        from millpy.store.archive.input import archived_input
 
         (table,) = (table for table in self.spec.tables if table.name == found.table)
         of = archived_input(self.spec, table)

@@ -278,6 +278,8 @@ class PastWindow:
         table_id: id of the result table; None if the computation writes none.
         newest_pane: index of the newest pane in the table's history, where a repair adds panes, too; -1 without any.
         dropped: whether the table has a retention, and rows of the window's time were dropped.
+        recomputed: the accumulators of the window by an archive, as JSON; None if nobody has recomputed it.
+        recomputed_fits: whether the row is still the one that they give.
     """
 
     key: bytes
@@ -288,6 +290,8 @@ class PastWindow:
     table_id: int | None = None
     newest_pane: int = -1
     dropped: bool = False
+    recomputed: bytes | None = None
+    recomputed_fits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

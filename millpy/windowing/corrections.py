@@ -1,7 +1,7 @@
 """Add late records to finished windows, at an operator's request.
 
 A finished window has no state: its row in the result table is all that is left. The owner of its key rebuilds the
-accumulators from that row (`rebuilding.py`), adds the records, and emits one more pane: the row is replaced, a history
+accumulators from that row (`rebuilding.py`), or has them from an archive (`recomputation.py`), adds the records, and emits one more pane: the row is replaced, a history
 gets the pane, and consumers get what any late pane brings them, in the commit that settles the requests (I2).
 
 The commit compares the row with the one that was read, so that a row which somebody else changed meanwhile is read
@@ -14,15 +14,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millpy.model.checkpoint import DeletedRows, PastWindow, ResultRows
+from millpy.model.dead_letter import error_text
 from millpy.model.deployment import PANE_INFO
 from millpy.model.keys import Key, key_from_text
 from millpy.model.record import Records, concat
 from millpy.model.stage import StageBinding, StepResult, WindowCorrection
+from millpy.model.step_progress import is_user_error
 from millpy.model.time import Instant
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.panes import Column, records_in_order, result_rows
 from millpy.windowing.rebuilding import NotRebuiltError, Rebuilder, read_row
+from millpy.windowing.recomputation import restored
 from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.window import SessionWindows
 from millpy.windowing.window_function import WindowFunction
@@ -119,18 +122,40 @@ class Corrections:
         key = key_from_text(window.key, self._input.key_types)
         row = None if window.row is None else self._read(window.row)
         try:
-            values = self._accumulators.empty() if row is None else self._rebuilder.accumulators_of(row)
+            values = self._accumulators.empty() if row is None else self._accumulators_of(row, corrections)
         except NotRebuiltError as error:
             return f"{error} ({error.hint})" if error.hint else str(error)
         own = self._accumulators.empty()[: len(values)]
-        for correction in corrections:
-            for target in (values, own):
-                change = self._accumulators.subtract if correction.retracts else self._accumulators.add
-                change(target, correction.record, correction.event_time)
-        if self._accumulators.retracts and values[0] < 0:
-            return "its window has no record that the retraction could take back"
-        self._emit(key, window, row, values, own, len(corrections))
+        try:
+            for correction in corrections:
+                for target in (values, own):
+                    change = self._accumulators.subtract if correction.retracts else self._accumulators.add
+                    change(target, correction.record, correction.event_time)
+            if self._accumulators.retracts and values[0] < 0:
+                return "its window has no record that the retraction could take back"
+            self._accumulators.check(values)
+            self._emit(key, window, row, values, own, len(corrections))
+        except BaseException as error:
+            if not (self._accumulators.calls_user and is_user_error(error)):
+                raise
+            return f"your code fails with it: {error_text(error)}"
         return ""
+
+    def _accumulators_of(self, row: Mapping[str, Any], corrections: Sequence[WindowCorrection]) -> list[Any]:
+        """Return the accumulators of a window with this row: from the row, else as an archive has given them.
+
+        Raises:
+            NotRebuiltError: neither tells.
+        """
+        try:
+            return self._rebuilder.accumulators_of(row)
+        except NotRebuiltError:
+            given = next((c.window for c in corrections if c.window.recomputed_fits), None)
+            if given is None and all(c.window.recomputed is None for c in corrections):
+                raise
+        if given is None or given.recomputed is None:
+            raise NotRebuiltError("its row has changed since an archive was read", hint="ask again")
+        return restored(self._accumulators, self._spec.columns(), row, given.recomputed)
 
     def _refusal(self) -> str | None:
         """Return why no window of this stage can be corrected."""
@@ -158,11 +183,16 @@ class Corrections:
         """Emit the next pane of a window that has this row; `own` are the accumulators of the `added` records alone."""
         keys = [key] if self._width == 1 else list(key)  # type: ignore[arg-type]
         names = [*keys, window.start, window.end]
+        is_empty = self._accumulators.is_empty(values)
+        gives_part = self._subscribed and self._spec.accumulation is Accumulation.DISCARDING
+        # User code may raise here, so nothing is emitted before.
+        results = [] if is_empty else self._accumulators.results(values)
+        part = self._accumulators.results(own) if gives_part else []
         old = None if row is None else [*names, *(row[name] for name in self._result_names())]
         retracting = self._subscribed and self._spec.accumulation is Accumulation.RETRACTING
         if retracting and old is not None:
             self._taken_back.append(old)
-        if self._accumulators.is_empty(values):
+        if is_empty:
             if old is not None:
                 self._gone.append(names)
             return
@@ -171,10 +201,10 @@ class Corrections:
         info: list[Any] = []
         if self._spec.info_columns():
             info = [0 if row is None else int(row[PANE_INFO[0]]) + 1, True]
-        pane = [*names, *self._accumulators.results(values), *info, index, _LATE, late]
+        pane = [*names, *results, *info, index, _LATE, late]
         (self._first if row is None else self._panes).append(pane)
-        if self._subscribed and self._spec.accumulation is Accumulation.DISCARDING:
-            pane = [*names, *self._accumulators.results(own), *info, index, _LATE, added]
+        if gives_part:
+            pane = [*names, *part, *info, index, _LATE, added]
         self._given.append(pane)
 
     def _result_names(self) -> tuple[str, ...]:

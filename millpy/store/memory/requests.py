@@ -39,6 +39,7 @@ class RequestState:
         letter: the dead letter that the last failed replay produced.
         into_window: whether the request is to add a late record to its finished window.
         detail: why that failed.
+        recomputed: what an archive says of the window: its accumulators as JSON, and the row that they give.
     """
 
     state: State = "open"
@@ -47,6 +48,7 @@ class RequestState:
     letter: DeadLetter | None = None
     into_window: bool = False
     detail: str = ""
+    recomputed: tuple[bytes, bytes] | None = None
 
 
 class Requests:
@@ -79,12 +81,12 @@ class Requests:
         record.into_window = False
         return True
 
-    def replay_into_window(self, number: int) -> bool:
+    def replay_into_window(self, number: int, recomputed: tuple[bytes, bytes] | None = None) -> bool:
         """Request that a late record is added to its finished window. Return False when it cannot be."""
         record = self.state_of("late_records", number)
         if record.state != "open":
             return False
-        record.state, record.into_window = "requested", True
+        record.state, record.into_window, record.recomputed = "requested", True, recomputed
         return True
 
     def discard(self, table: RecordTableName, number: int) -> bool:
@@ -145,7 +147,7 @@ class Requests:
             failed = outcome.dead_letter is not None or outcome.watermark is not None
             record.state = "open" if failed else "replayed"
             record.attempts += failed
-            record.detail = outcome.detail
+            record.detail, record.recomputed = outcome.detail, None
             record.letter = outcome.dead_letter or record.letter
             if outcome.corrects and (window := outcome.request.window) is not None:
                 self.corrections.append((outcome.request.id, window.row, None))
@@ -178,7 +180,9 @@ class Requests:
     def _whole(self) -> list[bool]:
         return [w for _, _, late in self._database.late_records for w in late.whole or [True] * len(late)]
 
-    def _window(self, interval_id: int, late: LateRows, row: int) -> PastWindow | None:
+    def _window(
+        self, interval_id: int, late: LateRows, row: int, recomputed: tuple[bytes, bytes] | None
+    ) -> PastWindow | None:
         start, end = late.window_starts[row], late.window_ends[row]
         if start is None or end is None:
             return None
@@ -192,7 +196,11 @@ class Requests:
             None,
         )
         window = PastWindow(late.keys[row], start, end, late.whole[row] if late.whole else True, None, table_id)
-        return replace(window, row=self._row_of(window))
+        window = replace(window, row=self._row_of(window))
+        if recomputed is not None:
+            values, fits = recomputed[0], recomputed[1] == window.row
+            window = replace(window, recomputed=values, recomputed_fits=fits)
+        return window
 
     def _row_of(self, window: PastWindow) -> bytes | None:
         """Return the row of a window as JSON; None without one."""
@@ -223,5 +231,5 @@ class Requests:
                     input=late.input,
                     event_time=event_time,
                     retracts=retracts,
-                    window=self._window(interval_id, late, place) if asks else None,
+                    window=self._window(interval_id, late, place, state.recomputed) if asks and state else None,
                 )

@@ -13,30 +13,30 @@ from typing import Any
 from psycopg import sql
 
 from millpy.model.checkpoint import Checkpoint, PastWindow, Request, RequestOutcome
-from millpy.store.postgres.arrays import Bigints, Texts
+from millpy.store.postgres.arrays import Bigints, Booleans, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.history import history_name
 from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
 
 _READ = """
-SELECT l.late_record_id, to_jsonb(t)::text, {newest}
+SELECT l.late_record_id, to_jsonb(t)::text, {newest}, coalesce(l.recomputed -> 'row' = to_jsonb(t), false)
   FROM mill.late_records AS l JOIN {table} AS t ON {same} WHERE l.late_record_id = ANY (%(ids)s)
 """
 # `FOR UPDATE` gives the newest version of a row that another transaction has just changed.
 _BEGIN = """
 WITH sent AS (
-    SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::text[])
-        AS e (late_record_id, interval_id, bundle, old_row)
+    SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::boolean[])
+        AS e (late_record_id, interval_id, bundle, old_row, recomputed)
 ), found AS (
     SELECT l.late_record_id, to_jsonb(t) AS old_row
       FROM mill.late_records AS l JOIN {table} AS t ON {same}
      WHERE l.late_record_id IN (SELECT late_record_id FROM sent) FOR UPDATE OF t
 ), noted AS (
-    INSERT INTO mill.corrections (graph_id, table_name, key, window_start, window_end, late_record_id, bundle, old_row,
-                                  why, requested_by)
-    SELECT i.graph_id, {name}, l.key, l.window_start, l.window_end, l.late_record_id, s.bundle, f.old_row, l.why,
-           l.requested_by
+    INSERT INTO mill.corrections (graph_id, table_name, key, window_start, window_end, late_record_id, recomputed,
+                                  bundle, old_row, why, requested_by)
+    SELECT i.graph_id, {name}, l.key, l.window_start, l.window_end, l.late_record_id, s.recomputed, s.bundle,
+           f.old_row, l.why, l.requested_by
       FROM sent AS s
       JOIN mill.late_records AS l USING (late_record_id)
       JOIN mill.intervals AS i ON i.interval_id = s.interval_id
@@ -71,21 +71,22 @@ async def with_windows(
         return list(requests)
     found = await all_rows(connection, statement("read_past_windows"), {"letters": Bigints(sorted(numbers))})
     by_table: dict[int, list[int]] = {}
-    for number, *_, table_id, _ in found:
+    for number, *_, table_id, _, _ in found:
         if table_id in tables:
             by_table.setdefault(table_id, []).append(number)
-    rows: dict[int, tuple[str, int]] = {}
+    rows: dict[int, tuple[str, int, bool]] = {}
     for table_id, of_table in by_table.items():
         query = _composed(_READ, tables[table_id])
         of_rows = await all_rows(connection, query, {"ids": Bigints(of_table)})
-        rows.update((number, (row, newest)) for number, row, newest in of_rows)
+        rows.update((number, (row, newest, fits)) for number, row, newest, fits in of_rows)
     windows: dict[int, PastWindow] = {}
-    for number, key, start, end, whole, table_id, dropped in found:
+    for number, key, start, end, whole, table_id, dropped, recomputed in found:
         known = table_id if table_id in tables else None
-        window = PastWindow(key.encode(), start, end, whole, table_id=known, dropped=dropped)
+        given = None if recomputed is None else recomputed.encode()
+        window = PastWindow(key.encode(), start, end, whole, table_id=known, dropped=dropped, recomputed=given)
         if number in rows:
-            row, newest = rows[number]
-            window = replace(window, row=row.encode(), newest_pane=newest)
+            row, newest, fits = rows[number]
+            window = replace(window, row=row.encode(), newest_pane=newest, recomputed_fits=fits)
         windows[number] = window
     answer = []
     for request in requests:
@@ -119,6 +120,7 @@ def record(checkpoints: Sequence[Checkpoint], tables: Mapping[int, ResultTable])
             Bigints([checkpoint.grant.interval_id for checkpoint, _, _ in made]),
             Bigints([checkpoint.bundle for checkpoint, _, _ in made]),
             Texts([None if window.row is None else window.row.decode() for _, _, window in made]),
+            Booleans([window.recomputed_fits for _, _, window in made]),
         ]
         before.append((_composed(_BEGIN, tables[table_id]), parameters))
         if tables[table_id].history is not None:
