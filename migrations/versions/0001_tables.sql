@@ -326,6 +326,17 @@ CREATE TABLE mill.corrections (
 CREATE INDEX corrections_age ON mill.corrections (corrected_at);
 CREATE INDEX corrections_record ON mill.corrections (late_record_id);
 
+-- Windows whose corrections were forgotten, as old as events may become: an audit and a repair still leave them out. At
+-- most one for each row that is kept.
+CREATE TABLE mill.corrected_windows (
+    graph_id     integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
+    table_name   text NOT NULL,
+    key          text NOT NULL,
+    window_start bigint NOT NULL,
+    window_end   bigint NOT NULL,
+    PRIMARY KEY (graph_id, table_name, key, window_start, window_end)
+);
+
 -- Source partitions that are paused until an operator resumes them.
 CREATE TABLE mill.pauses (
     interval_id bigint PRIMARY KEY,
@@ -442,6 +453,7 @@ CREATE TABLE mill.audits (
     rows        bigint NOT NULL,
     differences bigint NOT NULL,
     uncertain   bigint NOT NULL,
+    corrected   bigint NOT NULL DEFAULT 0,  -- rows that differ because operators corrected them, not in differences
     examples    jsonb NOT NULL,  -- the first differences, bounded in number and bytes
     audited_at  timestamptz NOT NULL,
     differs_at  timestamptz,  -- when an audit first found just these differences, and raised an event; NULL for none

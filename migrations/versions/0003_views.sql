@@ -281,7 +281,7 @@ SELECT w.graph, w.result_table, w.device, count(*) AS hours, sum(w.windows)::big
 CREATE VIEW millpy.result_tables AS
 SELECT g.name AS graph, t.name, t.kind, c.name AS computation, t.key_columns, t.value_columns,
        t.allowed_lateness_us * interval '1 microsecond' AS allowed_lateness,
-       make_interval(secs => t.retention_us / 1e6) AS retention
+       make_interval(secs => t.retention_us / 1e6) AS retention, mill.moment(t.dropped_to) AS dropped_to
   FROM mill.result_tables AS t
   JOIN mill.computations AS c USING (computation_id)
   JOIN mill.graphs AS g ON g.graph_id = t.graph_id;
@@ -300,7 +300,7 @@ SELECT g.name AS graph, t.name AS result_table, mill.moment(p.range_lo) AS start
 
 CREATE VIEW millpy.audits AS
 SELECT g.name AS graph, a.table_name AS result_table, mill.moment(a.hour) AS hour, a.engine, a.by_service, a.rows,
-       a.differences, a.uncertain, a.examples, a.audited_at
+       a.differences, a.uncertain, a.examples, a.audited_at, a.corrected
   FROM mill.audits AS a JOIN mill.graphs AS g USING (graph_id);
 
 CREATE VIEW millpy.events AS
@@ -520,6 +520,15 @@ SELECT g.name AS graph, c.table_name, c.key, mill.moment(c.window_start) AS wind
        mill.moment(c.window_end) AS window_end, c.why, c.requested_by, c.corrected_at, c.old_row, c.new_row,
        c.late_record_id, c.correction_id, c.recomputed
   FROM mill.corrections AS c JOIN mill.graphs AS g USING (graph_id);
+
+-- The windows whose rows operators have changed, also those of which nobody knows any more who, when and why.
+CREATE VIEW millpy.corrected_windows AS
+SELECT g.name AS graph, c.table_name, c.key, mill.moment(c.window_start) AS window_start,
+       mill.moment(c.window_end) AS window_end
+  FROM (SELECT graph_id, table_name, key, window_start, window_end FROM mill.corrections
+         UNION
+        SELECT graph_id, table_name, key, window_start, window_end FROM mill.corrected_windows) AS c
+  JOIN mill.graphs AS g USING (graph_id);
 
 -- Dead letters and late records by cause: how many occurred (`seen`), how many of these were stored (`kept`; the others
 -- are only counted), and how many were deleted by age (`expired`).
@@ -1055,13 +1064,18 @@ BEGIN
         EXECUTE format('INSERT INTO %1$I.%2$I SELECT (jsonb_populate_record(NULL::%1$I.%2$I, $1)).*', found.nspname,
                        found.relname || '_history') USING new_row || '{"is_retraction": false}';
     END IF;
-    INSERT INTO mill.corrections (graph_id, table_name, key, window_start, window_end, old_row, new_row, why, requested_by)
-    SELECT found.graph_id, found.name,
-           CASE WHEN count(*) = 1 THEN min((old_row -> (c ->> 0))::text)
-                ELSE jsonb_agg(old_row -> (c ->> 0) ORDER BY place)::text END,
-           mill.instant((old_row ->> 'window_start')::timestamptz), mill.instant((old_row ->> 'window_end')::timestamptz),
-           old_row, new_row, p_why, session_user
-      FROM jsonb_array_elements(found.key_columns) WITH ORDINALITY AS k (c, place);
+    WITH made AS (
+        INSERT INTO mill.corrections AS c
+               (graph_id, table_name, key, window_start, window_end, old_row, new_row, why, requested_by)
+        SELECT found.graph_id, found.name,
+               CASE WHEN count(*) = 1 THEN min((old_row -> (c ->> 0))::text)
+                    ELSE jsonb_agg(old_row -> (c ->> 0) ORDER BY place)::text END,
+               mill.instant((old_row ->> 'window_start')::timestamptz), mill.instant((old_row ->> 'window_end')::timestamptz),
+               old_row, new_row, p_why, session_user
+          FROM jsonb_array_elements(found.key_columns) WITH ORDINALITY AS k (c, place)
+        RETURNING c.*
+    )
+    INSERT INTO mill.events (graph_id, kind, detail) SELECT graph_id, 'corrected', mill.correction(made) FROM made;
     RETURN new_row;
 END $$;
 

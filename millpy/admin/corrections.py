@@ -21,16 +21,17 @@ _CORRECT = """
         AS new_row"""
 
 _WINDOWS = """
-    SELECT DISTINCT key, window_start, window_end FROM mill.corrections
-     WHERE graph_id = :graph_id AND table_name = :table"""
+    SELECT key, (extract(epoch FROM window_start) * 1000000)::bigint AS window_start,
+           (extract(epoch FROM window_end) * 1000000)::bigint AS window_end
+      FROM millpy.corrected_windows WHERE graph = :graph AND table_name = :table"""
 Window = tuple[str, ...]
 """The keys of a window as text, as SQL casts them, then its start and end in µs."""
 
 
-def corrected_windows(admin: Admin, graph_id: int, table: str) -> set[Window]:
+def corrected_windows(admin: Admin, graph: str, table: str) -> set[Window]:
     """Return the windows of a table whose rows operators have corrected."""
     found = set()
-    for row in admin.ask(_WINDOWS, graph_id=graph_id, table=table):
+    for row in admin.ask(_WINDOWS, graph=graph, table=table):
         key = json.loads(row["key"])
         keys = key if isinstance(key, list) else [key]
         texts = (part if isinstance(part, str) else json.dumps(part) for part in keys)

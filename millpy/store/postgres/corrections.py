@@ -55,9 +55,13 @@ UPDATE {table} AS t SET pane_index = e.pane
 """
 _NEWEST = "(SELECT coalesce(max(h.pane_index), -1) FROM {history} AS h WHERE {own})"
 _END = """
-UPDATE mill.corrections AS c SET new_row = to_jsonb(t)
-  FROM mill.late_records AS l JOIN {table} AS t ON {same}
- WHERE l.late_record_id = ANY (%s) AND c.late_record_id = l.late_record_id AND c.new_row IS NULL
+WITH made AS (
+    UPDATE mill.corrections AS c SET new_row = to_jsonb(t)
+      FROM mill.late_records AS l LEFT JOIN {table} AS t ON {same}
+     WHERE l.late_record_id = ANY (%s) AND c.late_record_id = l.late_record_id AND c.new_row IS NULL
+    RETURNING c.*
+)
+INSERT INTO mill.events (graph_id, kind, detail) SELECT graph_id, 'corrected', mill.correction(made) FROM made
 """
 
 Command = tuple[bytes, list[Any]]

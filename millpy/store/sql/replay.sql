@@ -139,12 +139,23 @@ WITH old AS (
 SELECT count(*) FROM gone;
 
 -- name: forget_corrections
--- The same for corrections, which live as long as events. Returns the number of deleted rows. Always one row.
-WITH old AS (
+-- The same for corrections, which live as long as events; their windows stay, as long as the table may have their rows.
+-- Returns the number of deleted rows. Always one row.
+WITH dropped AS (
+    DELETE FROM mill.corrected_windows AS w USING mill.result_tables AS t
+     WHERE t.graph_id = w.graph_id AND t.name = w.table_name AND w.window_end < t.dropped_to
+), old AS (
     SELECT correction_id FROM mill.corrections WHERE corrected_at < mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s)
      ORDER BY corrected_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED
 ), gone AS (
-    DELETE FROM mill.corrections AS d USING old WHERE d.correction_id = old.correction_id RETURNING 1
+    DELETE FROM mill.corrections AS d USING old WHERE d.correction_id = old.correction_id
+    RETURNING d.graph_id, d.table_name, d.key, d.window_start, d.window_end
+), kept AS (
+    INSERT INTO mill.corrected_windows (graph_id, table_name, key, window_start, window_end)
+    SELECT DISTINCT g.graph_id, g.table_name, g.key, g.window_start, g.window_end
+      FROM gone AS g JOIN mill.result_tables AS t ON t.graph_id = g.graph_id AND t.name = g.table_name
+     WHERE g.window_end >= coalesce(t.dropped_to, g.window_end)
+        ON CONFLICT DO NOTHING
 )
 SELECT count(*) FROM gone;
 
