@@ -499,7 +499,7 @@ CREATE VIEW millpy.dead_letters AS
 SELECT g.name AS graph, d.computation, d.stream, d.reason, d.detail, d.source_position, d.key,
        mill.moment(d.event_time) AS event_time, mill.readable(d.payload) AS payload_text, d.payload, d.traceback,
        d.dead_lettered_at, d.dead_letter_id, d.state, d.state_at, d.attempts, d.corrected, d.stream <> '' AS replayable,
-       d.retracts
+       d.retracts, d.into_window, d.requested_by, d.why
   FROM mill.dead_letters AS d
   JOIN mill.intervals AS i USING (interval_id)
   JOIN mill.graphs AS g ON g.graph_id = i.graph_id;
@@ -509,7 +509,7 @@ SELECT g.name AS graph, l.computation, l.stream, l.key, mill.moment(l.event_time
        mill.moment(l.watermark) AS watermark, mill.moment(l.window_start) AS window_start,
        mill.moment(l.window_end) AS window_end, mill.readable(l.payload) AS payload_text, l.payload, l.recorded_at,
        l.late_record_id, l.state, l.state_at, l.attempts, l.whole AS replayable, l.retracts, l.into_window,
-       l.requested_by, l.why, l.detail
+       l.requested_by, l.why, l.detail, l.dead_letter_id
   FROM mill.late_records AS l
   JOIN mill.intervals AS i USING (interval_id)
   JOIN mill.graphs AS g ON g.graph_id = i.graph_id;
@@ -518,7 +518,7 @@ SELECT g.name AS graph, l.computation, l.stream, l.key, mill.moment(l.event_time
 CREATE VIEW millpy.corrections AS
 SELECT g.name AS graph, c.table_name, c.key, mill.moment(c.window_start) AS window_start,
        mill.moment(c.window_end) AS window_end, c.why, c.requested_by, c.corrected_at, c.old_row, c.new_row,
-       c.late_record_id, c.correction_id, c.recomputed
+       c.late_record_id, c.correction_id, c.recomputed, c.dead_letter_id
   FROM mill.corrections AS c JOIN mill.graphs AS g USING (graph_id);
 
 -- The windows whose rows operators have changed, also those of which nobody knows any more who, when and why.
@@ -549,11 +549,14 @@ SELECT graph, table_name, stream, computation, reason, sum(seen)::bigint AS seen
 
 -- Requests the replay of dead letters. Returns the number of requests. The owner of the interval that dead-lettered a
 -- record processes it like any other record, and marks it in the same transaction: as replayed, or as open again when
--- it fails. A dead letter that is not a record (a timer, a result row) cannot be replayed.
-CREATE FUNCTION millpy.replay_dead_letters(p_ids bigint[]) RETURNS bigint
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+-- it fails. A dead letter that is not a record (a timer, a result row) cannot be replayed. With p_into_window, a record
+-- that comes too late for a window is added to its row, as by millpy.replay_into_window.
+CREATE FUNCTION millpy.replay_dead_letters(p_ids bigint[], p_into_window boolean DEFAULT false, p_why text DEFAULT '')
+RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH requested AS (
-        UPDATE mill.dead_letters SET state = 'requested', state_at = now()
+        UPDATE mill.dead_letters
+           SET state = 'requested', state_at = now(), into_window = p_into_window, requested_by = session_user,
+               why = left(coalesce(p_why, ''), 1000)
          WHERE dead_letter_id = ANY (p_ids) AND state = 'open' AND stream <> ''
         RETURNING interval_id
     ), notified AS (
@@ -564,10 +567,11 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Requests the replay of one dead letter with a corrected payload. The record keeps its dedupe id.
-CREATE FUNCTION millpy.replay_dead_letter(p_id bigint, p_payload bytea) RETURNS bigint
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION millpy.replay_dead_letter(p_id bigint, p_payload bytea, p_into_window boolean DEFAULT false,
+                                          p_why text DEFAULT '')
+RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE mill.dead_letters SET corrected = p_payload WHERE dead_letter_id = p_id AND state = 'open' AND stream <> '';
-    SELECT millpy.replay_dead_letters(ARRAY[p_id])
+    SELECT millpy.replay_dead_letters(ARRAY[p_id], p_into_window, p_why)
 $$;
 
 -- Requests the replay of late records. Returns the number of requests. Only rows with `whole` can be replayed: a record

@@ -32,8 +32,8 @@ WITH recorded AS (
     INSERT INTO mill.audits AS a
            (graph_id, table_name, hour, engine, by_service, rows, differences, uncertain, corrected, examples,
             audited_at, differs_at)
-    SELECT g.graph_id, :table, h.hour, :engine, :by_service, h.rows, h.differences, h.uncertain, coalesce(h.corrected, 0),
-           h.examples, t.now,
+    SELECT g.graph_id, :table, h.hour, :engine, :by_service, h.rows, h.differences, h.uncertain,
+           coalesce(h.corrected, 0), h.examples, t.now,
            CASE WHEN h.differences > 0 THEN t.now END
       FROM mill.graphs AS g,
            (SELECT clock_timestamp() AS now) AS t,

@@ -26,7 +26,7 @@ from millpy.hosting.plan import ComputationPlan, OutgoingSubscription
 from millpy.ingest.decode import Decoder
 from millpy.ingest.protocol import SourceBatch
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import DeadLetter, LateRows, Request, RequestOutcome
+from millpy.model.checkpoint import DeadLetter, ExpectedRecord, LateRows, Request, RequestOutcome
 from millpy.model.dead_letter import payload_of
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType
@@ -43,6 +43,23 @@ class Replay:
 
     requests: tuple[Request, ...]
     arrived_at: Instant
+
+
+class ExpectedRecords:
+    """The records that a replayed dead letter becomes, if an operator wants it in windows that it is too late for."""
+
+    def __init__(self, replay: Replay | None) -> None:
+        first = None if replay is None else replay.requests[0]
+        wanted = first is not None and first.table == "dead_letters" and first.into_window
+        self._letter = first.id if first is not None and wanted else None
+        self.found: list[ExpectedRecord] = []
+
+    def add(self, consumer: str, place: int, records: Records) -> None:
+        """Note records that one input of a consumer gets."""
+        if self._letter is None:
+            return
+        for record, at in zip(records.objects(), records.event_times.tolist(), strict=True):
+            self.found.append(ExpectedRecord(self._letter, consumer, place, at, payload_of(record)))
 
 
 def is_emission(request: Request, interval: IntervalState) -> bool:

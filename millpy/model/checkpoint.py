@@ -302,6 +302,7 @@ class Request:
         table, id: table and row of the record.
         interval_id: interval that rejected the record; its owner replays it.
         payload: payload of the record, or its correction by an operator.
+        into_window: whether the record is to be added to finished windows that it is too late for.
         window: the finished window that a late record is to be added to; None to replay it as a record.
     """
 
@@ -317,6 +318,7 @@ class Request:
     event_time: int | None = None
     dedupe_id: bytes | None = None
     retracts: bool = False
+    into_window: bool = False
     window: PastWindow | None = None
 
 
@@ -339,6 +341,24 @@ class RequestOutcome:
     def corrects(self) -> bool:
         """Whether the commit changes the row of a finished window."""
         return self.request.window is not None and self.dead_letter is None and self.watermark is None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedRecord:
+    """A record that a dead letter became on its way to one consumer, for whose finished windows an operator wants it.
+
+    Attributes:
+        dead_letter_id: the dead letter.
+        computation, input: the consumer, and the index of its input.
+        event_time: its event time.
+        payload: as a late record of it has it.
+    """
+
+    dead_letter_id: int
+    computation: str
+    input: int
+    event_time: int
+    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +410,8 @@ class Checkpoint:
     late: Sequence[LateRows] = ()
     dead_letters: Sequence[DeadLetter] = ()
     outcomes: Sequence[RequestOutcome] = ()
+    expected: Sequence[ExpectedRecord] = ()
+    """Records of replayed dead letters that are to be added to windows that they are too late for."""
     pause: Pause | None = None
     unstored: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(computation, reason) -> number of dead letters that are counted but not stored."""

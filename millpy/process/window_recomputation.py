@@ -11,7 +11,7 @@ order of records need those of a window together, at most `RECORDS_IN_ORDER_MAX`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -32,7 +32,7 @@ from millpy.admin.past_windows import (
 )
 from millpy.admin.queries import Admin
 from millpy.clock import SystemClock
-from millpy.errors import StoreUnavailableError, UsageError
+from millpy.errors import StoreUnavailableError
 from millpy.graph import Graph, InjectorNode, StageNode
 from millpy.model.dead_letter import error_text, payload_of
 from millpy.model.deployment import GraphSpec, TableSpec
@@ -41,7 +41,7 @@ from millpy.model.record import Records, RecordType
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.store.archive.input import ArchivedInput, archived_input
 from millpy.store.archive.parquet import EVENT_TIME, ORDINAL, PARTITION, SEQ, WATERMARK
-from millpy.store.archive.reader import ArchiveReader, ListedFile, TimeRange, described
+from millpy.store.archive.reader import ArchiveReader, TimeRange, described
 from millpy.store.archive.storage import parquet_file
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.logic import WindowedLogic
@@ -144,7 +144,9 @@ class _Task:
 
     def windows(self, ids: Sequence[int], found: Recomputation) -> list[_Window]:
         """Return the windows of late records whose rows do not say enough, by start."""
-        asked = [row for row in asked_windows(self._admin, self._name, ids) if row["computation"] == self._table.computation]
+        asked = [
+            row for row in asked_windows(self._admin, self._name, ids) if row["computation"] == self._table.computation
+        ]
         rows = rows_of(self._admin, self._name, self._table, [row["id"] for row in asked])
         rebuilder = Rebuilder(self._accumulators, self._columns, self._record_type)
         windows: dict[Name, _Window] = {}
@@ -172,7 +174,9 @@ class _Task:
         """Recompute some windows. If they have too many records to be put in order, halve them."""
         of = archived_input(self._spec, self._table)
         if isinstance(of, str):
-            found.refused.update((number, f"no archive has its window: {of}") for window in windows for number in window.ids)
+            found.refused.update(
+                (number, f"no archive has its window: {of}") for window in windows for number in window.ids
+            )
             return
         self._await_archive(of.archive)
         missing = missing_late_records(self._admin, self._name, self._table.computation)
@@ -196,7 +200,9 @@ class _Task:
         until = clock.monotonic() + ARCHIVED_WITHIN_S
         while not is_archived(self._admin, self._name, archive, through):
             if clock.monotonic() >= until:
-                raise StoreUnavailableError(f"{archive} has not got what {self._table.computation} has", hint=BEHIND_HINT)
+                raise StoreUnavailableError(
+                    f"{archive} has not got what {self._table.computation} has", hint=BEHIND_HINT
+                )
             asyncio.run(clock.sleep(LOOK_EVERY_S))
 
     def _take_late_records(self, windows: Sequence[_Window]) -> None:
@@ -286,7 +292,8 @@ class _Task:
 
     def _records(self, batch: pa.RecordBatch) -> tuple[list[str], Records, list[tuple[int, int]]]:
         times, watermarks = (
-            pc.fill_null(batch.column(name), INSTANT_MIN).to_numpy(zero_copy_only=False) for name in (EVENT_TIME, WATERMARK)
+            pc.fill_null(batch.column(name), INSTANT_MIN).to_numpy(zero_copy_only=False)
+            for name in (EVENT_TIME, WATERMARK)
         )
         places = list(zip(batch.column(SEQ).to_pylist(), batch.column(ORDINAL).to_pylist(), strict=True))
         values = batch.select(self._record_type.schema.names)
@@ -312,7 +319,7 @@ class _Task:
         found.refused.update(dict.fromkeys(window.ids, why))
 
     def _difference(self, window: _Window) -> str:
-        """Add the records that are to be added in order; say how the results differ from the row, or why there are none."""
+        """Add the records that are in order; say how the results differ from the row, or why there are none."""
         try:
             for _, record, at in sorted(window.in_order, key=lambda entry: entry[0]):
                 window.content.add(record, at)

@@ -2,9 +2,9 @@
 
 A batch, or Spark by itself (`native`), recomputes the result tables; Spark joins them with the stored tables. Only what
 is final is compared: windows that can have no later pane, and records before the low watermark; and only what the
-retention of the table has not dropped. A row that differs because an operator corrected it is counted apart. `pane_index`,
-`pane_timing`, `late_count` and the columns of `pane_info` depend on how records were bundled when they arrived, and are
-not compared.
+retention of the table has not dropped. A row that differs because an operator corrected it is counted apart.
+`pane_index`, `pane_timing`, `late_count` and the columns of `pane_info` depend on how records were bundled when they
+arrived, and are not compared.
 """
 
 from __future__ import annotations
@@ -312,9 +312,7 @@ def _final(frame: DataFrame, spec: TableSpec, scope: AuditScope) -> DataFrame:
     final, dropped = final_us(spec, scope), _dropped(spec, scope)
     if spec.kind == "windowed":
         ends = F.col("window_end")
-        return frame.where(
-            (ends <= final) & (ends > scope.start_us) & (ends <= scope.end_us) & (ends >= dropped)
-        )
+        return frame.where((ends <= final) & (ends > scope.start_us) & (ends <= scope.end_us) & (ends >= dropped))
     at = F.col("event_time")
     return frame.where((at < final) & (at >= max(scope.start_us, dropped)) & (at < scope.end_us))
 

@@ -1,8 +1,9 @@
 """Add late records to finished windows, at an operator's request.
 
 A finished window has no state: its row in the result table is all that is left. The owner of its key rebuilds the
-accumulators from that row (`rebuilding.py`), or has them from an archive (`recomputation.py`), adds the records, and emits one more pane: the row is replaced, a history
-gets the pane, and consumers get what any late pane brings them, in the commit that settles the requests (I2).
+accumulators from that row (`rebuilding.py`), or has them from an archive (`recomputation.py`), adds the records, and
+emits one more pane: the row is replaced, a history gets the pane, and consumers get what any late pane brings them, in
+the commit that settles the requests (I2).
 
 The commit compares the row with the one that was read, so that a row which somebody else changed meanwhile is read
 again.

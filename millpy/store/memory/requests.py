@@ -14,6 +14,7 @@ from millpy.errors import RequestWithdrawnError
 from millpy.model.checkpoint import (
     Checkpoint,
     DeadLetter,
+    ExpectedRecord,
     LateRows,
     PastWindow,
     Pause,
@@ -39,6 +40,7 @@ class RequestState:
         letter: the dead letter that the last failed replay produced.
         into_window: whether the request is to add a late record to its finished window.
         detail: why that failed.
+        expected_id: the place, from 1, of the expected record that a late record is; 0 for another record.
         recomputed: what an archive says of the window: its accumulators as JSON, and the row that they give.
     """
 
@@ -48,6 +50,7 @@ class RequestState:
     letter: DeadLetter | None = None
     into_window: bool = False
     detail: str = ""
+    expected_id: int = 0
     recomputed: tuple[bytes, bytes] | None = None
 
 
@@ -56,15 +59,18 @@ class Requests:
 
     Attributes:
         corrections: late records that were added to finished windows, each with the row before and after.
+        expected: records of dead letters that are to be added to windows that they are too late for, with their graph.
     """
 
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
         self._states: dict[tuple[RecordTableName, int], RequestState] = {}
         self.corrections: list[tuple[int, bytes | None, bytes | None]] = []
+        self.expected: list[tuple[int, ExpectedRecord]] = []
         self.pauses: dict[int, Pause] = {}
         self.releases: list[Release] = []
         self._release_id = 0
+        self._met: set[tuple[int, object]] = set()
 
     # Operators' actions.
 
@@ -72,13 +78,15 @@ class Requests:
         """Return the state of a record, which the caller may change."""
         return self._states.setdefault((table, number), RequestState())
 
-    def replay(self, table: RecordTableName, number: int, payload: bytes | None = None) -> bool:
+    def replay(
+        self, table: RecordTableName, number: int, payload: bytes | None = None, *, into_window: bool = False
+    ) -> bool:
         """Request a replay of a record. Return False when the record cannot be replayed."""
         record = self.state_of(table, number)
         if record.state != "open" or (table == "late_records" and not self._whole()[number - 1]):
             return False
         record.state, record.corrected = "requested", payload or record.corrected
-        record.into_window = False
+        record.into_window = into_window
         return True
 
     def replay_into_window(self, number: int, recomputed: tuple[bytes, bytes] | None = None) -> bool:
@@ -155,6 +163,28 @@ class Requests:
         if checkpoint.pause is not None:
             self.pauses[checkpoint.grant.interval_id] = checkpoint.pause
 
+    def expect(self, checkpoint: Checkpoint) -> None:
+        """Remember the records that are to be added to windows that they are too late for."""
+        graph_id = self._database.headers[checkpoint.grant.interval_id].graph_id
+        self.expected += [(graph_id, record) for record in checkpoint.expected]
+
+    def append_late(self, interval_id: int, late: LateRows) -> None:
+        """Request those of the newest late records that are expected, each once for each window."""
+        graph_id = self._database.headers[interval_id].graph_id
+        first = len(self._whole()) - len(late) + 1
+        for row in range(len(late)):
+            window = late.window_starts[row], late.window_ends[row]
+            identity = (late.computation, late.input, late.event_times[row], late.payloads[row])
+            for place, (of, record) in enumerate(self.expected, 1):
+                same = (record.computation, record.input, record.event_time, record.payload) == identity
+                if of != graph_id or not same or window[0] is None or (late.retracts and late.retracts[row]):
+                    continue
+                if (place, window) not in self._met:
+                    self._met.add((place, window))
+                    state = self.state_of("late_records", first + row)
+                    state.state, state.into_window, state.expected_id = "requested", True, place
+                    break
+
     def _is_requested(self, request: Request) -> bool:
         record = self._states.get((request.table, request.id))
         return record is not None and record.state == "requested"
@@ -175,6 +205,7 @@ class Requests:
                 event_time=letter.event_time,
                 dedupe_id=letter.dedupe_id or (record.letter.dedupe_id if record.letter else None),
                 retracts=letter.retracts,
+                into_window=record.into_window,
             )
 
     def _whole(self) -> list[bool]:
@@ -231,5 +262,6 @@ class Requests:
                     input=late.input,
                     event_time=event_time,
                     retracts=retracts,
+                    into_window=asks,
                     window=self._window(interval_id, late, place, state.recomputed) if asks and state else None,
                 )

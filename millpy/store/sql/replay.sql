@@ -6,7 +6,7 @@
 WITH asked AS (
     (SELECT 'dead_letters' AS table_name, d.dead_letter_id AS id, d.interval_id, d.stream, d.computation,
             coalesce(d.corrected, d.payload) AS payload, d.input, d.wire, d.source_position, d.event_time, d.dedupe_id,
-            d.retracts, false AS into_window, 0 AS more_bytes
+            d.retracts, d.into_window, 0 AS more_bytes
        FROM mill.dead_letters AS d
       WHERE d.state = 'requested' AND d.interval_id = ANY (%(intervals)s)
       ORDER BY d.dead_letter_id LIMIT %(rows_max)s::integer)
