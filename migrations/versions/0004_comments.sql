@@ -28,6 +28,7 @@ BEGIN
             ('mill.entries', 'The current value of every entry of state: folded rows overlaid by unfolded deltas.'),
             ('mill.epochs', 'The slots of the rings segments, deltas and dedupe_runs.'),
             ('mill.events', 'What happened to workers, sources, graphs and tables.'),
+            ('mill.expected_records', 'Records of replayed dead letters that belong to windows, late or not.'),
             ('mill.expired', 'Numbers of dead letters, late records and events that were deleted by age.'),
             ('mill.graphs', 'One row for each generation of a graph. Its name is also the schema of the result tables.'),
             ('mill.intervals', 'The checkpoint headers: owner, fence and progress of each interval.'),
@@ -165,6 +166,7 @@ BEGIN
             ('event_time_hi', true, 'Newest event time in it.'),
             ('event_time_lo', true, 'Oldest event time in it.'),
             ('examples', false, 'The first differences.'),
+            ('expected_id', false, 'Number of an expected record; NULL for a late record that is none.'),
             ('expected', false, 'The value that history lets expect.'),
             ('expired', false, 'Number of rows that were deleted by age.'),
             ('expires_at', true, 'The watermark at which it is deleted.'),
@@ -345,6 +347,7 @@ BEGIN
         ), exceptions (name, meaning) AS (VALUES
             ('mill.deltas.part', 'Number of the document within its bundle, from 0.'),
             ('mill.source_connections.attempts', 'Number of failed attempts to connect since then.'),
+            ('mill.expected_records.digest', 'SHA-256 of the payload of the record.'),
             ('mill.segments.records', 'Number of records of each slice.'),
             ('mill.source_states.quiet', 'Whether the partition is proven idle, or paused.'),
             ('millpy.accounting.consumer', 'Name of the computation that consumes the stream.'),

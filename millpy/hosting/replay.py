@@ -33,7 +33,7 @@ from millpy.model.record import Records, RecordType
 from millpy.model.stage import InputBundle, WindowCorrection
 from millpy.model.time import INSTANT_MAX, Instant
 
-NO_WINDOWS = "only fixed, calendar and sliding windows can be corrected, and not those with watermark_by"
+NO_WINDOWS = "only windows can be corrected"
 RecordId = tuple[int, int, bytes, bool]
 
 

@@ -160,7 +160,8 @@ class Corrections:
 
     def _refusal(self) -> str | None:
         """Return why no window of this stage can be corrected."""
-        if isinstance(self._spec.windows, SessionWindows | WindowFunction):
+        windows = self._spec.windows
+        if isinstance(windows, SessionWindows) or (isinstance(windows, WindowFunction) and windows.merges):
             return "windows that depend on their records, such as sessions, cannot be corrected after they are over"
         if self._binding.tables.get(self._stream) is None:
             return "the windows have no result table, and so nothing stores them once they are over"

@@ -40,7 +40,7 @@ RELATIONS = {
         "",
         "",
     ),
-    r"mill\.(source_connections|corrections|corrected_windows)": ("SIUD", "", ""),
+    r"mill\.(source_connections|corrections|corrected_windows|expected_records)": ("SIUD", "", ""),
     r"mill\.(audits|archive_\w+)": (
         "SIUD",
         "",
