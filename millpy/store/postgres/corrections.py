@@ -33,10 +33,10 @@ WITH sent AS (
       FROM mill.late_records AS l JOIN {table} AS t ON {same}
      WHERE l.late_record_id IN (SELECT late_record_id FROM sent) FOR UPDATE OF t
 ), noted AS (
-    INSERT INTO mill.corrections (graph_id, table_name, key, window_start, window_end, late_record_id, recomputed,
-                                  bundle, old_row, why, requested_by)
-    SELECT i.graph_id, {name}, l.key, l.window_start, l.window_end, l.late_record_id, s.recomputed, s.bundle,
-           f.old_row, l.why, l.requested_by
+    INSERT INTO mill.corrections (graph_id, table_name, key, window_start, window_end, late_record_id, dead_letter_id,
+                                  recomputed, bundle, old_row, why, requested_by)
+    SELECT i.graph_id, {name}, l.key, l.window_start, l.window_end, l.late_record_id, l.dead_letter_id, s.recomputed,
+           s.bundle, f.old_row, l.why, l.requested_by
       FROM sent AS s
       JOIN mill.late_records AS l USING (late_record_id)
       JOIN mill.intervals AS i ON i.interval_id = s.interval_id
