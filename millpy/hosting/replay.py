@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
@@ -26,7 +26,7 @@ from millpy.hosting.plan import ComputationPlan, OutgoingSubscription
 from millpy.ingest.decode import Decoder
 from millpy.ingest.protocol import SourceBatch
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import DeadLetter, ExpectedRecord, LateRows, Request, RequestOutcome
+from millpy.model.checkpoint import DeadLetter, ExpectedRecord, LateRows, PastWindow, Request, RequestOutcome
 from millpy.model.dead_letter import payload_of
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType
@@ -128,7 +128,7 @@ def retake_corrections(interval: IntervalState, replay: Replay, isolation: Isola
 
 
 def corrected_outcomes(
-    retaken: ReplayBatch, corrected: Mapping[int, str | None], watermark: Instant
+    retaken: ReplayBatch, corrected: Mapping[int, str | None], windows: Mapping[int, PastWindow], watermark: Instant
 ) -> list[RequestOutcome]:
     """Return the outcomes of corrections. One that a later turn has to decide has none, and stays requested."""
     outcomes = []
@@ -137,7 +137,7 @@ def corrected_outcomes(
         if detail:
             outcomes.append(RequestOutcome(request, watermark=watermark, detail=detail))
         elif detail is not None:
-            outcomes.append(RequestOutcome(request))
+            outcomes.append(RequestOutcome(replace(request, window=windows.get(number, request.window))))
     return outcomes
 
 

@@ -502,7 +502,7 @@ def _uncount(
 
     Return the outcomes of corrections. Late records that are in their finished windows now count as consumed.
     """
-    outcomes = corrected_outcomes(retaken, result.corrected, watermark)
+    outcomes = corrected_outcomes(retaken, result.corrected, result.corrected_windows, watermark)
     of = {subscription.input: str(subscription.subscription_id) for subscription in interval.plan.incoming.values()}
     for request, (place, *_) in retaken.taken if retaken.arrived else ():
         interval.count("late" if request.table == "late_records" else "dead_lettered", of[place], -1)

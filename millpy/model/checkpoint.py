@@ -280,6 +280,8 @@ class PastWindow:
         dropped: whether the table has a retention, and rows of the window's time were dropped.
         recomputed: the accumulators of the window by an archive, as JSON; None if nobody has recomputed it.
         recomputed_fits: whether the row is still the one that they give.
+        overlapping: without a row, the first rows of the key whose windows intersect this one, at most two, each with
+            the newest pane of its history: a session may contain it.
     """
 
     key: bytes
@@ -292,6 +294,7 @@ class PastWindow:
     dropped: bool = False
     recomputed: bytes | None = None
     recomputed_fits: bool = False
+    overlapping: tuple[tuple[bytes, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

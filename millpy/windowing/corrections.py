@@ -11,8 +11,13 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from millpy.model.checkpoint import DeletedRows, PastWindow, ResultRows
 from millpy.model.dead_letter import error_text
@@ -21,7 +26,7 @@ from millpy.model.keys import Key, key_from_text
 from millpy.model.record import Records, concat
 from millpy.model.stage import StageBinding, StepResult, WindowCorrection
 from millpy.model.step_progress import is_user_error
-from millpy.model.time import Instant
+from millpy.model.time import Instant, instant
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.panes import Column, records_in_order, result_rows
@@ -44,6 +49,7 @@ class Corrections:
         accumulators: the operations of the aggregates.
         over_by: the windows that end by it are over; None if windows that are over have yet to leave.
         corrections: the records.
+        intersects_open: tells whether a session of a key, from start to end, would be one with an open session.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class Corrections:
         accumulators: AccumulatorSet,
         over_by: Instant | None,
         corrections: Sequence[WindowCorrection],
+        intersects_open: Callable[[Key, int, int], bool],
     ) -> None:
         self._spec = spec
         self._binding = binding
@@ -68,8 +75,16 @@ class Corrections:
         self._taken_back: list[list[Any]] = []
         self._given: list[list[Any]] = []
         self._corrected: dict[int, str | None] = {}
+        self._windows: dict[int, PastWindow] = {}
+        self._intersects_open = intersects_open
         by_window: dict[tuple[bytes, int, int], list[WindowCorrection]] = {}
         for correction in corrections:
+            if isinstance(self._spec.windows, SessionWindows):
+                found = self._of_session(correction, by_window)
+                if not isinstance(found, WindowCorrection):
+                    self._corrected[correction.request_id] = found
+                    continue
+                correction = found
             window = correction.window
             by_window.setdefault((window.key, window.start, window.end), []).append(correction)
         for of_window in by_window.values():
@@ -78,7 +93,7 @@ class Corrections:
 
     def add_to(self, result: StepResult) -> None:
         """Add the panes to the result of a step, before those of other windows."""
-        result.corrected = self._corrected
+        result.corrected, result.corrected_windows = self._corrected, self._windows
         made = len(self._panes) + len(self._first)
         table_id = self._binding.tables.get(self._stream)
         if table_id is None or not (made or self._gone):
@@ -108,6 +123,42 @@ class Corrections:
             produced.append(others)
         if produced:
             result.productions[self._stream] = concat(produced)
+
+    def _of_session(
+        self, correction: WindowCorrection, taken: Iterable[tuple[bytes, int, int]]
+    ) -> WindowCorrection | str | None:
+        """Return a correction for the session that contains the record, or that it is alone; else as `_correct`.
+
+        Args:
+            correction: the correction, for the session that the record would have opened.
+            taken: the sessions that this turn corrects already.
+        """
+        window = correction.window
+        if self._spec.windows.max_records is not None:  # type: ignore[union-attr]
+            return "sessions that are full with max_records depend on the order of their records: use millpy.correct()"
+        if window.row is not None:
+            return correction
+        if window.overlapping:
+            row, newest = window.overlapping[0]
+            start, end = _bounds(row)
+            if len(window.overlapping) > 1 or not start <= window.start <= window.end <= end:
+                return (
+                    "it would make a session longer, or one of two: only a record within the span of a session can be"
+                    " added to it. Put the row right with millpy.correct()"
+                )
+            window = replace(window, start=start, end=end, row=row, newest_pane=newest, overlapping=())
+            self._windows[correction.request_id] = window
+            return replace(correction, window=window)
+        key = key_from_text(window.key, self._input.key_types)
+        if self._intersects_open(key, window.start, window.end):
+            return "it would be one with a session that is still open: it can be decided once that is over"
+        name = (window.key, window.start, window.end)
+        if any(
+            other != name and other[0] == window.key and other[1] < window.end and window.start < other[2]
+            for other in taken
+        ):
+            return None
+        return correction
 
     def _correct(self, corrections: Sequence[WindowCorrection], over_by: Instant | None) -> str | None:
         """Compute the new pane of a window. Return "", why there is none, or None if a later turn has to decide."""
@@ -161,8 +212,8 @@ class Corrections:
     def _refusal(self) -> str | None:
         """Return why no window of this stage can be corrected."""
         windows = self._spec.windows
-        if isinstance(windows, SessionWindows) or (isinstance(windows, WindowFunction) and windows.merges):
-            return "windows that depend on their records, such as sessions, cannot be corrected after they are over"
+        if isinstance(windows, WindowFunction) and windows.merges:
+            return "windows of a function that merge cannot be corrected by a record: use millpy.correct()"
         if self._binding.tables.get(self._stream) is None:
             return "the windows have no result table, and so nothing stores them once they are over"
         if not self._subscribed:
@@ -215,6 +266,15 @@ class Corrections:
     def _read(self, row: bytes) -> dict[str, Any]:
         """Read a stored row, with results as a record has them."""
         return read_row(row, {name: self._output.annotations_along(name)[-1] for name in self._result_names()})
+
+
+def _bounds(row: bytes) -> tuple[int, int]:
+    """Return start and end of the window of a row, in µs."""
+    found = json.loads(row)
+    start, end = (found[name] for name in ("window_start", "window_end"))
+    if isinstance(start, str):
+        start, end = (instant(msgspec.convert(text, datetime)) for text in (start, end))
+    return start, end
 
 
 def _columns(panes: Sequence[Sequence[Any]]) -> list[Column]:

@@ -279,6 +279,7 @@ def _merged(parts: Sequence[StepResult]) -> StepResult:
         result.late += part.late
         result.dead_letters += part.dead_letters
         result.corrected.update(part.corrected)
+        result.corrected_windows.update(part.corrected_windows)
         result.unfinished = result.unfinished or part.unfinished
         for total, counted in (
             (result.consumed_by_input, part.consumed_by_input),

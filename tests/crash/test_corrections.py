@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
@@ -27,6 +27,7 @@ from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardD
 from millpy.windowing.aggregates.quantile import Quantile
 from millpy.windowing.recomputation import stored_form
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
+from millpy.windowing.window_function import WindowFunction
 from tests.commands import millpy
 from tests.crash.memory_world import LIMITS, World, running_world, until
 from tests.feed import Feed
@@ -181,14 +182,33 @@ async def test_what_a_row_does_not_tell_is_refused_with_the_reason() -> None:
     feed = Feed()
     async with running_world(a_graph(feed)) as world:
         await fed(world, feed)
-        before = [row_of(world, "middles"), *world.database.rows("sessions")]
-        asked = await corrected(world, "middles") + await corrected(world, "sessions")
+        before = row_of(world, "middles")
+        asked = await corrected(world, "middles")
 
         assert states(world, asked) == {"open"}
-        details = {world.database.requests.state_of("late_records", number).detail for number in asked}
-        assert len(details) == 2
-        assert any("middle cannot be added to: its aggregate keeps more than its result" in d for d in details)
-        assert [row_of(world, "middles"), *world.database.rows("sessions")] == before
+        (detail,) = {world.database.requests.state_of("late_records", number).detail for number in asked}
+        assert "middle cannot be added to: its aggregate keeps more than its result" in detail
+        assert row_of(world, "middles") == before
+        assert world.adds_up()
+
+
+async def test_a_session_takes_the_records_within_its_span_and_a_lone_record_is_one() -> None:
+    feed = Feed()
+    async with running_world(a_graph(feed)) as world:
+        await fed(world, feed)
+        feed.push(*(payload(at, 50) for at in (8_000, 8_300, 20_000)))
+        await until(world, lambda: len(late_rows(world)) == 25, "these are late, too")
+        asked = await corrected(world, "sessions")
+
+        found = [world.database.requests.state_of("late_records", number) for number in asked]
+        assert [record.state for record in found] == ["replayed", "open", "replayed", "open", "replayed"]
+        assert all("it would make a session longer" in record.detail for record in found if record.state == "open")
+        rows = sorted(world.database.rows("sessions"), key=lambda row: row["window_start"])
+        assert [(row["window_start"], row["window_end"], row["n"], row["late_count"]) for row in rows[:3]] == [
+            (1_000, 1_004_000, 4, 1),
+            (8_000_000, 9_000_000, 1, 1),
+            (20_000_000, 21_000_000, 1, 1),
+        ]
         assert world.adds_up()
 
 
@@ -237,6 +257,35 @@ async def test_a_mended_dead_letter_goes_into_its_finished_windows_once_wherever
         assert (row_of(world, "windows")["n"], row_of(world, "windows")["late_count"]) == (2, 1)
         assert states(world, windows) == {"open", "replayed"}
         assert {row_of(world, "sliding", start)["n"] for start in (0, -1_000_000)} == {2}
+        assert world.adds_up()
+
+
+class Seconds(WindowFunction):
+    length_max = seconds(1)
+
+    def assign(self, record: Any, at: datetime, key: Any) -> list[tuple[datetime, datetime]]:
+        start = at.replace(microsecond=0)
+        return [(start, start + seconds(1))]
+
+
+async def test_windows_by_site_are_over_by_their_site_and_those_of_a_function_are_corrected_too() -> None:
+    feed, graph = Feed(), Graph("world")
+    times = EventTime("at", unit="us", max_disorder=milliseconds(1), watermark_by="device")
+    keyed = graph.inject("readings", feed, schema=Reading, event_time=times).key_by("device")
+    keyed.window(FixedWindows(seconds(1))).aggregate(n=Count(), total=Sum("value")).to_table("windows")
+    keyed.window(Seconds()).aggregate(n=Count(), high=Max("value")).to_table("assigned")
+    behind = [payload(at, 1).replace(b"dev-1", b"dev-2") for at in (500, 700)]
+    async with running_world(graph) as world:
+        feed.push(payload(*ON_TIME[0]), behind[0], payload(*AHEAD))
+        await until(world, lambda: len(world.database.rows("windows")) == 1, "one site is ahead")
+        feed.push(payload(*LATE[1]), behind[1])
+        await until(world, lambda: len(late_rows(world)) == 2, "the other site is not late")
+        await corrected(world, "windows")
+        await corrected(world, "assigned")
+
+        (row,), (assigned,) = world.database.rows("windows"), world.database.rows("assigned")
+        assert (row["device"], row["n"], row["total"], row["late_count"]) == ("dev-1", 2, 50, 1)
+        assert (assigned["n"], assigned["high"], assigned["pane_timing"]) == (2, 40, "late")
         assert world.adds_up()
 
 
@@ -360,7 +409,8 @@ async def test_corrections_on_postgresql_are_audited_and_in_the_history(database
         for refused in ("middles", "sessions"):
             asked[4] = refused
             await asyncio.to_thread(millpy, *asked, "--database", database_url)
-        await until_true("SELECT count(*) = 4 FROM millpy.late_records WHERE attempts = 1 AND detail <> ''")
+        await until_true("SELECT count(*) = 3 FROM millpy.late_records WHERE attempts = 1 AND detail <> ''")
+        await until_true("SELECT min(n) = 4 FROM world.sessions WHERE window_start < to_timestamp(1)")
         file, mended = tmp_path / "graph.py", tmp_path / "mended.json"
         file.write_text(GRAPH_FILE)
         mended.write_bytes(payload(7, 8))

@@ -228,6 +228,8 @@ class Requests:
         )
         window = PastWindow(late.keys[row], start, end, late.whole[row] if late.whole else True, None, table_id)
         window = replace(window, row=self._row_of(window))
+        if window.row is None:
+            window = replace(window, overlapping=self._overlapping(window))
         if recomputed is not None:
             values, fits = recomputed[0], recomputed[1] == window.row
             window = replace(window, recomputed=values, recomputed_fits=fits)
@@ -242,6 +244,20 @@ class Requests:
         name = (*(key if len(table.spec.keys) > 1 else [key]), window.start, window.end)
         row = table.rows.get(name)
         return None if row is None else json.dumps(row, default=str).encode()
+
+    def _overlapping(self, window: PastWindow) -> tuple[tuple[bytes, int], ...]:
+        """Return the first rows of the key whose windows intersect one."""
+        if window.table_id is None:
+            return ()
+        table = self._database.tables[window.table_id]
+        key = json.loads(window.key)
+        keys = tuple(key) if len(table.spec.keys) > 1 else (key,)
+        found = sorted(
+            (row["window_start"], json.dumps(row, default=str).encode())
+            for name, row in table.rows.items()
+            if name[: len(keys)] == keys and row["window_start"] < window.end and window.start < row["window_end"]
+        )
+        return tuple((row, -1) for _, row in found[:2])
 
     def _late(self) -> Iterator[Request]:
         number = 0
