@@ -1069,15 +1069,18 @@ BEGIN
                        found.relname || '_history') USING new_row || '{"is_retraction": false}';
     END IF;
     WITH made AS (
-        INSERT INTO mill.corrections AS c
+        INSERT INTO mill.corrections AS m
                (graph_id, table_name, key, window_start, window_end, old_row, new_row, why, requested_by)
         SELECT found.graph_id, found.name,
-               CASE WHEN count(*) = 1 THEN min((old_row -> (c ->> 0))::text)
-                    ELSE jsonb_agg(old_row -> (c ->> 0) ORDER BY place)::text END,
+               CASE WHEN count(*) = 1 THEN min(part::text) ELSE jsonb_agg(part ORDER BY place)::text END,
                mill.instant((old_row ->> 'window_start')::timestamptz), mill.instant((old_row ->> 'window_end')::timestamptz),
                old_row, new_row, p_why, session_user
           FROM jsonb_array_elements(found.key_columns) WITH ORDINALITY AS k (c, place)
-        RETURNING c.*
+         CROSS JOIN LATERAL (  -- a key has bytes as base64
+               SELECT CASE WHEN c ->> 1 = 'bytea'
+                           THEN to_jsonb(translate(encode((old_row ->> (c ->> 0))::bytea, 'base64'), E'\n', ''))
+                           ELSE old_row -> (c ->> 0) END AS part) AS p
+        RETURNING m.*
     )
     INSERT INTO mill.events (graph_id, kind, detail) SELECT graph_id, 'corrected', mill.correction(made) FROM made;
     RETURN new_row;

@@ -123,7 +123,7 @@ class GraphAudit:
         ):
             raise UsageError(
                 f"{self.graph} is not deployed as in the file: {changes_text(changes)}",
-                hint="audit with the file with which the workers run",
+                hint="give the file with which the workers run",
             )
 
     def _check_since(self, deployed: Description, table: TableSpec) -> None:

@@ -47,6 +47,7 @@ from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.rebuilding import NotRebuiltError, Rebuilder, read_row
 from millpy.windowing.recomputation import NOT_GIVEN_HINT, RecomputedWindow, difference_of, stored_form
+from millpy.windowing.window import SessionWindows
 
 WINDOWS_MAX = 1_000
 RECORDS_IN_ORDER_MAX = 1_000_000
@@ -54,6 +55,7 @@ RECOMPUTED_BYTES_MAX = 1_000_000
 """Of the accumulators of one window as JSON: they are in the request."""
 ARCHIVED_WITHIN_S = 60.0
 LOOK_EVERY_S = 0.5
+NO_ROW_HINT = "somebody has deleted the row, or the database or your code refused it (see `millpy dead-letters list`)"
 BEHIND_HINT = "check with `SELECT * FROM millpy.archive` that an archiver runs, and ask again"
 
 
@@ -74,15 +76,16 @@ class Recomputation:
 
 @dataclass(slots=True)
 class _Window:
-    """A window that is recomputed: its late records, its row, and what the archive has of it."""
+    """A window that is recomputed: its late records, its row if there is one, and what the archive has of it."""
 
     name: Name
     key: Key
     ids: list[int]
-    row: str
+    row: str | None
     content: RecomputedWindow
     in_order: list[tuple[tuple[str, int, int], Any, Instant]] = field(default_factory=list)
     partitions: set[str] = field(default_factory=set)
+    records: int = 0
 
     @property
     def start(self) -> int:
@@ -150,13 +153,15 @@ class _Task:
         rows = rows_of(self._admin, self._name, self._table, [row["id"] for row in asked])
         rebuilder = Rebuilder(self._accumulators, self._columns, self._record_type)
         windows: dict[Name, _Window] = {}
+        # The windows of a session's late records are not those of its rows: the owner looks for them.
+        sessions = isinstance(self._windowing.windows, SessionWindows)
         for one in asked:
             name = (one["key"], one["window_start"], one["window_end"])
             if name in windows:
                 windows[name].ids.append(one["id"])
                 continue
             row = rows.get(one["id"])
-            if row is None or self._is_enough(rebuilder, row):
+            if (row is None and sessions) or (row is not None and self._is_enough(rebuilder, row)):
                 found.merged.append(one["id"])
                 continue
             key = key_from_text(one["key"], self._taken.key_types)
@@ -174,9 +179,11 @@ class _Task:
         """Recompute some windows. If they have too many records to be put in order, halve them."""
         of = archived_input(self._spec, self._table)
         if isinstance(of, str):
-            found.refused.update(
-                (number, f"no archive has its window: {of}") for window in windows for number in window.ids
-            )
+            for window in windows:
+                if window.row is None:
+                    found.merged += window.ids
+                else:
+                    found.refused.update(dict.fromkeys(window.ids, f"no archive has its window: {of}"))
             return
         self._await_archive(of.archive)
         missing = missing_late_records(self._admin, self._name, self._table.computation)
@@ -237,6 +244,7 @@ class _Task:
                     if not window.content.takes(at, digest, may_be_late=late):
                         continue
                     window.partitions.add(partition[row])
+                    window.records += 1
                     if self._in_order:
                         window.in_order.append(((partition[row], *places[row]), record, at))
                         kept += 1
@@ -302,12 +310,19 @@ class _Task:
 
     def _conclude(self, window: _Window, found: Recomputation) -> None:
         """Add what is to be added in order, and compare the results with the row."""
+        if window.row is None:
+            if not window.records:
+                found.merged += window.ids
+                return
+            why = f"its window has no row, but the archive has {window.records:,} records of it: {NO_ROW_HINT}"
+            found.refused.update(dict.fromkeys(window.ids, why))
+            return
         why = ""
         if window.content.unclear:
             why = "the archive cannot tell which of its records came too late: late records of its time are not stored"
         elif self._by_arrival and len(window.partitions) > 1:
             why = "its aggregates need the order of arrival, which the archive of several partitions does not have"
-        why = why or self._difference(window)
+        why = why or self._difference(window, window.row)
         window.in_order.clear()
         if not why:
             values = stored_form(self._accumulators, window.content.values)
@@ -318,7 +333,7 @@ class _Task:
             why = f"its accumulators take {len(values):,} bytes, more than the {RECOMPUTED_BYTES_MAX:,} of a request"
         found.refused.update(dict.fromkeys(window.ids, why))
 
-    def _difference(self, window: _Window) -> str:
+    def _difference(self, window: _Window, row: str) -> str:
         """Add the records that are in order; say how the results differ from the row, or why there are none."""
         try:
             for _, record, at in sorted(window.in_order, key=lambda entry: entry[0]):
@@ -328,7 +343,7 @@ class _Task:
             if not self._accumulators.calls_user:
                 raise
             return f"your code fails with its records: {error_text(error)}"
-        difference = difference_of(self._columns, results, read_row(window.row, self._result_types))
+        difference = difference_of(self._columns, results, read_row(row, self._result_types))
         return difference and f"the archive does not give the row as it is: {difference} ({NOT_GIVEN_HINT})"
 
 

@@ -209,7 +209,8 @@ def _without_corrections(compared: DataFrame, spec: TableSpec, scope: AuditScope
 def _key_text(column: ColumnSpec) -> Column:
     """Return a key in the text form that corrections have: as in JSON, text without quotes."""
     value = F.col(f"`{column.name}`")
-    return F.base64(value) if column.sql_type == "bytea" else value.cast("string")
+    # Spark cuts base64 into lines of 76 characters.
+    return F.regexp_replace(F.base64(value), r"\s", "") if column.sql_type == "bytea" else value.cast("string")
 
 
 def compare(

@@ -89,7 +89,8 @@ class Corrections:
             by_window.setdefault((window.key, window.start, window.end), []).append(correction)
         for of_window in by_window.values():
             answer = self._correct(of_window, over_by)
-            self._corrected.update((correction.request_id, answer) for correction in of_window)
+            for correction in of_window:
+                self._corrected.setdefault(correction.request_id, answer)
 
     def add_to(self, result: StepResult) -> None:
         """Add the panes to the result of a step, before those of other windows."""
@@ -161,7 +162,10 @@ class Corrections:
         return correction
 
     def _correct(self, corrections: Sequence[WindowCorrection], over_by: Instant | None) -> str | None:
-        """Compute the new pane of a window. Return "", why there is none, or None if a later turn has to decide."""
+        """Compute the new pane of a window. Return "", why there is none, or None if a later turn has to decide.
+
+        A record with which user code fails gets an answer of its own, and is not in the pane.
+        """
         window = corrections[0].window
         if (why := self._refusal()) is not None:
             return why
@@ -178,20 +182,32 @@ class Corrections:
         except NotRebuiltError as error:
             return f"{error} ({error.hint})" if error.hint else str(error)
         own = self._accumulators.empty()[: len(values)]
-        try:
-            for correction in corrections:
-                for target in (values, own):
-                    change = self._accumulators.subtract if correction.retracts else self._accumulators.add
-                    change(target, correction.record, correction.event_time)
-            if self._accumulators.retracts and values[0] < 0:
-                return "its window has no record that the retraction could take back"
-            self._accumulators.check(values)
-            self._emit(key, window, row, values, own, len(corrections))
-        except BaseException as error:
-            if not (self._accumulators.calls_user and is_user_error(error)):
-                raise
-            return f"your code fails with it: {error_text(error)}"
+        added = 0
+        for correction in corrections:
+            try:
+                values, own = self._with(correction, values, own)
+            except BaseException as error:
+                if not (self._accumulators.calls_user and is_user_error(error)):
+                    raise
+                self._corrected[correction.request_id] = f"your code fails with it: {error_text(error)}"
+            else:
+                added += 1
+        if self._accumulators.retracts and values[0] < 0:
+            return "its window has no record that the retraction could take back"
+        if added:
+            self._emit(key, window, row, values, own, added)
         return ""
+
+    def _with(self, correction: WindowCorrection, values: list[Any], own: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Return accumulators with one record more, or less; what user code gets are copies, because it may fail."""
+        found = []
+        for target in (values, own):
+            changed = self._accumulators.copied(target) if self._accumulators.calls_user else target
+            change = self._accumulators.subtract if correction.retracts else self._accumulators.add
+            change(changed, correction.record, correction.event_time)
+            self._accumulators.check(changed)
+            found.append(changed)
+        return found[0], found[1]
 
     def _accumulators_of(self, row: Mapping[str, Any], corrections: Sequence[WindowCorrection]) -> list[Any]:
         """Return the accumulators of a window with this row: from the row, else as an archive has given them.
