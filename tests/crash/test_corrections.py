@@ -432,6 +432,7 @@ async def test_corrections_on_postgresql_are_audited_and_in_the_history(database
         assert [tuple(row.values()) for row in audited] == [
             ("middles", "", "1", True, 1),
             ("middles", "", None, True, 2),
+            ("sessions", "a gateway", None, None, 1),
             ("sliding", "mended", "1", None, 2),
             ("windows", "a gateway", None, None, 2),
             ("windows", "mended", "1", None, 1),
