@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -114,6 +115,8 @@ def _describe_other(kind: str, detail: Mapping[str, Any]) -> str:
     if kind == "repaired":
         done = ", ".join(f"{detail[what]} {what}" for what in ("replaced", "added", "deleted"))
         return f"{detail['by']} repaired {detail['table']}: {done}"
+    if kind == "corrected":
+        return _describe_correction(detail)
     if kind in ("source_disconnected", "source_still_disconnected", "source_connected"):
         return _describe_connection(kind, detail)
     if kind == "database_restored":
@@ -121,6 +124,16 @@ def _describe_other(kind: str, detail: Mapping[str, Any]) -> str:
     if "what" in detail:
         return f"source {detail.get('stream', '')} ({detail.get('partition', '')}): {detail['what']}"
     return ", ".join(f"{name} {value}" for name, value in detail.items())
+
+
+def _describe_correction(detail: Mapping[str, Any]) -> str:
+    window = f"{detail['table']}, key {json.dumps(detail['key'])}, window {detail['window_start']}"
+    old, new = detail["old"], detail["new"]
+    if not old or not new:
+        done = "added" if new else "deleted" if old else "left as it was"
+    else:
+        done = ", ".join(f"{name} {json.dumps(old.get(name))} -> {json.dumps(new[name])}" for name in new)
+    return f"{detail['by']} corrected {window}: {done} ({detail.get('why') or 'no reason given'})"
 
 
 def _describe_connection(kind: str, detail: Mapping[str, Any]) -> str:

@@ -278,6 +278,10 @@ class PastWindow:
         table_id: id of the result table; None if the computation writes none.
         newest_pane: index of the newest pane in the table's history, where a repair adds panes, too; -1 without any.
         dropped: whether the table has a retention, and rows of the window's time were dropped.
+        recomputed: the accumulators of the window by an archive, as JSON; None if nobody has recomputed it.
+        recomputed_fits: whether the row is still the one that they give.
+        overlapping: without a row, the first rows of the key whose windows intersect this one, at most two, each with
+            the newest pane of its history: a session may contain it.
     """
 
     key: bytes
@@ -288,6 +292,9 @@ class PastWindow:
     table_id: int | None = None
     newest_pane: int = -1
     dropped: bool = False
+    recomputed: bytes | None = None
+    recomputed_fits: bool = False
+    overlapping: tuple[tuple[bytes, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +305,7 @@ class Request:
         table, id: table and row of the record.
         interval_id: interval that rejected the record; its owner replays it.
         payload: payload of the record, or its correction by an operator.
+        into_window: whether the record is to be added to finished windows that it is too late for.
         window: the finished window that a late record is to be added to; None to replay it as a record.
     """
 
@@ -313,6 +321,7 @@ class Request:
     event_time: int | None = None
     dedupe_id: bytes | None = None
     retracts: bool = False
+    into_window: bool = False
     window: PastWindow | None = None
 
 
@@ -335,6 +344,24 @@ class RequestOutcome:
     def corrects(self) -> bool:
         """Whether the commit changes the row of a finished window."""
         return self.request.window is not None and self.dead_letter is None and self.watermark is None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedRecord:
+    """A record that a dead letter became on its way to one consumer, for whose finished windows an operator wants it.
+
+    Attributes:
+        dead_letter_id: the dead letter.
+        computation, input: the consumer, and the index of its input.
+        event_time: its event time.
+        payload: as a late record of it has it.
+    """
+
+    dead_letter_id: int
+    computation: str
+    input: int
+    event_time: int
+    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +413,8 @@ class Checkpoint:
     late: Sequence[LateRows] = ()
     dead_letters: Sequence[DeadLetter] = ()
     outcomes: Sequence[RequestOutcome] = ()
+    expected: Sequence[ExpectedRecord] = ()
+    """Records of replayed dead letters that are to be added to windows that they are too late for."""
     pause: Pause | None = None
     unstored: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(computation, reason) -> number of dead letters that are counted but not stored."""

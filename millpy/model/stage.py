@@ -158,8 +158,10 @@ class StepResult:
     """Bundles to archive."""
     fired: Mapping[Key, int] = field(default_factory=dict)
     """Key -> number of timers that fired at the end, for `Work.fires`; empty unless due timers were left."""
-    corrected: Mapping[int, str | None] = field(default_factory=dict)
+    corrected: dict[int, str | None] = field(default_factory=dict)
     """Request of a correction -> "" if it was made, why it cannot be, or None if a later turn has to decide."""
+    corrected_windows: dict[int, PastWindow] = field(default_factory=dict)
+    """Request of a correction -> the session that contains the record, where this is not the record's own."""
     unfinished: bool = False
     """Whether more was due than the turn may hold. The low watermark stays until later turns have done the rest."""
 

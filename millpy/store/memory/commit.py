@@ -75,6 +75,8 @@ def apply(
 ) -> None:
     """Apply all changes of the checkpoints. `documents` are their deltas, None where nothing changed."""
     now_us = database.clock.now_us()
+    for checkpoint in checkpoints:
+        database.requests.expect(checkpoint)  # before late records, of which some may be expected
     for checkpoint, document in zip(checkpoints, documents, strict=True):
         header = database.headers[checkpoint.grant.interval_id]
         header.bundle = checkpoint.bundle
@@ -204,8 +206,9 @@ def _append(database: MemoryDatabase, header: Header, checkpoint: Checkpoint) ->
         if checkpoint.dedupe_run.whole:
             header.dedupe_whole = checkpoint.bundle
         database.dedupe_runs.append(StoredRun(interval_id, checkpoint.bundle, checkpoint.dedupe_run))
-    for late in checkpoint.late:
-        database.late_records.append((interval_id, checkpoint.bundle, late))
     for letter in checkpoint.dead_letters:
         database.dead_letters.append((interval_id, checkpoint.bundle, letter))
     database.requests.apply(checkpoint)
+    for late in checkpoint.late:
+        database.late_records.append((interval_id, checkpoint.bundle, late))
+        database.requests.append_late(interval_id, late)
