@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -198,22 +198,29 @@ class Scalar(Format):
             true, 1, on, yes or t, or the opposite, in any case. Text is the whole payload, in UTF-8.
         decimal: the decimal mark of a number.
         arrival: the field that gets the time of arrival: a datetime, or an int in µs.
+        null: texts that mean no value, such as "nan" or "unavailable", for a field that may be None. Empty payloads and
+            `null` mean it anyway.
     """
 
     field: str
     decimal: str
     arrival: str | None
+    null: tuple[str, ...]
 
-    def __init__(self, field: str, *, decimal: str = ".", arrival: str | None = None) -> None:
+    def __init__(self, field: str, *, decimal: str = ".", arrival: str | None = None, null: Sequence[str] = ()) -> None:
         if decimal not in (".", ","):
             raise GraphError(f"decimal={decimal!r} is no decimal mark", hint='choose "." or ","')
+        if isinstance(null, str) or not all(isinstance(text, str) for text in null):
+            raise GraphError(f"null={null!r} is no list of texts", hint='null=["nan", "unavailable"]')
         object.__setattr__(self, "field", field)
         object.__setattr__(self, "decimal", decimal)
         object.__setattr__(self, "arrival", arrival)
+        object.__setattr__(self, "null", tuple(null))
 
     def identity(self) -> Identity:
         """Describe the field and how its value is written."""
-        more = {} if self.arrival is None else {"arrival": self.arrival}
+        more: dict[str, Any] = {} if self.arrival is None else {"arrival": self.arrival}
+        more |= {"null": list(self.null)} if self.null else {}
         return {"kind": "scalar", "field": self.field, **({} if self.decimal == "." else {"decimal": ","}), **more}
 
     def validate(self, record_type: RecordType) -> None:
@@ -222,6 +229,11 @@ class Scalar(Format):
         kind = check_field(record_type, self.field, "Scalar")
         if kind not in (float, int, str, bool, datetime, UUID):
             raise GraphError(f"Scalar: {self.field!r} cannot hold a bare value", hint="use a number, str or bool field")
+        if self.null and not record_type.is_nullable(self.field):
+            name = getattr(kind, "__name__", kind)
+            raise GraphError(
+                f"Scalar: {self.field!r} cannot be None, as null= asks", hint=f"declare {self.field}: {name} | None"
+            )
         check_arrival(record_type, self.arrival)
 
     def reader(self, record_type: RecordType) -> Reader:
@@ -230,7 +242,9 @@ class Scalar(Format):
         begin = b"{" + msgspec.json.encode(names[self.field]) + b":"
         kind = record_type.field_type(self.field)
         write = cell_writer(kind, self.decimal)
-        nullable = record_type.is_nullable(self.field)
+        nothing = set(self.null)
+        if record_type.is_nullable(self.field):
+            nothing |= {"", "null"}
         arrived = None if self.arrival is None else arrival_writer(record_type, self.arrival)
         arrival = b"" if self.arrival is None else b"," + msgspec.json.encode(names[self.arrival]) + b":"
 
@@ -238,7 +252,7 @@ class Scalar(Format):
             text = message.payload.decode()
             if kind is not str and len(text) > 1 and text.startswith('"') and text.rstrip().endswith('"'):
                 text = text.strip()[1:-1]  # "21.5" is what some bridges make of a number
-            value = b"null" if nullable and text.strip() in ("", "null") else write(text)
+            value = b"null" if text.strip() in nothing else write(text)
             yield begin + value + (b"" if arrived is None else arrival + arrived(message)) + b"}"
 
         return read
