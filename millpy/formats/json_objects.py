@@ -12,6 +12,7 @@ import msgspec
 
 from millpy.errors import GraphError
 from millpy.formats.message import (
+    BadPart,
     Format,
     Message,
     Part,
@@ -36,10 +37,16 @@ Path = str | tuple[str, ...]
 def _steps(path: Path | None, setting: str) -> tuple[str, ...]:
     if path is None:
         return ()
-    steps = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
+    steps = tuple(path.split(".")) if isinstance(path, str) else tuple(path) if isinstance(path, tuple | list) else ()
     if not steps or not all(isinstance(step, str) and step for step in steps):
         raise GraphError(f"{setting}={path!r} is not a path", hint='separate names by dots: "uplink_message.rx.0.rssi"')
     return steps
+
+
+def _paths(paths: Mapping[str, Path] | None, setting: str) -> dict[str, tuple[str, ...]]:
+    if paths is not None and not isinstance(paths, Mapping):
+        raise GraphError(f"{setting}={paths!r} is no dict", hint=f'field -> path: {setting}={{"device": "info.name"}}')
+    return {name: _steps(own, f"{setting}[{name!r}]") for name, own in (paths or {}).items()}
 
 
 def _found(text: bytes, steps: tuple[str, ...]) -> bytes | None:
@@ -96,8 +103,8 @@ class Json(Format):
         values = {
             "path": _steps(path, "path"),
             "many": _steps(many, "many"),
-            "envelope": {name: _steps(own, f"envelope[{name!r}]") for name, own in (envelope or {}).items()},
-            "fields": {name: _steps(own, f"fields[{name!r}]") for name, own in (fields or {}).items()},
+            "envelope": _paths(envelope, "envelope"),
+            "fields": _paths(fields, "fields"),
             "arrival": arrival,
         }
         for name, value in values.items():
@@ -144,12 +151,21 @@ class _JsonReader:
             return
         text.decode()  # msgspec does not check the text that it skips
         _ANY.decode(text)
-        envelopes = map(bytes, _LIST.decode(text)) if text.lstrip(_SPACE)[:1] == b"[" else (text,)
-        for envelope in envelopes:
-            taken = [(name, _found(envelope, steps)) for name, steps in self._envelope]
-            outer = {name: msgspec.Raw(value) for name, value in taken if value is not None}
-            for record in self._records(envelope):
-                yield self._merged(message, outer, record)
+        if text.lstrip(_SPACE)[:1] != b"[":
+            yield from self._parts(message, text)
+            return
+        for envelope in map(bytes, _LIST.decode(text)):
+            try:
+                yield from self._parts(message, envelope)
+            except ValueError as error:  # raised before the first record
+                yield BadPart(envelope, str(error))
+
+    def _parts(self, message: Message, envelope: bytes) -> Iterable[Part]:
+        """Yield the records of an envelope. Raises ValueError, before the first, if it has none."""
+        taken = [(name, _found(envelope, steps)) for name, steps in self._envelope]
+        outer = {name: msgspec.Raw(value) for name, value in taken if value is not None}
+        for record in self._records(envelope):
+            yield self._merged(message, outer, record)
 
     def _records(self, envelope: bytes) -> Iterable[bytes]:
         record = _found(envelope, self._path)

@@ -192,6 +192,21 @@ def test_a_compressed_message_may_have_several_members() -> None:
     assert "expands to more than 4000000 bytes" in large.detail
 
 
+def test_one_envelope_of_a_list_that_has_no_records_leaves_the_others() -> None:
+    row = '{"at":"2026-11-26T11:59:00Z"}'
+    found, letters = step(Json(path="r"), f'[{{"r":{row}}},{{"x":1}},5,{{"r":{row}}}]')
+    assert len(found) == 2
+    assert [(letter.payload, letter.detail) for letter in letters] == [
+        (b'{"x":1}', "there is nothing at r"), (b"5", "there is nothing at r"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [{"many": 5}, {"path": ""}, {"fields": "x"}, {"envelope": {"device": 5}}])
+def test_what_is_no_path_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(GraphError, match=next(iter(wrong))):
+        Json(**wrong)
+
+
 def test_a_scalar_may_have_texts_that_mean_no_value() -> None:
     format = Scalar("value", arrival="at", null=["nan", "unavailable"])
     found, letters = step(format, "21.5", "nan", " unavailable\n", "", "NaN")

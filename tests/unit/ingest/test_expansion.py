@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from millpy import Cbor, Csv, Decode, EventTime, Files, Format, Gzip, Json, LineProtocol, MessagePack, minutes
+from millpy import Cbor, Csv, Decode, EventTime, Files, Format, Gzip, Json, LineProtocol, minutes
 from millpy.clock import SystemClock
 from millpy.errors import BrokenFileError, GraphError
 from millpy.formats import Message
