@@ -67,7 +67,7 @@ class Csv(Format):
         header: bool | Sequence[str] = True,
         rename: dict[str, str] | None = None,
     ) -> None:
-        if len(delimiter) != 1 or delimiter in '\r\n\0"':
+        if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '\r\n\0"':
             raise GraphError(f"delimiter={delimiter!r} must be one character", hint='for example ";" or "\\t"')
         if decimal not in (".", ",") or decimal == delimiter:
             raise GraphError(
@@ -77,6 +77,10 @@ class Csv(Format):
         quote = quote or None
         if quote is not None and (len(quote) != 1 or quote in (delimiter, decimal, "\n", "\r")):
             raise GraphError(f"quote={quote!r} must be one character, and not the delimiter", hint="None for no quotes")
+        if isinstance(null, str) or not all(isinstance(cell, str) for cell in null):
+            raise GraphError(f"null={null!r} is no list of texts", hint='null=["", "---"]')
+        if rename is not None and not isinstance(rename, dict):
+            raise GraphError(f"rename={rename!r} is no dict", hint='rename={"Temperature [C]": "temperature"}')
         if header is False:
             raise GraphError("header=False does not say what the columns are", hint='header=("device", "at", "value")')
         names: bool | tuple[str, ...] = True if header is True else tuple(header)

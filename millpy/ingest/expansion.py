@@ -26,6 +26,7 @@ from millpy.model.step_progress import is_user_error
 PENDING_S_MAX = 5.0
 """How long a replay waits for a schema registry."""
 SCHEMAS_OF_A_MESSAGE = 3
+EMPTY = "the payload is empty"
 EXPANDED_RECORDS_MAX = 8_192
 """The most records of a bundle that a source expands in the event loop, which must not stop for long."""
 
@@ -210,7 +211,8 @@ class Expander:
         except BaseException as error:  # a user's function, and libraries, may raise anything
             if not is_user_error(error):
                 raise
-            return [BadPart(message.payload, error_text(error))], "undecodable"
+            detail = error_text(error) if message.payload.strip() else EMPTY
+            return [BadPart(message.payload, detail)], "undecodable"
         return parts, "undecodable"
 
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from millpy.formats.values import JSON_NUMBER
+from millpy.ingest.expansion import EMPTY
 from millpy.ingest.timestamps import instants_of_numbers
 from millpy.model.dead_letter import error_text
 from millpy.model.record import RecordType
@@ -60,6 +61,8 @@ class Explainer:
             error: the error.
             payload: the JSON that was read, or anything else.
         """
+        if isinstance(payload, bytes) and not payload.strip():
+            return EMPTY
         text = error_text(error)
         place = _AT.search(text)
         if place is None or not isinstance(error, msgspec.ValidationError) or not isinstance(payload, bytes):
@@ -107,6 +110,6 @@ def _time_problem(field: str, value: Any, unit: str | None) -> str:
 
 def _in_years(value: int | float, unit: str) -> bool:
     """Tell whether a number is a time in the years 2000 to 2099."""
-    number = np.array([value], np.float64 if isinstance(value, float) else np.int64)
+    number: Any = np.array([value], np.float64 if isinstance(value, float) else np.int64)
     times, possible = instants_of_numbers(number, unit)
     return bool(possible[0]) and int(times[0]) in _PLAUSIBLE_US

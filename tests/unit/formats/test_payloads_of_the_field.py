@@ -222,6 +222,7 @@ def test_a_scalar_may_have_texts_that_mean_no_value() -> None:
 @pytest.mark.parametrize(
     ("payload", "kind", "unit", "why"),
     [
+        (" ", Reading, None, "the payload is empty"),
         ('{"at":1700000000000}', Numbered, "s", 'in milliseconds it would be a time of this century: unit="ms"'),
         ('{"at":99999999999999999}', Numbered, "s", "99999999999999999 in seconds is outside the years 1 to 9999"),
         ('{"at":46352.5}', Reading, None, "a number needs a field of type int or float, and its unit"),
