@@ -45,7 +45,8 @@ class Csv(Format):
             only in a field of text.
         quote: the character around cells that have delimiters in them, doubled inside; None or "" for none.
         header: True if the first line names the columns; or the names of the columns, if no line does. "" skips one.
-        rename: name in the header -> field, for names that are no identifiers.
+        rename: name in the header -> field, for names that are no identifiers. Columns that get the same field are
+            joined by a space, in the order of the header: a date and a time of day.
     """
 
     delimiter: str
@@ -140,7 +141,22 @@ class Csv(Format):
     def header_names(self, line: bytes) -> Sequence[str]:
         """Return the names of the columns of a file, renamed. Raises ValueError."""
         text, _ = _decoded(line, self.encoding)
-        return [self.rename.get(cell.strip(), cell.strip()) for cell in self.header_cells(text)]
+        return [name for name, _ in self.places(self.header_cells(text))]
+
+    def places(self, cells: Sequence[str]) -> list[tuple[str, list[int]]]:
+        """Return the names of columns, renamed, and the places of each; different columns of one name are joined."""
+        found: list[tuple[str, list[int]]] = []
+        joined: dict[str, list[int]] = {}
+        columns = [cell.strip() for cell in cells]
+        for place, column in enumerate(columns):
+            name = self.rename.get(column, column)
+            if column in self.rename and name in joined and column not in columns[:place]:
+                joined[name].append(place)
+                continue
+            found.append((name, [place]))
+            if column in self.rename:
+                joined.setdefault(name, found[-1][1])
+        return found
 
     def header_cells(self, text: str) -> Sequence[str]:
         """Split a header. Raises ValueError."""
@@ -202,9 +218,14 @@ class _CsvReader:
         if len(cells) != columns.count:
             raise ValueError(f"{len(cells)} cells instead of {columns.count}")
         parts = []
-        for index, name, write, empty, is_text in columns.fields:
+        for index, others, name, write, empty, is_text in columns.fields:
             cell = cells[index] if is_text else cells[index].strip()
-            if cell not in self._null and cells[index] not in self._null:
+            is_null = cell in self._null or cells[index] in self._null
+            if others:
+                more = [cells[place].strip() for place in others]
+                is_null = is_null or not self._null.isdisjoint(more)
+                cell = " ".join((cell.strip(), *more))
+            if not is_null:
                 parts.append(name + write(cell))
             elif empty is not None:
                 parts.append(name + empty)
@@ -221,11 +242,9 @@ class _CsvReader:
     def _columns_of(self, names: Sequence[str]) -> _HeaderColumns:
         if len(names) > _COLUMNS_MAX:
             raise ValueError(f"the header has more than {_COLUMNS_MAX} columns")
-        rename = self._dialect.rename
         found = _HeaderColumns(len(names), [])
         seen = set()
-        for index, column in enumerate(names):
-            name = rename.get(column.strip(), column.strip())
+        for name, (index, *others) in self._dialect.places(names):
             own = self._fields.get(name)
             if own is None:
                 continue
@@ -236,7 +255,8 @@ class _CsvReader:
             empty = None if name in self._defaults and not self._type.is_nullable(own) else b"null"
             kind = self._type.field_type(own)
             write = cell_writer(kind, self._dialect.decimal)
-            found.fields.append((index, msgspec.json.encode(name) + b":", write, empty, kind not in _TRIMMED))
+            key, is_text = msgspec.json.encode(name) + b":", kind not in _TRIMMED
+            found.fields.append((index, others, key, write, empty, is_text))
         if not found.fields:
             raise ValueError(f"no column is a field of {self._type.struct.__name__}: {', '.join(names)[:200]}")
         return found
@@ -248,12 +268,12 @@ class _HeaderColumns:
 
     Attributes:
         count: how many there are.
-        fields: for each field, its column, its name as JSON, how its cells are written, what an empty one becomes, and
-            whether space around a cell counts.
+        fields: for each field, its column, the columns that are joined to it, its name as JSON, how its cells are
+            written, what an empty one becomes, and whether space around a cell counts.
     """
 
     count: int
-    fields: list[tuple[int, bytes, Callable[[str], bytes], bytes | None, bool]]
+    fields: list[tuple[int, list[int], bytes, Callable[[str], bytes], bytes | None, bool]]
 
 
 def _decoded(data: bytes, encoding: str) -> tuple[str, str]:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+import msgspec
+
 from millpy.errors import SourceUnavailableError
 from millpy.formats import BadPart, Format, Message, Part, SchemaPendingError
 from millpy.ingest.json_append import completed
@@ -211,7 +213,8 @@ class Expander:
         except BaseException as error:  # a user's function, and libraries, may raise anything
             if not is_user_error(error):
                 raise
-            detail = error_text(error) if message.payload.strip() else EMPTY
+            is_empty = isinstance(error, msgspec.DecodeError) and not message.payload.strip()
+            detail = EMPTY if is_empty else error_text(error)
             return [BadPart(message.payload, detail)], "undecodable"
         return parts, "undecodable"
 

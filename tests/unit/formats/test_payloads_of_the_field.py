@@ -182,6 +182,19 @@ def test_lax_does_not_read_a_point_where_decimals_have_a_comma() -> None:
     assert "has a point" in letter.detail
 
 
+def test_columns_that_are_renamed_to_one_field_are_joined() -> None:
+    format = Csv(delimiter=";", decimal=",", null=["", "---"], rename={"Uhr": "at", "Datum": "at", "Ort": "device"})
+    rows = "26.11.2026 ; 12:00;a;1\n26.11.2026;;b;1\n26.11.2026;12:01;c;2\n"
+    found, (letter,) = step(format, "Datum;Uhr;Ort;value\n" + rows, event_time=GERMAN)
+    assert [(record.device, record.at.hour, record.value) for record in found] == [("a", 11, 1.0), ("c", 11, 2.0)]
+    assert "got `null`" in letter.detail
+    for head in ("Datum;Datum;Ort", "Ort;device;Uhr", "Uhr;at;Ort"):
+        _, (twice,) = step(format, f"{head}\n1;2;3\n", event_time=GERMAN)
+        assert "two columns are" in twice.detail
+        with pytest.raises(BrokenFileError, match="two columns are"):
+            check_format_header("x.csv", head.encode(), format, RecordType(Reading))
+
+
 def test_a_compressed_message_may_have_several_members() -> None:
     row = b'{"at":"2026-11-26T11:59:00Z","value":1}'
     found, letters = step(Gzip(Json()), gzip.compress(row[:9]) + gzip.compress(row[9:]) + b"\0\0")
