@@ -195,6 +195,14 @@ def test_columns_that_are_renamed_to_one_field_are_joined() -> None:
             check_format_header("x.csv", head.encode(), format, RecordType(Reading))
 
 
+def test_an_avro_message_that_is_cut_off_is_told_in_the_same_words_each_time() -> None:
+    fields = [{"name": "at", "type": "string"}, {"name": "value", "type": "double"}]
+    schema = {"type": "record", "name": "R", "fields": fields}
+    payload = _as_avro(schema, {"at": "2026-11-26T11:59:00Z", "value": 1.5})
+    _, (letter,) = step(Avro(schema), payload[:-3])
+    assert letter.detail == "ValueError: the message is cut off"
+
+
 def test_a_compressed_message_may_have_several_members() -> None:
     row = b'{"at":"2026-11-26T11:59:00Z","value":1}'
     found, letters = step(Gzip(Json()), gzip.compress(row[:9]) + gzip.compress(row[9:]) + b"\0\0")
