@@ -25,6 +25,7 @@ NOT_MIGRATED = {NO_TABLE, "42883", "3F000"}  # no such table, function, schema
 NOT_ONE_COMPUTATION = {"P0002", "42P09"}  # no such computation, or in several graphs
 NOT_A_VALUE = {"22P02", "22007", "22008", "22003"}  # text that is not a number, time, uuid, …
 CANCELLED = "57014"
+PROTOCOL_VIOLATION = "08P01"
 RIGHTS_HINT = "log in as a member of a role with these rights; `millpy migrate --roles` creates the roles"
 NO_RIGHTS = "42501"
 NO_CORRECTION = "MW010"  # of millpy.correct
@@ -166,6 +167,8 @@ class Admin:
         Raises:
             UsageError: the text is not SQL, names something that does not exist, or would change the database.
         """
+        if not statement.strip():
+            raise UsageError("the statement is empty", hint='for example: millpy sql "SELECT * FROM millpy.graphs"')
         try:
             with self._engine.connect() as connection:
                 connection.execute(text("SELECT"))  # begin the transaction, with its settings
@@ -173,7 +176,7 @@ class Admin:
         except (DBAPIError, psycopg.Error) as error:
             wrapped = error if isinstance(error, DBAPIError) else DBAPIError(None, None, error)
             state = getattr(wrapped.orig, "sqlstate", None) or ""
-            if state.startswith(("22", "42")) and state != NO_RIGHTS:
+            if state.startswith(("22", "42", PROTOCOL_VIOLATION)) and state != NO_RIGHTS:  # a parameter, $1
                 raise UsageError(
                     _first_line(wrapped), hint="correct the statement; docs/views.md describes the views"
                 ) from None

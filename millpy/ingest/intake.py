@@ -38,6 +38,7 @@ from millpy.ingest.error_rate import RecentErrorRate
 from millpy.ingest.event_times import LocalTimeCounters, arrivals_of, field_times, rising_arrivals
 from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import SourceBatch
+from millpy.ingest.rejections import time_problems
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, IdlePolicy, Wait
 from millpy.ingest.site_watermarks import SiteColumn, SiteWatermarks, sites_of
 from millpy.ingest.source_position import NOWHERE, SourcePosition
@@ -510,7 +511,7 @@ class Intake:
         times, timed = field_times(letters.decoded, settings.field, settings.unit)
         latest = self._latest(letters.taken)
         future = times > latest
-        letters.add(fresh & ~timed, "event_time", f"{settings.field} is missing or outside the years 1 to 9999")
+        letters.add(fresh & ~timed, "event_time", time_problems(letters.decoded, settings.field, settings.unit))
         letters.add(fresh & timed & future, "future", f"{settings.field} is after {describe(latest)}", times)
         accepted = fresh & timed & ~future
         if settings.sorted and not letters.requests:

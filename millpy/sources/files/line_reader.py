@@ -163,6 +163,7 @@ class LineReader:
             self._read_header()
         elif self._peek(len(_BOM)) == _BOM:
             self._skip(len(_BOM), lines=0)
+            self._first_line = _BOM if lines is not None and lines.has_header else None
         if lines is not None and lines.has_header:
             self._read_first_line(lines)
         if start.offset > self._at.offset:
@@ -210,7 +211,8 @@ class LineReader:
                 f"{self._at.path}: the first line has more than {HEADER_BYTES_MAX} bytes",
                 hint="begin the file with the names of its columns",
             )
-        self._first_line = self._buffer[self._start : end].rstrip(b"\r\n")
+        # The mark tells the format the encoding of all lines.
+        self._first_line = (self._first_line or b"") + self._buffer[self._start : end].rstrip(b"\r\n")
         if self._buffer:  # an empty file has no records, so it needs no header
             lines.check_header(self._at.path, self._first_line)
         self._skip(end - self._start, lines=1)

@@ -106,7 +106,7 @@ class Files(Source):
         partitions: int = 1,
         decode: Callable[[Message], Iterable[Any]] | None = None,
     ) -> None:
-        format = checked_format(format, decode)
+        format = checked_format(format, decode, named=True)
         names = tuple(str(path) for path in paths)
         if not names or len(set(names)) != len(names):
             raise ConfigError(
@@ -214,7 +214,7 @@ class Directory(Source):
         partitions: int = 1,
         decode: Callable[[Message], Iterable[Any]] | None = None,
     ) -> None:
-        format = checked_format(format, decode)
+        format = checked_format(format, decode, named=True)
         check_name(str(path))
         NamePattern(pattern)
         _check(format, broken, partitions)
