@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from millpy.model.checkpoint import Checkpoint
+from millpy.store.memory.tables import Row
 from millpy.testing.simulation.branches import Branches
 from millpy.testing.simulation.broker import Broker
+from millpy.testing.simulation.deployments import BRANCH_OF
 from millpy.testing.simulation.graphs import (
     DISORDER_US,
     IDLE_US,
@@ -28,6 +30,7 @@ from millpy.testing.simulation.graphs import (
 from millpy.testing.simulation.history import CommittedBundle, Name, ObservedInterval, RunHistory, hashable, pending
 from millpy.testing.simulation.names import name_is_current, rows_in_own_tables
 from millpy.testing.simulation.oracle import BEGINNING, END, Arrival, SourceOracle, WatchOracle
+from millpy.testing.simulation.repairs import corrections_of, dropped_rows_stay_away, window_of
 from millpy.testing.simulation.sites import SiteFollower, sites_in
 from millpy.testing.simulation.windowed import BY_TABLE, EARLY_RECORDS, EVERY_US, SLIDING_US, TOTALS
 
@@ -69,6 +72,7 @@ class Evidence:
         quiet_at: for each source partition, when it was last known to be quiet.
         read_on: for each source partition, the newest bundle with input.
         sites: by interval of windows, what is known of the sites there.
+        longest_us: branch -> the longest allowed lateness since the first change.
         foreign_batches: messages that were committed and never delivered here.
         frozen_at: when a worker was last frozen: its next commits contain input that it read long before.
     """
@@ -98,6 +102,7 @@ class Evidence:
     frozen_at: dict[UUID, float] = field(default_factory=dict)
     clocks: dict[int, tuple[int, int]] = field(default_factory=dict)
     sites: dict[int, SiteFollower] = field(default_factory=dict)
+    longest_us: dict[str, int] = field(default_factory=dict)
     foreign_batches: list[str] = field(default_factory=list)
 
     @property
@@ -135,6 +140,22 @@ class Evidence:
             history.freed = False
         found.extend(Violation("acknowledgement", what) for what in acknowledged_after_commit(self))
         return found
+
+    def change(self, shape: Shape) -> None:
+        """Expect another meaning from now on."""
+        history, self.shape = self.history, shape
+        history.version += 1
+        bundles = {interval_id: observed.bundle for interval_id, observed in history.by_interval.items()}
+        self.branches.change(bundles, shape)
+        for source in self.sources.values():
+            source.change(shape.within_us, shape.disorder_us)
+        for branch in shape.branches:
+            self.longest_us[branch] = max(self.longest_us.get(branch, 0), shape.lateness_of(branch))
+
+    def correct(self, table: str, window: tuple[Any, ...], row: Row) -> None:
+        """Expect the row that an operator has corrected."""
+        self.panes[table, row.get("device", row.get("group")), *window[-2:]] = row["pane_index"]
+        self.branches.correct(table, window, row)
 
     def _note_quiet(self) -> None:
         for observed in self.history.intervals_of("readings"):
@@ -188,6 +209,11 @@ class Evidence:
         if sites is None:
             return commit.input_before, commit.observed.input_watermark
         return sites.between(key, before=True)[0], sites.between(key)[1]
+
+    def longest_lateness(self, table: str) -> int:
+        """Return the longest allowed lateness that the windows of a table have had."""
+        branch = BRANCH_OF.get(table, "")
+        return 0 if table == "per_op" else max(self.shape.lateness_us, self.longest_us.get(branch, 0))
 
     def _payloads(self, commit: CommittedBundle, position: Any) -> Sequence[bytes]:
         """Return what this bundle has taken: from the position committed before, up to `position`, which is kept."""
@@ -428,6 +454,7 @@ def _ticks(commit: CommittedBundle) -> Iterator[str]:
 
 def panes_in_order(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
     """Yield violations of I7: pane indexes rise by one per (key, window); an expired window emits nothing."""
+    corrected = {window_of(window) for _, window in corrections_of(commit)}
     for table, rows in commit.rows.items():
         for row in rows:
             if "pane_index" not in row:
@@ -435,16 +462,16 @@ def panes_in_order(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]
             name = (table, row.get("device", row.get("group")), row["window_start"], row["window_end"])
             before = evidence.panes.get(name, -1)
             evidence.panes[name] = row["pane_index"]
-            if name in evidence.closed:
+            if name in evidence.closed and name[1:] not in corrected:
                 yield f"{_name(commit)}: pane {row['pane_index']} of {name} follows its last pane"
             if row.get("pane_last"):
                 evidence.closed.add(name)
             if row["pane_index"] != before + 1:
                 yield f"{_name(commit)}: pane {row['pane_index']} of {name} follows pane {before}"
-            over = row["window_end"] + (0 if table == "per_op" else evidence.shape.lateness_us)
+            over = row["window_end"] + evidence.longest_lateness(table)
             over += TOTALS[table].later_us if table in TOTALS else 0
             before_us, _ = evidence.reached(commit, name[1])
-            if table != "per_group" and before_us >= over:
+            if table != "per_group" and before_us >= over and name[1:] not in corrected:
                 yield f"{_name(commit)}: {name} was over at {over}, the watermark at {before_us}"
     yield from _unclosed(evidence, commit)
 
@@ -588,4 +615,5 @@ COMMIT_CHECKS: dict[str, Callable[[Evidence, CommittedBundle], Iterator[str]]] =
     "clocks": times_are_credible,
     "tables": rows_in_own_tables,
     "versions": name_is_current,
+    "retention": dropped_rows_stay_away,
 }
