@@ -19,7 +19,7 @@ from millpy.testing.simulation.windowed import WINDOWED
 
 T = TypeVar("T")
 LATENESSES_US = (0, 400_000, 2_000_000, 20_000_000)
-HORIZONS_US = (SHORT_US, 1_000_000, 4_000_000)
+HORIZONS_US = (80_000, SHORT_US, 4_000_000)
 DISORDERS_US = (100_000, DISORDER_US, 600_000)
 BRANCH_OF = {windowed.table: branch for branch, windowed in WINDOWED.items()} | {"per_op": "operators"}
 
