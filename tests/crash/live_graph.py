@@ -30,7 +30,5 @@ readings = graph.inject(
     event_time=EventTime("at", unit="s", max_disorder=seconds(0)),
 )
 stream = readings.filter(positive) if FILTERED else readings
-windows = stream.key_by("device").window(
-    FixedWindows(minutes(1)), allowed_lateness=seconds(LATENESS_S), intervals=2
-)
+windows = stream.key_by("device").window(FixedWindows(minutes(1)), allowed_lateness=seconds(LATENESS_S), intervals=2)
 windows.aggregate(n=Count(), total=Sum("value")).to_table("minutes", history=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from millpy.model.time import INSTANT_MAX
 from millpy.store.memory.tables import Row
-from millpy.testing.simulation.deployments import BRANCH_OF, ReadingsBefore
+from millpy.testing.simulation.deployments import BRANCH_OF, WindowReadings
 from millpy.testing.simulation.graphs import CHANGEABLE, GROUP_LATENESS_US, GROUP_WINDOW_US, TOP, Shape, home_of
 from millpy.testing.simulation.histories import HistoryJudge
 from millpy.testing.simulation.history import CommittedBundle, ObservedInterval, RunHistory
@@ -60,7 +60,7 @@ class WindowJudge:
     key: str
     follower: Follower
     windows: Windows
-    readings: ReadingsBefore
+    readings: WindowReadings
     emitted: dict[PaneName, Row] = field(default_factory=dict)
     homes: set[Any] = field(default_factory=set)
     added: set[int] = field(default_factory=set)
@@ -325,7 +325,7 @@ class Branches:
         self.history = history
         self._sources = sources
         self._lateness_us = shape.lateness_us
-        self.readings = ReadingsBefore(shape)
+        self.readings = WindowReadings(shape)
         self._sites = shape.sites
         self._keeps_history = shape.histories
         self._histories = HistoryJudge(history)

@@ -30,9 +30,10 @@ from millpy.testing.simulation.graphs import (
 from millpy.testing.simulation.history import CommittedBundle, Name, ObservedInterval, RunHistory, hashable, pending
 from millpy.testing.simulation.names import name_is_current, rows_in_own_tables
 from millpy.testing.simulation.oracle import BEGINNING, END, Arrival, SourceOracle, WatchOracle
-from millpy.testing.simulation.repairs import corrections_of, dropped_rows_stay_away, window_of
+from millpy.testing.simulation.pane_order import panes_in_order
+from millpy.testing.simulation.repairs import dropped_rows_stay_away
 from millpy.testing.simulation.sites import SiteFollower, sites_in
-from millpy.testing.simulation.windowed import BY_TABLE, EARLY_RECORDS, EVERY_US, SLIDING_US, TOTALS
+from millpy.testing.simulation.windowed import BY_TABLE, EARLY_RECORDS, EVERY_US, SLIDING_US
 
 WITH_EARLY_PANES = ("per_early", "per_early_visit", "per_discard")
 CLOCK_SLACK_US = 400_000
@@ -452,43 +453,6 @@ def _ticks(commit: CommittedBundle) -> Iterator[str]:
             yield f"{_name(commit)}: {subkey} of {key} has {records} new records, its tick is {tick}, it is {now_us}"
 
 
-def panes_in_order(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
-    """Yield violations of I7: pane indexes rise by one per (key, window); an expired window emits nothing."""
-    corrected = {window_of(window) for _, window in corrections_of(commit)}
-    for table, rows in commit.rows.items():
-        for row in rows:
-            if "pane_index" not in row:
-                continue
-            name = (table, row.get("device", row.get("group")), row["window_start"], row["window_end"])
-            before = evidence.panes.get(name, -1)
-            evidence.panes[name] = row["pane_index"]
-            if name in evidence.closed and name[1:] not in corrected:
-                yield f"{_name(commit)}: pane {row['pane_index']} of {name} follows its last pane"
-            if row.get("pane_last"):
-                evidence.closed.add(name)
-            if row["pane_index"] != before + 1:
-                yield f"{_name(commit)}: pane {row['pane_index']} of {name} follows pane {before}"
-            over = row["window_end"] + evidence.longest_lateness(table)
-            over += TOTALS[table].later_us if table in TOTALS else 0
-            before_us, _ = evidence.reached(commit, name[1])
-            if table != "per_group" and before_us >= over and name[1:] not in corrected:
-                yield f"{_name(commit)}: {name} was over at {over}, the watermark at {before_us}"
-    yield from _unclosed(evidence, commit)
-
-
-def _unclosed(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
-    """Yield violations of I7: a window of `per_early` that expires has given its last pane, also an empty one."""
-    if commit.observed.computation != "per_early":
-        return
-    for (kind, _, key, subkey), change in commit.changes.items():
-        if kind != "window" or change is not None:
-            continue
-        start, _, end = subkey.partition("/")
-        name = ("per_early", home_of(key), int(start), int(end))
-        if name not in evidence.closed:
-            yield f"{_name(commit)}: {name} has expired without its last pane"
-
-
 def accounts_add_up(evidence: Evidence) -> Iterator[str]:
     """Yield violations of I8: no record is lost or counted twice."""
     history = evidence.history
@@ -599,7 +563,7 @@ def acknowledged_after_commit(evidence: Evidence) -> Iterator[str]:
 
 
 def _name(commit: CommittedBundle) -> str:
-    return f"bundle {commit.bundle} of {commit.observed.computation} {commit.observed.interval_id}"
+    return commit.name
 
 
 COMMIT_CHECKS: dict[str, Callable[[Evidence, CommittedBundle], Iterator[str]]] = {

@@ -53,7 +53,7 @@ def _chosen(among: Sequence[T], chance: float) -> T:
 
 
 @dataclass(slots=True)
-class ReadingsBefore:
+class WindowReadings:
     """What the windows of a branch read, by the source's bundles.
 
     Attributes:

@@ -114,7 +114,16 @@ CANCELS = 7
 PINGS = 5
 REFUSED = 13
 DROPPED, RAISED = 5, 500
-CHANGEABLE: tuple[Branch, ...] = ("fixed", "sliding", "session", "phased", "user_visits", "counted", "enough", "punctual")
+CHANGEABLE: tuple[Branch, ...] = (
+    "fixed",
+    "sliding",
+    "session",
+    "phased",
+    "user_visits",
+    "counted",
+    "enough",
+    "punctual",
+)
 """Branches whose lateness and input deployments change: nothing is computed from their windows."""
 DOUBLED: tuple[Branch, ...] = ("fixed", "sliding", "phased", "counted", "enough", "punctual")
 """Those whose results do not depend on the order in which the two inputs are read."""

@@ -122,6 +122,11 @@ class CommittedBundle:
     rows: dict[str, list[Row]]
 
     @property
+    def name(self) -> str:
+        """Name the bundle and its interval."""
+        return f"bundle {self.bundle} of {self.observed.computation} {self.observed.interval_id}"
+
+    @property
     def attempt(self) -> Attempt | None:
         """Return the attempt under the interval's sequencer."""
         interval_id = self.observed.interval_id

@@ -51,18 +51,18 @@ def _as_it_is(_: Any) -> Any:
     return lambda self, header, by_us: self
 
 
-def _edge(name: str, checker: str, needs: str, place: Any, function: str, old: str, new: str, first: int = 0) -> Canary:
+def _edge(name: str, checker: str, needs: str, place: tuple[Any, str], old: str, new: str) -> Canary:
     """Return a canary with one replacement in a function."""
-    return Canary(name, checker, patches=((place, function, rewritten(old, new)),), needs=needs, first=first)
+    return Canary(name, checker, patches=((*place, rewritten(old, new)),), needs=needs)
 
 
 LIVE = (
     _edge(
-        *("reopens windows that were over", "I9", "changes", WindowedInterval, "_over_by"),
+        *("reopens windows that were over", "I9", "changes", (WindowedInterval, "_over_by")),
         *("self._over_floor", "-(2**62)"),
     ),
     _edge(
-        *("knows ids again that were forgotten", "I4", "changes", DedupeIndex, "check"),
+        *("knows ids again that were forgotten", "I4", "changes", (DedupeIndex, "check")),
         *("(before >= self._floor)", "(before > _NEVER)"),
     ),
     Canary(
@@ -78,25 +78,25 @@ LIVE = (
         needs="changes",
     ),
     _edge(
-        *("passes what is in transit when a stream is added", "I3", "changes", MemoryDatabase, "_united"),
+        *("passes what is in transit when a stream is added", "I3", "changes", (MemoryDatabase, "_united")),
         *("cursors.setdefault(", "cursors.__setitem__("),
     ),
     Canary("adds a late record to its window twice", "I9", KeepsFulfilledRequests, needs="corrections"),
     Canary("settles a correction before it is made", "oracle", SettlesFirst, needs="corrections"),
     _edge(
-        *("overwrites a row that was corrected meanwhile", "I9", "corrections", Requests, "check"),
+        *("overwrites a row that was corrected meanwhile", "I9", "corrections", (Requests, "check")),
         *("self._row_of(window) != window.row", "False"),
     ),
     _edge(
-        *("forgets how many records were late", "I9", "corrections", Corrections, "_emit"),
+        *("forgets how many records were late", "I9", "corrections", (Corrections, "_emit")),
         *('int(row["late_count"]) + added', "added"),
     ),
     _edge(
-        *("counts an added record as late", "I8", "corrections", step, "_uncount"),
+        *("counts an added record as late", "I8", "corrections", (step, "_uncount")),
         *('interval.count("consumed", of[outcome.request.input], 1)', "pass"),
     ),
     _edge(
-        *("adds a late record to a window that was dropped", "retention", "retention", Corrections, "_correct"),
+        *("adds a late record to a window that was dropped", "retention", "retention", (Corrections, "_correct")),
         *("window.row is None and window.dropped", "False"),
     ),
 )

@@ -1,8 +1,8 @@
 """What operators do to finished windows, and retention to old rows: faults of a schedule, and their check.
 
-    added_late     late records are to be added to their windows; sometimes the row is changed meanwhile
-    corrected      a value of the row of a finished window is changed by hand
-    rows_dropped   the partitions of result tables that are old enough are dropped
+added_late     late records are to be added to their windows; sometimes the row is changed meanwhile
+corrected      a value of the row of a finished window is changed by hand
+rows_dropped   the partitions of result tables that are old enough are dropped
 """
 
 from __future__ import annotations

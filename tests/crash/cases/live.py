@@ -17,7 +17,7 @@ import psycopg
 from millpy.hosting.failpoints import Failpoint
 from tests.crash.checks import Fault, accounting_faults, differences
 from tests.crash.graph_files import done, one, rows
-from tests.crash.harness import Worker, await_true
+from tests.crash.harness import await_true
 from tests.crash.world import Case, World
 from tests.forked import fork_millpy
 
