@@ -74,6 +74,7 @@ class Evidence:
         read_on: for each source partition, the newest bundle with input.
         sites: by interval of windows, what is known of the sites there.
         longest_us: branch -> the longest allowed lateness since the first change.
+        moved: positions that a deployment has moved.
         foreign_batches: messages that were committed and never delivered here.
         frozen_at: when a worker was last frozen: its next commits contain input that it read long before.
     """
@@ -104,6 +105,7 @@ class Evidence:
     clocks: dict[int, tuple[int, int]] = field(default_factory=dict)
     sites: dict[int, SiteFollower] = field(default_factory=dict)
     longest_us: dict[str, int] = field(default_factory=dict)
+    moved: list[str] = field(default_factory=list)
     foreign_batches: list[str] = field(default_factory=list)
 
     @property
@@ -121,6 +123,7 @@ class Evidence:
             return [Violation("acknowledgement", what) for what in acknowledged_after_commit(self)]
         found = [Violation("I1", what) for what in one_owner(history)]
         found.extend(Violation("I5", what) for what in watermarks_never_regress(history))
+        found.extend(Violation("I3", what) for what in self.moved)
         folds = [
             observed for observed in history.by_interval.values() if observed.header.folded_bundle != observed.folded
         ]
@@ -146,6 +149,7 @@ class Evidence:
         """Expect another meaning from now on."""
         history, self.shape = self.history, shape
         history.version += 1
+        self.moved += cursors_stay(history)
         bundles = {interval_id: observed.bundle for interval_id, observed in history.by_interval.items()}
         self.branches.change(bundles, shape)
         for source in self.sources.values():
@@ -269,6 +273,15 @@ def watermarks_never_regress(history: RunHistory) -> Iterator[str]:
         ):
             if now < before:
                 yield f"the {name} watermark of interval {observed.interval_id} went back from {before} to {now}"
+
+
+def cursors_stay(history: RunHistory) -> Iterator[str]:
+    """Yield violations of I3 by a deployment: consumers continue where they are."""
+    for observed in history.by_interval.values():
+        for producer, cursor in observed.cursors.items():
+            now = observed.header.cursors[producer]
+            if now != cursor:
+                yield f"a deployment moved the cursor of {observed.interval_id} on {producer} from {cursor} to {now}"
 
 
 def submitted_by_owner(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:

@@ -14,12 +14,12 @@ from typing import TypeVar
 from millpy.clock import Clock
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.store.memory.database import MemoryDatabase
-from millpy.testing.simulation.graphs import CHANGEABLE, DISORDER_US, DOUBLED, DROPPED, RAISED, SHORT_US, Shape
+from millpy.testing.simulation.graphs import CHANGEABLE, DISORDER_US, DOUBLED, DROPPED, RAISED, Shape
 from millpy.testing.simulation.windowed import WINDOWED
 
 T = TypeVar("T")
 LATENESSES_US = (0, 400_000, 2_000_000, 20_000_000)
-HORIZONS_US = (80_000, SHORT_US, 4_000_000)
+HORIZONS_US = (80_000, 4_000_000)
 DISORDERS_US = (100_000, DISORDER_US, 600_000)
 BRANCH_OF = {windowed.table: branch for branch, windowed in WINDOWED.items()} | {"per_op": "operators"}
 
@@ -41,7 +41,8 @@ def next_shape(shape: Shape, pick: float, size: float) -> Shape | None:
         if not (shape.doubled or shape.sites or set(DOUBLED).isdisjoint(shape.branches)):
             found.append(replace(shape, doubled=True))
     if not shape.by_arrival and not shape.idle:
-        found.append(replace(shape, within_us=_chosen([us for us in HORIZONS_US if us != shape.within_us], size)))
+        within_us = _chosen([us for us in HORIZONS_US if us != shape.within_us], size)
+        found += [replace(shape, within_us=within_us)] * 2
     if not shape.sites and not shape.idle:
         disorder_us = _chosen([us for us in DISORDERS_US if us != shape.disorder_us], size)
         found.append(replace(shape, disorder_us=disorder_us))

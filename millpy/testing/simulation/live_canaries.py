@@ -32,7 +32,11 @@ class SettlesFirst(MemoryStore):
         await asyncio.sleep(0)
         for state in states:
             state.state = "requested"
-        await super().commit(checkpoints, **options)
+        try:
+            await super().commit(checkpoints, **options)
+        finally:
+            for state in states:
+                state.state = "replayed"
 
 
 def _of_any_version(check_fence: Any) -> Any:

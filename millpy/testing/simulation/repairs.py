@@ -47,9 +47,16 @@ def add_late(world: World, victim: Machine, fault: ScheduledFault) -> bool:
         if world.database.requests.replay_into_window(number):
             asked += 1
             if fault.size * 97 % 1 < 0.5:
-                wait_s = (fault.size * 997 % 1) ** 2 * 0.3
-                world.clock.call_at(world.clock.monotonic() + wait_s, lambda t=table, w=window: _correct(world, t, w))
+                world.rewritten.append((table, window))
     return asked > 0
+
+
+def correct_meanwhile(world: World, machine: Machine) -> None:
+    """Correct rows by hand while a turn of a machine adds late records to their windows."""
+    intervals = machine.worker.owned.intervals.values() if machine.worker is not None else ()
+    if any(interval.replaying for interval in intervals):
+        while world.rewritten:
+            _correct(world, *world.rewritten.pop())
 
 
 def correct_row(world: World, victim: Machine, fault: ScheduledFault) -> bool:

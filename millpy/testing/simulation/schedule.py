@@ -276,7 +276,7 @@ def _with_changes(schedule: Schedule, rng: random.Random) -> Schedule:
     """Let users change the graph of some schedules in place."""
     if rng.random() >= CHANGES_SHARE or schedule.second is not None:
         return schedule
-    changes = _drawn(rng, CHANGE_KINDS, 1 + int(rng.random() * 5), schedule.faults[-1].step)
+    changes = _drawn(rng, CHANGE_KINDS, 2 + int(rng.random() * 6), schedule.faults[-1].step)
     return replace(schedule, faults=tuple(sorted([*schedule.faults, *changes], key=lambda fault: fault.step)))
 
 

@@ -25,7 +25,7 @@ from millpy.runtime.guarded_clock import UNSET_US
 from millpy.runtime.worker import Worker
 from millpy.store.memory.store import MemoryStore
 from millpy.testing.clock import ManualClock, SkewedClock
-from millpy.testing.simulation import faults
+from millpy.testing.simulation import faults, repairs
 from millpy.testing.simulation.broker import BROKER, Broker, names_of
 from millpy.testing.simulation.checkers import Evidence, Violation
 from millpy.testing.simulation.deployments import ObservedDatabase
@@ -111,6 +111,7 @@ class World:
         self.trouble = Trouble()
         self.machines: list[Machine] = []
         self._machine_of: dict[SimulatedProcess, Machine] = {}
+        self.rewritten: list[tuple[str, tuple[Any, ...]]] = []
         self.armed: list[tuple[Failpoint, str, float]] = []
         self.outcome = RunOutcome(schedule)
         self.limits = limits(schedule)
@@ -411,6 +412,8 @@ class World:
         self.outcome.faults[kind] += 1
 
     def _reached(self, machine: Machine, point: Failpoint) -> str | None:
+        if self.rewritten and point is Failpoint.BEFORE_COMMIT:
+            repairs.correct_meanwhile(self, machine)
         for place, (wanted, action, size) in enumerate(self.armed):
             if wanted is point and not machine.process.doomed:
                 del self.armed[place]
