@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from millpy.hosting import step
-from millpy.ingest.dedupe import DedupeIndex
 from millpy.model.checkpoint import Checkpoint
 from millpy.store.memory import database as memory_database
 from millpy.store.memory.database import MemoryDatabase
 from millpy.store.memory.requests import Requests
 from millpy.store.memory.store import MemoryStore
-from millpy.store.memory.tables import Header, StoredRun
+from millpy.store.memory.tables import Header
 from millpy.testing.simulation.canaries import BROKEN, Canary
 from millpy.testing.simulation.edges import EDGES, KeepsFulfilledRequests, rewritten
 from millpy.windowing.corrections import Corrections
@@ -51,10 +50,6 @@ def _nothing(_: Any) -> Any:
     return lambda self: None
 
 
-def _as_it_is(_: Any) -> Any:
-    return lambda self, header, by_us: self
-
-
 def _edge(name: str, checker: str, needs: str, place: tuple[Any, str], old: str, new: str) -> Canary:
     """Return a canary with one replacement in a function."""
     return Canary(name, checker, patches=((*place, rewritten(old, new)),), needs=needs)
@@ -64,16 +59,6 @@ LIVE = (
     _edge(
         *("reopens windows that were over", "I9", "changes", (WindowedInterval, "_over_by")),
         *("self._over_floor", "-(2**62)"),
-    ),
-    _edge(
-        *("knows ids again that were forgotten", "I4", "changes", (DedupeIndex, "check")),
-        *("(before >= self._floor)", "(before > _NEVER)"),
-    ),
-    Canary(
-        "forgets ids that a longer horizon keeps",
-        "I4",
-        patches=((StoredRun, "longer", _as_it_is),),
-        needs="changes",
     ),
     Canary(
         "changes a graph under its workers",
@@ -88,12 +73,12 @@ LIVE = (
     Canary("adds a late record to its window twice", "I9", KeepsFulfilledRequests, needs="corrections"),
     Canary("settles a correction before it is made", "oracle", SettlesFirst, needs="corrections"),
     _edge(
-        *("overwrites a row that was corrected meanwhile", "I9", "corrections", (Requests, "check")),
+        *("overwrites a row that was corrected meanwhile", "I7", "corrections", (Requests, "check")),
         *("self._row_of(window) != window.row", "False"),
     ),
     _edge(
-        *("forgets how many records were late", "I9", "corrections", (Corrections, "_emit")),
-        *('int(row["late_count"]) + added', "added"),
+        *("forgets the row that it amends", "I9", "corrections", (Corrections, "_correct")),
+        *(" if row is None else self._rebuilder.accumulators_of(row)", ""),
     ),
     _edge(
         *("counts an added record as late", "I8", "corrections", (step, "_uncount")),

@@ -53,10 +53,13 @@ def add_late(world: World, victim: Machine, fault: ScheduledFault) -> bool:
 
 def correct_meanwhile(world: World, machine: Machine) -> None:
     """Correct rows by hand while a turn of a machine adds late records to their windows."""
-    intervals = machine.worker.owned.intervals.values() if machine.worker is not None else ()
-    if any(interval.replaying for interval in intervals):
-        while world.rewritten:
-            _correct(world, *world.rewritten.pop())
+    intervals = machine.worker.owned.intervals if machine.worker is not None else {}
+    replaying = {interval_id for interval_id, interval in intervals.items() if interval.replaying}
+    for name, window in world.rewritten.copy() if replaying else ():
+        row = world.database.table(name).rows.get(window)
+        if row is not None and row["interval_id"] in replaying:
+            world.rewritten.remove((name, window))
+            _correct(world, name, window)
 
 
 def correct_row(world: World, victim: Machine, fault: ScheduledFault) -> bool:

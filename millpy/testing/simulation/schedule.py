@@ -49,7 +49,7 @@ CLOCK_KINDS = {"wall_steps": 4, "server_steps": 6, "machine_steps": 2}
 """The kinds that are added if clocks step far."""
 CHANGE_KINDS = ("changed", "changed", "change_at")
 """The kinds that are added if users change the graph in place."""
-REPAIR_KINDS = ("added_late", "added_late", "corrected", "rows_dropped")
+REPAIR_KINDS = ("added_late", "added_late", "added_late", "added_late", "corrected", "rows_dropped")
 """The kinds that are added if operators correct finished windows."""
 POINTS = tuple(Failpoint)
 
@@ -282,7 +282,7 @@ def _with_changes(schedule: Schedule, rng: random.Random) -> Schedule:
 
 def _with_repairs(schedule: Schedule, rng: random.Random) -> Schedule:
     """Let operators correct finished windows, and retention drop old rows."""
-    drawn = rng.random(), 3 + int(rng.random() * 6)
+    drawn = rng.random(), 5 + int(rng.random() * 8)
     if drawn[0] >= REPAIRS_SHARE or schedule.second is not None or set(REPAIRED).isdisjoint(schedule.shape.branches):
         return schedule
     repairs = _drawn(rng, REPAIR_KINDS, drawn[1], schedule.faults[-1].step)
