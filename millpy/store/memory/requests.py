@@ -6,9 +6,9 @@ A dead letter's id is its position in the list, from 1; a late record's id is it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from millpy.errors import RequestWithdrawnError
 from millpy.model.checkpoint import (
@@ -21,11 +21,13 @@ from millpy.model.checkpoint import (
     RecordTableName,
     Request,
 )
+from millpy.model.horizons import LATENESS
 from millpy.model.stage import Release
 from millpy.store.protocol import PendingRequests
 
 if TYPE_CHECKING:
     from millpy.store.memory.database import MemoryDatabase
+    from millpy.store.memory.tables import StoredTable
 
 State = Literal["open", "requested", "replayed", "discarded"]
 
@@ -227,13 +229,43 @@ class Requests:
             None,
         )
         window = PastWindow(late.keys[row], start, end, late.whole[row] if late.whole else True, None, table_id)
-        window = replace(window, row=self._row_of(window))
+        dropped = table_id is not None and window.end < self._database.tables[table_id].dropped_to
+        window = replace(window, row=self._row_of(window), dropped=dropped)
         if window.row is None:
             window = replace(window, overlapping=self._overlapping(window))
         if recomputed is not None:
             values, fits = recomputed[0], recomputed[1] == window.row
             window = replace(window, recomputed=values, recomputed_fits=fits)
         return window
+
+    def correct(self, table: StoredTable, name: tuple[Any, ...], values: Mapping[str, Any]) -> bool:
+        """Change values of the row of a finished window. Return False when it has none or is open.
+
+        Args:
+            table: the result table.
+            name: the key and the window.
+            values: the new values by column.
+        """
+        row = table.rows.get(name)
+        if row is None:
+            return False
+        header, settings = self._database.headers[row["interval_id"]], self._settings_of(table)
+        over_by = max(header.input_watermark - int(settings.get(LATENESS, 0)), header.horizon_floor)
+        if not (row["window_end"] <= over_by and row["window_end"] <= header.low_watermark):
+            return False
+        history = table.history.get(name, [])
+        pane = max([row["pane_index"], *(entry["pane_index"] for entry in history)]) + 1
+        row.update(values, pane_index=pane)
+        now_us = self._database.clock.now_us()
+        if table.spec.retracts and history and not history[-1]["is_retraction"]:
+            history.append({**history[-1], "emitted_at": now_us, "is_retraction": True})
+        if table.spec.history:
+            table.history.setdefault(name, []).append({**row, "emitted_at": now_us, "is_retraction": False})
+        return True
+
+    def _settings_of(self, table: StoredTable) -> Mapping[str, Any]:
+        computations = self._database.graphs[table.graph_id].spec.computations
+        return next(found.settings for found in computations if found.name == table.spec.computation)
 
     def _row_of(self, window: PastWindow) -> bytes | None:
         """Return the row of a window as JSON; None without one."""
