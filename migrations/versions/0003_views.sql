@@ -723,6 +723,26 @@ $$;
 
 CREATE VIEW millpy.fleet AS SELECT * FROM mill.devices();
 
+-- The devices that are silent now by a `silent_after` step, with their last record (NULL for one that never sent any).
+-- Only such a step has the gauge "silent".
+CREATE FUNCTION mill.silent_devices()
+RETURNS TABLE (graph text, computation text, device text, last_event_time timestamptz, key text)
+LANGUAGE sql VOLATILE ROWS 100 SET jit = off  -- as mill.account()
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+WITH found AS MATERIALIZED (
+    SELECT interval_id, kind, value FROM mill.entries
+     WHERE (kind, namespace) IN (('counter', 'silent'), ('state', 'told'))
+), told AS MATERIALIZED (
+    SELECT interval_id, value FROM found
+     WHERE kind = 'state' AND interval_id IN (SELECT interval_id FROM found WHERE kind = 'counter')
+)
+SELECT p.graph, p.computation, (t.value ->> 0)::jsonb #>> '{}', mill.moment((t.value ->> 1)::bigint), t.value ->> 0
+  FROM told AS t JOIN mill.places AS p USING (interval_id)
+ ORDER BY 1, 2, 4 NULLS FIRST, 5
+$$;
+
+CREATE VIEW millpy.silent_devices AS SELECT * FROM mill.silent_devices();
+
 -- Keys that stopped at a failing record or timer, with the records that wait behind it.
 CREATE VIEW millpy.parked AS
 SELECT p.graph, p.computation, w.key, w.records, mill.moment(w.holds_at) AS holds_watermark_at,

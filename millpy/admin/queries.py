@@ -49,6 +49,14 @@ HAVING min(silent_for) >= make_interval(secs => :silent_s)
  ORDER BY silent_since, key LIMIT :rows_max
 """
 
+SILENCES = """
+SELECT graph, computation, count(*) AS silent_devices, min(last_event_time) AS silent_since,
+       (array_agg(device ORDER BY last_event_time NULLS FIRST, key))[1:5] AS longest_silent
+  FROM millpy.silent_devices
+ WHERE CAST(:graph AS text) IS NULL OR graph = :graph
+ GROUP BY graph, computation ORDER BY graph, computation
+"""
+
 
 class Admin:
     """Queries of a database, each answered by one statement and so from one snapshot.
@@ -105,6 +113,10 @@ class Admin:
         A device has one row for each stream, whichever of its source partitions the records came through.
         """
         return self.ask(FLEET, graph=graph, silent_s=silent_s, rows_max=rows_max)
+
+    def silences(self, graph: str | None = None) -> list[Row]:
+        """Return the number of silent devices of each `silent_after` step that has some, and the first of them."""
+        return self.ask(SILENCES, graph=graph)
 
     def archives(self, graph: str | None = None) -> list[Row]:
         """Return the archives: their files and records, and what is not archived yet."""

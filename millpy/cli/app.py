@@ -84,10 +84,12 @@ def _main(
 
 @handle_errors
 def status(graph: GraphArgument = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
-    """Show workers, source partitions and the accounting of records."""
+    """Show workers, source partitions, the accounting of records, and steps with silent devices."""
 
     def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
-        return {"workers": admin.workers(name), "sources": admin.sources(name), "accounting": admin.accounting(name)}
+        found = {"workers": admin.workers(name), "sources": admin.sources(name), "accounting": admin.accounting(name)}
+        silences = admin.silences(name)
+        return {**found, "silences": silences} if silences or as_json else found
 
     show(graph, database, as_json, ask)
 

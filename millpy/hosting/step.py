@@ -379,6 +379,7 @@ class Steps:
             outcomes=[*outcomes, *corrected],
             expected=expected.found,
             release_ids=[release.release_id for release in releases],
+            notices=result.notices,
             archived=result.archived,
         )
 
@@ -480,7 +481,9 @@ def _unarchived(retaken: ReplayBatch, releases: Sequence[Release], refused: Sequ
 
 
 def _count(interval: IntervalState, refused: Sequence[tuple[int, DeadLetter]], result: StepResult) -> None:
-    """Count a stage's input, output and result rows (I8)."""
+    """Count a stage's input, output and result rows (I8), and move its gauges."""
+    for name, change in result.gauges.items():
+        interval.count(name, "", change)
     for subscription in interval.plan.incoming.values():
         of, place = str(subscription.subscription_id), subscription.input
         interval.count("consumed", of, result.consumed_by_input.get(place, 0))

@@ -371,6 +371,27 @@ class Pause:
     reason: str
 
 
+NOTICE_NAMES_MAX = 10
+"""How many names a notice has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a bundle tells operators, of devices for example. The commit stores it as an event, or adds it to one.
+
+    Notices of one kind and interval are one event a minute, however many there are.
+
+    Attributes:
+        kind: kind of the event.
+        count: number of devices, or of records.
+        names: the devices, or causes; at most NOTICE_NAMES_MAX, each of them once.
+    """
+
+    kind: str
+    count: int
+    names: Sequence[str]
+
+
 @dataclass(frozen=True, slots=True)
 class ArchivedFile:
     """A file of an archive, as the manifest lists it.
@@ -420,6 +441,8 @@ class Checkpoint:
     """(computation, reason) -> number of dead letters that are counted but not stored."""
     unstored_late: int = 0
     """Number of late rows that are counted but not stored."""
+    notices: Sequence[Notice] = ()
+    """Notices for operators, at most one of each kind."""
     release_ids: Sequence[int] = ()
     """Finished requests to release parked keys, whether or not they had an effect."""
     archived: Sequence[Bundle] = ()

@@ -105,6 +105,7 @@ class MemoryDatabase:
         self.dead_letters: list[tuple[int, int, DeadLetter]] = []
         self.requests = Requests(self)
         self.events: list[tuple[int, Event]] = []
+        self.noticed: dict[tuple[int, str], tuple[Event, Instant]] = {}
         self.lookup_tables: dict[str, bytes] = {}
         self.lookup_reports: dict[tuple[UUID, str], LookupReport] = {}
         self.source_reports: dict[int, SourceReport] = {}

@@ -36,6 +36,7 @@ from millpy.store.postgres.errors import (
     translate,
     translate_commit,
 )
+from millpy.store.postgres.notices import record_notices
 from millpy.store.postgres.partitions import Times, is_key, is_missing, make_partitions, table_of
 from millpy.store.postgres.requests import storable
 from millpy.store.postgres.results import (
@@ -132,6 +133,7 @@ def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: d
         *requests.record_outcomes(checkpoints),
         *requests.record_pauses(checkpoints),
         *_archive_files(checkpoints),
+        *record_notices(checkpoints),
     ]
     inserts, copies, firsts = _results(checkpoints, tables)
     before, after = corrections.record(checkpoints, tables)

@@ -112,6 +112,37 @@ INSERT INTO mill.archive_files (interval_id, bundle, path, records, bytes, event
 SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(paths)s, %(counts)s, %(sizes)s, %(event_time_los)s, %(event_time_his)s,
                      %(partitions)s);
 
+-- name: append_notices
+-- Adds to the event of this kind and interval that has begun within a minute, or stores another one. Zero rows: nothing
+-- was sent, or all is added to events.
+WITH told AS (
+    SELECT t.interval_id, t.kind, t.count, t.names, i.graph_id, c.name AS computation
+      FROM unnest(%(intervals)s, %(kinds)s, %(counts)s, %(names)s::jsonb[]) AS t (interval_id, kind, count, names)
+      JOIN mill.intervals AS i USING (interval_id)
+      JOIN mill.computations AS c USING (computation_id)
+), added AS (
+    UPDATE mill.events AS e
+       SET at = clock_timestamp(),
+           detail = e.detail || jsonb_build_object(
+               'count', (e.detail ->> 'count')::bigint + t.count,
+               'names', (SELECT jsonb_agg(n.name ORDER BY n.place)
+                           FROM (SELECT name, min(place) AS place
+                                   FROM jsonb_array_elements_text(e.detail -> 'names' || t.names) WITH ORDINALITY AS x (name, place)
+                                  GROUP BY name ORDER BY 2 LIMIT 10) AS n))
+      FROM told AS t
+     WHERE e.event_id = (SELECT max(o.event_id) FROM mill.events AS o
+                          WHERE o.graph_id = t.graph_id AND o.kind = t.kind
+                            AND o.at > clock_timestamp() - interval '1 minute'
+                            AND o.detail ->> 'interval' = t.interval_id::text
+                            AND (o.detail ->> 'from')::timestamptz > clock_timestamp() - interval '1 minute')
+    RETURNING t.interval_id, t.kind
+)
+INSERT INTO mill.events (graph_id, kind, detail)
+SELECT graph_id, kind, jsonb_build_object('computation', computation, 'count', count, 'names', names,
+                                          'from', clock_timestamp(), 'interval', interval_id)
+  FROM told AS t
+ WHERE NOT EXISTS (SELECT FROM added AS a WHERE (a.interval_id, a.kind) = (t.interval_id, t.kind));
+
 -- name: read_slots
 -- The current slot of each ring, by the ring's name. Always three rows.
 SELECT slot FROM mill.epochs WHERE state = 'current' ORDER BY ring;
