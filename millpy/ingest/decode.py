@@ -289,7 +289,8 @@ class _OneByOne:
                 if not is_user_error(error):
                     raise
                 self._restore(before)
-                refused.append(RejectedRow(row, "undecodable", self._explainer.explain(error, payload(row))))
+                said = None if taken.batch is not None else payload(row)  # a row of columns may be no value of Python
+                refused.append(RejectedRow(row, "undecodable", self._explainer.explain(error, said)))
                 continue
             problem = self._problem(record)
             if problem is not None:
