@@ -3,7 +3,7 @@
 1. The transaction that begins the generation notes for each table which windows are closed, and lets its steps take
    them for over: they give no pane to a window that ends by then, whatever they read.
 2. The rows are copied in pieces, oldest windows first, each in a transaction that also notes how far the copy has
-   come. So each row is copied once, and a copy that was killed goes on where it was. Workers may run meanwhile.
+   come. So each row is copied once, and a copy that was killed continues where it was. Workers may run meanwhile.
 """
 
 from __future__ import annotations
