@@ -74,6 +74,23 @@ async def check_begun(connection: Connection, spec: GraphSpec, graph_id: int) ->
         )
 
 
+async def copies_left(connection: Connection, spec: GraphSpec, graph_id: int) -> list[ResultCopy]:
+    """Return what a generation that was begun with a copy has not got yet.
+
+    Raises:
+        UsageError: as `check_begun`.
+        GraphError: as `copies_between`.
+    """
+    await check_begun(connection, spec, graph_id)
+    left = await all_rows(connection, statement("read_copies_left"), {"graph_id": graph_id})
+    return [
+        replace(copy, closed_end=until)
+        for name, until, description in left
+        for copy in copies_between(description, spec.description())
+        if copy.table == name
+    ]
+
+
 async def copy_piece(connection: Connection, spec: GraphSpec, graph_id: int) -> tuple[str, int, Instant] | None:
     """Copy the next rows, in the caller's transaction.
 
