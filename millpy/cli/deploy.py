@@ -86,7 +86,7 @@ async def _deploy(
         refused = refusals(changes, upgrades)
         deployed = version
         notes: Sequence[str] = ()
-        copies = await store.plan_copies(spec) if copy_results and version is None else ()
+        copies = await store.plan_copies(spec) if copy_results else ()
         deployment = None
         if not (dry_run or refused) and (version is None or changes or copy_results):
             how: dict[str, Any] = {"upgrades": upgrades, "back": back, "copy_results": copy_results}

@@ -1,7 +1,7 @@
 """Up to which end the windows of each step are closed when all sources before it have ended.
 
 The end of a source closes every window that a record can have been in: that of its newest record is the last. Behind
-windows, the last pane is in the last window. A step of one's own may give what it produces any later time, so nothing
+windows, the last pane is in the last window. A Computation may give what it produces any later time, so nothing
 tells which windows behind it are closed.
 """
 
@@ -51,7 +51,7 @@ def closed_ends(plan: Plan, newest: Mapping[str, Instant]) -> dict[str, Instant]
 
 def why_not_reopened(plan: Plan, source: str) -> str:
     """Return why a source that has ended cannot be read on; "" if it can."""
-    behind = list(_behind(plan, source))
+    behind = list(_consumers(plan, source))
     ends = closed_ends(plan, {c.name: Instant(0) for c in plan if c.stage is None})
     for node in behind:
         if node.by_site:
@@ -63,7 +63,7 @@ def why_not_reopened(plan: Plan, source: str) -> str:
     return ""
 
 
-def _behind(plan: Plan, source: str) -> Iterator[StageNode]:
+def _consumers(plan: Plan, source: str) -> Iterator[StageNode]:
     """Yield the steps behind a source."""
     names = {source}
     for computation in plan:

@@ -130,7 +130,7 @@ class OwnedIntervals:
         for interval_id, what in list(self.ended_sources.unread.items()):
             interval = self.intervals.get(interval_id)
             if interval is None or interval.intake is None or not interval.finished:
-                continue  # whoever owns it now looks at it, too
+                continue  # another worker owns it, and looks at it, too
             stream, graph_id = interval.plan.name, self._context.graph_id
             detail: dict[str, object] = {"stream": stream, "partition": interval.deployed.partition, "what": what}
             told, ended_at = Event("read_on", detail), interval.intake.ended_at

@@ -465,7 +465,7 @@ class Store(Protocol):
             told: the event to record with it.
 
         Returns:
-            The watermark from which the partition goes on: `watermark`, or that of a step behind it which has other
+            The watermark from which the partition continues: `watermark`, or that of a step behind it which has other
             inputs and is further. None, without a change, if the end is not stored yet, or not processed by all steps.
 
         Raises:

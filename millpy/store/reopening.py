@@ -1,7 +1,7 @@
 """How far the end of a source partition, and of the intervals behind it, is set back when the partition is read on.
 
-An interval has reached the end when its input watermark is INSTANT_MAX. The partition goes on at the watermark that it
-had before its end; so do the intervals behind it that have reached the end. A step with other inputs that have not
+An interval has reached the end when its input watermark is INSTANT_MAX. The partition continues at the watermark that
+it had before its end; so do the intervals behind it that have reached the end. A step with other inputs that have not
 ended has a finite watermark, which never goes back (I5), so the partition begins at that if it is later.
 """
 
@@ -25,7 +25,7 @@ class IntervalBehind:
 
 @dataclass(frozen=True, slots=True)
 class ReopenedPartition:
-    """From where the partition goes on, and the intervals behind it whose end is set back with it."""
+    """From where the partition continues, and the intervals behind it whose end is set back with it."""
 
     watermark: Instant
     intervals: Sequence[IntervalBehind]
@@ -38,7 +38,7 @@ class ReopenedPartition:
 
 
 def reopened(watermark: Instant, behind: Sequence[IntervalBehind]) -> ReopenedPartition | None:
-    """Return how a partition goes on, given its watermark before the end; None if the end is not processed yet."""
+    """Return how a partition continues, given its watermark before the end; None if the end is not processed yet."""
     ended = [one for one in behind if one.input_watermark >= INSTANT_MAX]
     if any(one.low_watermark < INSTANT_MAX for one in ended):
         return None

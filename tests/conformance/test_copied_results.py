@@ -52,6 +52,7 @@ async def test_rows_of_closed_windows_are_copied_once_by_a_copy_that_is_killed_a
                 async with store._as_owner("", "") as connection:
                     await copied_results.copy_piece(connection, spec, deployment.graph_id)
                     raise RuntimeError
+            assert len(await store.plan_copies(spec)) == (pieces < 3)
             if await store.copy_results(spec, deployment.graph_id) is None:
                 break
             pieces += 1
@@ -93,8 +94,10 @@ async def test_a_generation_that_was_deployed_without_a_copy_gets_none(owner: Ow
         await store.deploy(second())
         with pytest.raises(UsageError, match="deployed without --copy-results"):
             await store.deploy(second(), on_purpose=True, copy_results=True)
+        with pytest.raises(UsageError, match="deployed without --copy-results"):
+            await store.plan_copies(second())
         with pytest.raises(GraphError, match="no other generation"):
-            await store.plan_copies(a_graph())
+            await store.plan_copies(replace(a_graph("other"), generation=2))
 
 
 def test_a_table_that_does_not_fit_is_refused_with_its_columns() -> None:

@@ -21,7 +21,7 @@ def reopen_source(
     source = database.headers[grant.interval_id]
     if source.low_watermark < INSTANT_MAX:
         return None
-    behind = _behind(database, source)
+    behind = _consumers(database, source)
     found = reopened(watermark, list(map(_watermarks, behind)))
     if found is None:
         return None
@@ -48,7 +48,7 @@ def _watermarks(header: Header) -> IntervalBehind:
     return IntervalBehind(interval.interval_id, interval.computation, header.input_watermark, header.low_watermark)
 
 
-def _behind(database: MemoryDatabase, source: Header) -> list[Header]:
+def _consumers(database: MemoryDatabase, source: Header) -> list[Header]:
     """Return the headers of all computations behind a source."""
     deployed = database.graphs[source.graph_id]
     found, left = list[str](), [source.interval.computation]

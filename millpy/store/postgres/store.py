@@ -158,8 +158,11 @@ class PostgresStore:
             return await resetting.reset(connection, spec, names)
 
     async def plan_copies(self, spec: GraphSpec) -> Sequence[ResultCopy]:
-        """Return which rows a new generation would get from the current one; see `copied_results.plan_copies`."""
+        """Return which rows a generation is to get from the current one; see `millpy/model/copied_results.py`."""
         async with self._admin.use() as connection:
+            stored = await deploying.read_deployed(connection, spec)
+            if stored is not None:
+                return await copying.copies_left(connection, spec, stored.graph_id)
             return (await copying.plan_copies(connection, spec))[1]
 
     async def copy_results(self, spec: GraphSpec, graph_id: int) -> tuple[str, int, Instant] | None:

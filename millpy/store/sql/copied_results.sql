@@ -30,6 +30,12 @@ SELECT t.table_id, t.name, g.name AS target, o.name AS source, t.copied_until, t
   FROM mill.result_tables AS t JOIN mill.graphs AS g USING (graph_id) LEFT JOIN mill.graphs AS o ON o.graph_id = t.copied_from
  WHERE t.graph_id = %(graph_id)s AND t.copied_to < t.copied_until ORDER BY t.name LIMIT 1 FOR UPDATE OF t;
 
+-- name: read_copies_left
+-- Reads the tables of a graph to which rows are still to be copied. Zero rows: all are copied.
+SELECT t.name, t.copied_until, o.description
+  FROM mill.result_tables AS t JOIN mill.graphs AS o ON o.graph_id = t.copied_from
+ WHERE t.graph_id = %(graph_id)s AND t.copied_to < t.copied_until ORDER BY t.name;
+
 -- name: advance_copy
 -- Always one row.
 UPDATE mill.result_tables SET copied_to = %(copied_to)s::bigint WHERE table_id = %(table_id)s;

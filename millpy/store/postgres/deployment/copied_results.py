@@ -3,7 +3,7 @@
 1. The transaction that begins the generation notes for each table which windows are closed, and lets its steps take
    them for over: they give no pane to a window that ends by then, whatever they read.
 2. The rows are copied in pieces, oldest windows first, each in a transaction that also notes how far the copy has
-   come. So each row is copied once, and a copy that was killed goes on where it was. Workers may run meanwhile.
+   come. So each row is copied once, and a copy that was killed continues where it was. Workers may run meanwhile.
 """
 
 from __future__ import annotations
@@ -72,6 +72,23 @@ async def check_begun(connection: Connection, spec: GraphSpec, graph_id: int) ->
             f"generation {spec.generation} of graph {spec.name!r} was deployed without --copy-results",
             hint="drop it and deploy it again, or create a view over the tables of both generations",
         )
+
+
+async def copies_left(connection: Connection, spec: GraphSpec, graph_id: int) -> list[ResultCopy]:
+    """Return what a generation that was begun with a copy has not got yet.
+
+    Raises:
+        UsageError: as `check_begun`.
+        GraphError: as `copies_between`.
+    """
+    await check_begun(connection, spec, graph_id)
+    left = await all_rows(connection, statement("read_copies_left"), {"graph_id": graph_id})
+    return [
+        replace(copy, closed_end=until)
+        for name, until, description in left
+        for copy in copies_between(description, spec.description())
+        if copy.table == name
+    ]
 
 
 async def copy_piece(connection: Connection, spec: GraphSpec, graph_id: int) -> tuple[str, int, Instant] | None:
