@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from millpy.admin.audits import dropped_before
 from millpy.admin.past_windows import (
     Name,
     asked_windows,
@@ -32,7 +33,7 @@ from millpy.admin.past_windows import (
 )
 from millpy.admin.queries import Admin
 from millpy.clock import SystemClock
-from millpy.errors import StoreUnavailableError
+from millpy.errors import StoreUnavailableError, UsageError
 from millpy.graph import Graph, InjectorNode, StageNode
 from millpy.model.dead_letter import error_text, payload_of
 from millpy.model.deployment import GraphSpec, TableSpec
@@ -138,6 +139,7 @@ class _Task:
         output = self._windowing.output_type(self._record_type, self._taken.fields)
         self._result_types = {column: output.annotations_along(column)[-1] for column in self._columns}
         self._hasher = KeyHasher()
+        self._dropped_us = dropped_before(admin, name).get(table.name, INSTANT_MIN)
         orders = {aggregate.merge_order for aggregate in self._windowing.aggregates.values()}
         self._by_arrival, self._in_order = "arrival" in orders, orders != {"any"}
 
@@ -161,7 +163,8 @@ class _Task:
                 windows[name].ids.append(one["id"])
                 continue
             row = rows.get(one["id"])
-            if (row is None and sessions) or (row is not None and self._is_enough(rebuilder, row)):
+            is_settled = sessions or one["window_end"] < self._dropped_us  # the owner finds or refuses it
+            if (row is None and is_settled) or (row is not None and self._is_enough(rebuilder, row)):
                 found.merged.append(one["id"])
                 continue
             key = key_from_text(one["key"], self._taken.key_types)
@@ -176,7 +179,7 @@ class _Task:
         return True
 
     def recompute(self, windows: Sequence[_Window], found: Recomputation) -> None:
-        """Recompute some windows. If they have too many records to be put in order, halve them."""
+        """Recompute some windows. If they cannot be read together, halve them."""
         of = archived_input(self._spec, self._table)
         if isinstance(of, str):
             for window in windows:
@@ -188,9 +191,8 @@ class _Task:
         self._await_archive(of.archive)
         missing = missing_late_records(self._admin, self._name, self._table.computation)
         self._take_late_records(windows)
-        if not self._read(windows, of, may_miss=missing > 0):
+        if why := self._read(windows, of, may_miss=missing > 0):
             if len(windows) == 1:
-                why = f"its aggregates need its records in order, and it has more than {RECORDS_IN_ORDER_MAX:,}"
                 found.refused.update(dict.fromkeys(windows[0].ids, why))
                 return
             for half in (windows[: len(windows) // 2], windows[len(windows) // 2 :]):
@@ -222,8 +224,14 @@ class _Task:
             for one in [*late.get(window.name, ()), *inside]:
                 window.content.expect(one.event_time, one.digest, one.records, added=one.added)
 
-    def _read(self, windows: Sequence[_Window], of: ArchivedInput, *, may_miss: bool) -> bool:
-        """Add the archived records to windows; return False if there are too many to be put in order."""
+    def _read(self, windows: Sequence[_Window], of: ArchivedInput, *, may_miss: bool) -> str:
+        """Add the archived records to windows; say why they cannot be read together, or alone."""
+        try:
+            return self._add_archived(windows, of, may_miss=may_miss)
+        except UsageError as error:  # the archive lacks bundles
+            return f"{error} ({error.hint})"
+
+    def _add_archived(self, windows: Sequence[_Window], of: ArchivedInput, *, may_miss: bool) -> str:
         by_key: dict[Key, list[_Window]] = {}
         for window in windows:
             by_key.setdefault(window.key, []).append(window)
@@ -251,8 +259,8 @@ class _Task:
                     else:
                         window.content.add(record, at)
             if kept > RECORDS_IN_ORDER_MAX:
-                return False
-        return True
+                return f"its aggregates need its records in order, and it has more than {RECORDS_IN_ORDER_MAX:,}"
+        return ""
 
     def _archived(
         self, windows: Sequence[_Window], of: ArchivedInput, keys: Sequence[Key]
@@ -262,6 +270,8 @@ class _Task:
         reader = ArchiveReader(self._directory, of.archive, listed)
         first, last = min(window.start for window in windows), max(window.end for window in windows)
         span = TimeRange(Instant(first), Instant(last))
+        if not any(file.event_time_hi >= first and file.event_time_lo < last for file in listed):
+            return
         chosen = reader.holding(span)
         source = next(node for node in self._graph.injectors() if node.name == of.source)
         reader.check(chosen, of.source, span, _ahead_us(source))
