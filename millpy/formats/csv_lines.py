@@ -41,8 +41,8 @@ class Csv(Format):
         decimal: the decimal mark. With a comma, a number that has a point is rejected.
         encoding: the encoding of the text, such as "cp1252"; one in which a newline is one byte. What begins with the
             byte order mark of UTF-8 is UTF-8.
-        null: cells that mean no value; such a cell is None, or the default of its field. Space around a cell counts
-            only in a field of text.
+        null: cells that mean no value; such a cell is None, or the default of its field. In a str that may not be None,
+            and has no default, an empty cell is empty text. Space around a cell counts only in a field of text.
         quote: the character around cells that have delimiters in them, doubled inside; None or "" for none.
         header: True if the first line names the columns; or the names of the columns, if no line does. "" skips one.
         rename: name in the header -> field, for names that are no identifiers. Columns that get the same field are
@@ -218,12 +218,12 @@ class _CsvReader:
         if len(cells) != columns.count:
             raise ValueError(f"{len(cells)} cells instead of {columns.count}")
         parts = []
-        for index, others, name, write, empty, is_text in columns.fields:
+        for index, others, name, write, empty, nulls, is_text in columns.fields:
             cell = cells[index] if is_text else cells[index].strip()
-            is_null = cell in self._null or cells[index] in self._null
+            is_null = cell in nulls
             if others:
                 more = [cells[place].strip() for place in others]
-                is_null = is_null or not self._null.isdisjoint(more)
+                is_null = is_null or not nulls.isdisjoint(more)
                 cell = " ".join((cell.strip(), *more))
             if not is_null:
                 parts.append(name + write(cell))
@@ -255,8 +255,12 @@ class _CsvReader:
             empty = None if name in self._defaults and not self._type.is_nullable(own) else b"null"
             kind = self._type.field_type(own)
             write = cell_writer(kind, self._dialect.decimal)
+            # A text that must be there may be empty.
+            is_needed = kind is str and name not in self._defaults and not self._type.is_nullable(own)
             key, is_text = msgspec.json.encode(name) + b":", kind not in _TRIMMED
-            found.fields.append((index, others, key, write, empty, is_text))
+            nulls = self._null if is_text and not others else frozenset(text.strip() for text in self._null)
+            nulls = nulls - {""} if is_needed and not others else nulls
+            found.fields.append((index, others, key, write, empty, nulls, is_text))
         if not found.fields:
             raise ValueError(f"no column is a field of {self._type.struct.__name__}: {', '.join(names)[:200]}")
         return found
@@ -269,11 +273,11 @@ class _HeaderColumns:
     Attributes:
         count: how many there are.
         fields: for each field, its column, the columns that are joined to it, its name as JSON, how its cells are
-            written, what an empty one becomes, and whether space around a cell counts.
+            written, what one without a value becomes, which cells those are, and whether space around a cell counts.
     """
 
     count: int
-    fields: list[tuple[int, list[int], bytes, Callable[[str], bytes], bytes | None, bool]]
+    fields: list[tuple[int, list[int], bytes, Callable[[str], bytes], bytes | None, frozenset[str], bool]]
 
 
 def _decoded(data: bytes, encoding: str) -> tuple[str, str]:

@@ -165,6 +165,19 @@ def test_space_around_a_cell_counts_only_in_text() -> None:
     assert values(format, text) == [(" a ", 1.5), ("b", None), ("c", None)]
 
 
+def test_an_empty_cell_is_empty_text_where_a_text_must_be() -> None:
+    class Noted(msgspec.Struct):
+        at: datetime
+        note: str
+        place: str | None
+        site: str = "north"
+
+    text = "at;note;place;site\n26.11.2026 12:00;;;\n26.11.2026 12:00;---;a;b\n"
+    found, (letter,) = step(SEMICOLONS, text, event_time=GERMAN, kind=Noted)
+    assert [(record.note, record.place, record.site) for record in found] == [("", None, "north")]
+    assert "got `null`" in letter.detail
+
+
 def test_whole_numbers_may_be_written_with_a_fraction_of_zeros() -> None:
     text = "at;count\n" + "".join(f"26.11.2026 12:00;{cell}\n" for cell in ("12,000", "1e3", "0,5", "1e" + "9" * 30))
     found, letters = step(Csv(delimiter=";", decimal=","), text, event_time=GERMAN)
