@@ -725,7 +725,9 @@ WITH watched AS MATERIALIZED (
                           WHERE n.interval_id = w.interval_id
                             AND (n.kind, n.namespace) IN (('counter', 'silent'), ('state', 'told'))) AS e
 )
-SELECT f.graph, f.computation, (f.value ->> 0)::jsonb #>> '{}', mill.moment((f.value ->> 1)::bigint), f.value ->> 0
+SELECT f.graph, f.computation,
+       CASE WHEN starts_with(f.value ->> 0, '"') THEN (f.value ->> 0)::jsonb #>> '{}' ELSE f.value ->> 0 END,
+       mill.moment((f.value ->> 1)::bigint), f.value ->> 0
   FROM found AS f
  WHERE f.kind = 'state' AND EXISTS (SELECT FROM found AS k WHERE k.interval_id = f.interval_id AND k.kind = 'counter')
  ORDER BY 1, 2, 4 NULLS FIRST, 5

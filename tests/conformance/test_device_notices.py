@@ -73,9 +73,9 @@ async def test_the_silent_devices_of_a_watching_step_are_listed_folded_or_not(ow
             "SELECT device, key, extract(epoch FROM last_event_time) AS s FROM millpy.silent_devices"
         )
         assert found.fetchall() == [
-            {"device": '["a", 7]', "key": '["a",7]', "s": None},
+            {"device": '["a",7]', "key": '["a",7]', "s": None},
             {"device": "pump", "key": '"pump"', "s": 1},
         ]
     (silences,) = Admin(database_url).silences("factory")
     assert silences["silent_devices"] == 2
-    assert silences["longest_silent"] == ['["a", 7]', "pump"]
+    assert silences["longest_silent"] == ['["a",7]', "pump"]
