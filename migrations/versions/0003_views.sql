@@ -724,20 +724,30 @@ $$;
 CREATE VIEW millpy.fleet AS SELECT * FROM mill.devices();
 
 -- The devices that are silent now by a `silent_after` step, with their last record (NULL for one that never sent any).
--- Only such a step has the gauge "silent".
+-- Such a step has these cells and the gauge "silent". It is found by its description first, so that only its intervals
+-- are read.
 CREATE FUNCTION mill.silent_devices()
 RETURNS TABLE (graph text, computation text, device text, last_event_time timestamptz, key text)
 LANGUAGE sql VOLATILE ROWS 100 SET jit = off  -- as mill.account()
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-WITH found AS MATERIALIZED (
-    SELECT interval_id, kind, value FROM mill.entries
-     WHERE (kind, namespace) IN (('counter', 'silent'), ('state', 'told'))
-), told AS MATERIALIZED (
-    SELECT interval_id, value FROM found
-     WHERE kind = 'state' AND interval_id IN (SELECT interval_id FROM found WHERE kind = 'counter')
+WITH watched AS MATERIALIZED (
+    SELECT p.graph, p.computation, p.interval_id
+      FROM mill.graphs AS g
+     CROSS JOIN LATERAL jsonb_each(g.description -> 'computations') AS c (name, described)
+      JOIN mill.places AS p ON p.graph_id = g.graph_id AND p.computation = c.name
+     WHERE c.described #> '{identity,cells}' @> '[["told"], ["pending"], ["roster"]]'
+), found AS MATERIALIZED (
+    SELECT w.*, e.kind, e.value
+      FROM watched AS w
+     CROSS JOIN LATERAL (SELECT n.kind, n.value FROM mill.entries AS n
+                          WHERE n.interval_id = w.interval_id
+                            AND (n.kind, n.namespace) IN (('counter', 'silent'), ('state', 'told'))) AS e
 )
-SELECT p.graph, p.computation, (t.value ->> 0)::jsonb #>> '{}', mill.moment((t.value ->> 1)::bigint), t.value ->> 0
-  FROM told AS t JOIN mill.places AS p USING (interval_id)
+SELECT f.graph, f.computation,
+       CASE WHEN starts_with(f.value ->> 0, '"') THEN (f.value ->> 0)::jsonb #>> '{}' ELSE f.value ->> 0 END,
+       mill.moment((f.value ->> 1)::bigint), f.value ->> 0
+  FROM found AS f
+ WHERE f.kind = 'state' AND EXISTS (SELECT FROM found AS k WHERE k.interval_id = f.interval_id AND k.kind = 'counter')
  ORDER BY 1, 2, 4 NULLS FIRST, 5
 $$;
 

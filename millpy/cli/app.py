@@ -89,7 +89,10 @@ def status(graph: GraphArgument = None, database: DatabaseOption = None, as_json
     def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
         found = {"workers": admin.workers(name), "sources": admin.sources(name), "accounting": admin.accounting(name)}
         silences = admin.silences(name)
-        return {**found, "silences": silences} if silences or as_json else found
+        if as_json:
+            return {**found, "silences": silences}
+        lines = [{**row, "longest_silent": ", ".join(row["longest_silent"])} for row in silences]
+        return {**found, "silences": lines} if lines else found
 
     show(graph, database, as_json, ask)
 

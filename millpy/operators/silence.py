@@ -32,6 +32,7 @@ from millpy.computation import Computation, Context, MapCell, Value
 from millpy.errors import GraphError
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import Notice
+from millpy.model.dead_letter import unstorable_keys
 from millpy.model.identity import Identity
 from millpy.model.keys import Key, key_from_text, key_text
 from millpy.model.lookup import LookupTable
@@ -396,7 +397,7 @@ def silence_of(after: timedelta, key: Mapping[str, type], devices: Sequence[Any]
     """Return the last step, for devices that are expected from a list, from a table, or not at all.
 
     Raises:
-        GraphError: a device is none, there are too many, or the key of the table has other types.
+        GraphError: a device is none or cannot be stored, there are too many, or the key of the table has other types.
     """
     check_positive("after", after, "for example minutes(30)")
     if microseconds(after) < 2:
@@ -417,7 +418,20 @@ def silence_of(after: timedelta, key: Mapping[str, type], devices: Sequence[Any]
         if len(values) != len(types) or not all(map(isinstance, values, types)):
             names = ", ".join(f"{field}: {kind.__name__}" for field, kind in key.items())
             raise GraphError(f"devices= contains {device!r}, which is no key ({names})")
-    return DeviceSilence(after, key, sorted({key_text(_key_of(device)).decode() for device in devices}))
+    try:
+        texts = sorted({key_text(_key_of(device)) for device in devices})
+    except UnicodeEncodeError as error:
+        raise GraphError(
+            f"devices= contains {error.object!r}, which has half of a surrogate pair",
+            hint="no record can come from such a device: correct the list",
+        ) from None
+    if unstorable := unstorable_keys(texts):
+        place, problem = min(unstorable.items())
+        raise GraphError(
+            f"devices= contains {texts[place].decode()}: {problem}",
+            hint="no record can come from such a device: correct the list",
+        )
+    return DeviceSilence(after, key, [text.decode() for text in texts])
 
 
 def _key_of(device: Any) -> Key:

@@ -204,6 +204,8 @@ def test_devices_that_are_expected_later_are_not_those_that_were_heard_of() -> N
         ({"after": 30}, "after must be a duration"),
         ({"devices": "pump"}, "is no list of devices"),
         ({"devices": [1]}, "which is no key"),
+        ({"devices": ["a", "b\x00"]}, "cannot be stored"),
+        ({"devices": ["a", "\ud800"]}, "half of a surrogate pair"),
         ({"devices": ["a"] * (silence.DEVICES_MAX + 1)}, "more than 100,000 devices"),
         ({"name": "No Name"}, "is not a plain name"),
     ],
