@@ -21,28 +21,36 @@ BATCH = 32_768
 LOG_BYTES = 150
 """Bytes of a change in the log: a key, a window, a value."""
 PLAN = b"SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off"
-"""One index probe for each row. The planner does not know that a batch is small beside the tables."""
 FIND_INTERVALS = b"""
 SELECT key, interval_id FROM mill.keyed WHERE kind = 'window' AND subkey = %(subkey)s
 """
-_SAME = """
-    k.interval_id = e.interval AND k.kind = 'window' AND k.namespace = ''
-    AND hashtextextended(k.key, 0) = hashtextextended(e.key COLLATE "C", 0) AND k.key = e.key
-    AND hashtextextended(k.subkey, 0) = hashtextextended(e.subkey COLLATE "C", 0) AND k.subkey = e.subkey
+# The rows to read or write are found with one index probe for each: a plan that does not depend on statistics.
+_KEYED = """
+    FROM unnest(%(intervals)s, %(keys)s, %(subkeys)s, %(values)s) AS e (interval, key, subkey, value)
+   CROSS JOIN LATERAL (
+         SELECT o.ctid, o.value AS old FROM mill.keyed AS o
+          WHERE o.interval_id = e.interval AND o.kind = 'window' AND o.namespace = ''
+            AND hashtextextended(o.key, 0) = hashtextextended(e.key COLLATE "C", 0) AND o.key = e.key
+            AND hashtextextended(o.subkey, 0) = hashtextextended(e.subkey COLLATE "C", 0) AND o.subkey = e.subkey
+         OFFSET 0) AS found
 """
-READ = f"""
-SELECT string_agg(k.value, ',')
-  FROM unnest(%(intervals)s, %(keys)s, %(subkeys)s) AS e (interval, key, subkey) JOIN mill.keyed AS k ON {_SAME}
-""".encode()  # noqa: S608
+READ = f"SELECT string_agg(found.old, ',') {_KEYED}".encode()
 FOLD = f"""
-UPDATE mill.keyed AS k SET value = e.value, bundle = k.bundle + 1
-  FROM unnest(%(intervals)s, %(keys)s, %(subkeys)s, %(values)s) AS e (interval, key, subkey, value) WHERE {_SAME}
-""".encode()  # noqa: S608
+UPDATE mill.keyed AS k SET value = f.value, bundle = k.bundle + 1
+  FROM (SELECT found.ctid AS place, e.value {_KEYED} OFFSET 0) AS f
+ WHERE k.ctid = f.place
+""".encode()
 RESULTS = b"""
 UPDATE late.by_minute AS r
-   SET n = e.n, total = e.total, pane_index = r.pane_index + 1, bundle = r.bundle + 1, emitted_at = now()
-  FROM unnest(%(devices)s, %(starts)s, %(ends)s, %(ns)s, %(totals)s) AS e (device, starts, ends, n, total)
- WHERE r.device = e.device AND r.window_start = e.starts AND r.window_end = e.ends
+   SET n = f.n, total = f.total, pane_index = r.pane_index + 1, bundle = r.bundle + 1, emitted_at = now()
+  FROM (SELECT found.ctid AS place, e.n, e.total
+          FROM unnest(%(devices)s, %(starts)s, %(ends)s, %(ns)s, %(totals)s) AS e (device, starts, ends, n, total)
+         CROSS JOIN LATERAL (
+               SELECT o.ctid FROM late.by_minute AS o
+                WHERE o.device = e.device AND o.window_start = e.starts AND o.window_end = e.ends
+               OFFSET 0) AS found
+        OFFSET 0) AS f
+ WHERE r.ctid = f.place
 """
 Batch = dict[str, PgArray]
 

@@ -7,12 +7,13 @@ eight days. Then `--records` late ones come, each for a random window of these: 
 windows that a second's records touch. `records_per_s` is timed from the moment at which the file is there to the begin
 of the last commit, by the rows' `emitted_at`, `fill_records_per_s` the same for the windows. (`millpy.accounting` would
 read all that is not folded, so it is asked only every few seconds.) The worker then drains, and another takes over:
-`takeover_s` is the time until it has added one more record. `differences` counts windows that are missing, superfluous or different.
-`peak_rss_mb` is the larger of both workers, `worker_cpu_us_per_record` the worker's CPU time for a late record.
+`takeover_s` is the time until it has added one more record. `differences` counts windows that are missing, superfluous
+or different. `peak_rss_mb` is the larger of both workers, `worker_cpu_us_per_record` the worker's CPU time for a late
+record.
 
-The last step is what PostgreSQL alone does: `bare_late.py` reads and writes the same number of random windows, by psycopg
-(`bare_records_per_s`); `bare_ratio` is the worker's rate by that. The server has the settings of one for so many rows:
-a tenth of them must fit into its memory, and a checkpoint must not come every few seconds.
+At the end `bare_late.py` reads and writes as many random windows by psycopg alone: `bare_records_per_s` is the bound
+that PostgreSQL sets, `bare_ratio` the worker's rate by that. The server has the settings that millions of rows ask for:
+memory for most of them (`--shared-buffers-mb`), and checkpoints that are minutes apart (`--max-wal-mb`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from millpy.errors import (
     StoreUnavailableError,
     TableLoadError,
 )
-from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
+from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED

@@ -87,9 +87,7 @@ async def load(
     return found
 
 
-async def delete(
-    connection: Connection, grant: Grant, subkeys: Sequence[str], progressed: Callable[[], None]
-) -> None:
+async def delete(connection: Connection, grant: Grant, subkeys: Sequence[str], progressed: Callable[[], None]) -> None:
     """Delete the folded rows of windows that have expired, in pieces; see `Store.delete_windows`."""
     expired: dict[str, Any] = {"interval": grant.interval_id, "sequencer": grant.sequencer, "rows_max": PIECE_ROWS}
     expired["subkeys"] = Texts(subkeys)
