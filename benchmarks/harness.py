@@ -41,12 +41,21 @@ class Bench:
         workload: its name in the last line.
         options: parsed by `arguments()`.
         tcp: let the server listen on 127.0.0.1 too, for `server.tcp_url(...)`.
+        server: settings of the server.
     """
 
-    def __init__(self, workload: str, options: argparse.Namespace, *, tcp: bool = False) -> None:
+    def __init__(
+        self,
+        workload: str,
+        options: argparse.Namespace,
+        *,
+        tcp: bool = False,
+        server: Mapping[str, str] | None = None,
+    ) -> None:
         self.workload = workload
         self.options = options
         self._tcp = tcp
+        self._server_settings = server
         self._stack = ExitStack()
         self._databases = 0
         self.settings: dict[str, Any] = {}
@@ -58,7 +67,12 @@ class Bench:
         if not self.options.keep:
             self._stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
         self.server = self._stack.enter_context(
-            EmbeddedPostgres(self.directory / "postgres", version=self.options.postgres, tcp=self._tcp)
+            EmbeddedPostgres(
+                self.directory / "postgres",
+                version=self.options.postgres,
+                tcp=self._tcp,
+                settings=self._server_settings,
+            )
         )
         self._stack.callback(self._wait_for_server_end)
         self.settings = self._settings()

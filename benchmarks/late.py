@@ -1,13 +1,19 @@
 """Late: a week of one-minute windows waits for late records, and late records come at random.
 
-    python -m benchmarks.late [--windows 10000000] [--records 1000000] [--devices 1000]
+    python -m benchmarks.late [--windows 10000000] [--records 1000000] [--devices 1000] [--shared-buffers-mb 4096]
 
 First each device sends one record a minute, until `--windows` windows have fired and wait for their allowed lateness of
 eight days. Then `--records` late ones come, each for a random window of these: `touched_share` is the share of the
-windows that a second's records touch. `records_per_s` is timed from the first of their commits that shows to the last,
-`fill_records_per_s` the same for the windows. The worker then drains, and another takes over: `takeover_s` is the time
-until it has added one more record. `differences` counts windows that are missing, superfluous or different.
-`peak_rss_mb` is the larger of both workers, `worker_cpu_us_per_record` the worker's CPU time for a late record.
+windows that a second's records touch. `records_per_s` is timed from the moment at which the file is there to the begin
+of the last commit, by the rows' `emitted_at`, `fill_records_per_s` the same for the windows. (`millpy.accounting` would
+read all that is not folded, so it is asked only every few seconds.) The worker then drains, and another takes over:
+`takeover_s` is the time until it has added one more record. `differences` counts windows that are missing, superfluous
+or different. `peak_rss_mb` is the larger of both workers, `worker_cpu_us_per_record` the worker's CPU time for a late
+record.
+
+At the end `bare_late.py` reads and writes as many random windows by psycopg alone: `bare_records_per_s` is the bound
+that PostgreSQL sets, `bare_ratio` the worker's rate by that. The server has the settings that millions of rows ask for:
+memory for most of them (`--shared-buffers-mb`), and checkpoints that are minutes apart (`--max-wal-mb`).
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import numpy as np
 import psutil
 import psycopg
 
+from benchmarks import bare_late
 from benchmarks.harness import Bench, Worker, arguments, wait_until
 
 START_MS = 1_767_225_600_000
@@ -27,6 +34,7 @@ MINUTE_MS = 60_000
 LINES_AT_ONCE = 100_000
 RUN_S_MAX = 7_200.0
 CONSUMED = "SELECT coalesce(sum(consumed), 0)::bigint FROM millpy.accounting WHERE consumer = 'by_minute'"
+LAST_MS = "SELECT (extract(epoch FROM max(emitted_at)) * 1000)::bigint FROM late.by_minute"
 WAITING = "SELECT count(*) FROM mill.keyed WHERE kind = 'window'"
 
 
@@ -48,18 +56,19 @@ def write(path: Path, devices: np.ndarray, numbers: np.ndarray, values: np.ndarr
     hidden.rename(path)
 
 
-def consume(connection: psycopg.Connection[tuple[int]], worker: Worker, wanted: int) -> float:
-    """Wait until all records are consumed; return the seconds since the first of them was."""
-    before = _number(connection, CONSUMED)
-    wait_until(lambda: worker.running() and _number(connection, CONSUMED) > before, "records come", timeout_s=RUN_S_MAX)
-    started = time.monotonic()
+def consume(connection: psycopg.Connection[tuple[int]], worker: Worker, wanted: int, *, every_s: float = 2.0) -> None:
+    """Wait until all records are consumed."""
     wait_until(
         lambda: worker.running() and _number(connection, CONSUMED) >= wanted,
         f"{wanted} records are consumed",
         timeout_s=RUN_S_MAX,
-        every_s=0.2,
+        every_s=every_s,
     )
-    return time.monotonic() - started
+
+
+def seconds_until_last(connection: psycopg.Connection[tuple[int]], began: float) -> float:
+    """Return the seconds from a time of the clock to the begin of the last commit with rows."""
+    return _number(connection, LAST_MS) / 1_000 - began
 
 
 def _number(connection: psycopg.Connection[tuple[int]], query: str) -> int:
@@ -93,7 +102,12 @@ def differences(url: str, counts: np.ndarray, totals: np.ndarray, devices: int) 
 
 
 def main(options: argparse.Namespace) -> None:
-    with Bench("late", options) as bench:
+    server = {
+        "shared_buffers": f"{options.shared_buffers_mb}MB",
+        "max_wal_size": f"{options.max_wal_mb}MB",
+        "checkpoint_timeout": "15min",
+    }
+    with Bench("late", options, server=server) as bench:
         inbox = bench.directory / "inbox"
         inbox.mkdir()
         url = bench.database()
@@ -106,17 +120,23 @@ def main(options: argparse.Namespace) -> None:
         counts, totals = np.ones(count, np.int64), values.copy()
         write(inbox / "1.ndjson", places % options.devices, places // options.devices, values)
         worker = bench.worker("late.py", url, environment=environment)
+        worker.wait_claimed()
+        began = time.time()
         with psycopg.connect(url, autocommit=True) as connection:
-            fill_s = consume(connection, worker, count)
-            wait_until(lambda: _number(connection, WAITING) >= count, "windows are folded", timeout_s=RUN_S_MAX)
+            consume(connection, worker, count)
+            fill_s = seconds_until_last(connection, began)
+            wait_until(
+                lambda: _number(connection, WAITING) >= count, "windows are folded", timeout_s=RUN_S_MAX, every_s=2.0
+            )
             bench.show("filled", {"records_per_s": count / fill_s, "peak_rss_mb": worker.peak_rss_mb()})
             hit = random.integers(0, fired, options.records)
             late = random.integers(0, 1_000, options.records)
             np.add.at(counts, hit, 1)
             np.add.at(totals, hit, late)
             write(inbox / "2.ndjson", hit % options.devices, hit // options.devices, late)
-            cpu_before = cpu_seconds(worker)
-            late_s = consume(connection, worker, count + options.records)
+            began, cpu_before = time.time(), cpu_seconds(worker)
+            consume(connection, worker, count + options.records)
+            late_s = seconds_until_last(connection, began)
             cpu_us = (cpu_seconds(worker) - cpu_before) / options.records * 1e6
             rss = worker.peak_rss_mb()
             worker.drain()
@@ -125,15 +145,21 @@ def main(options: argparse.Namespace) -> None:
             totals[0] += 1
             started = time.monotonic()
             other = bench.worker("late.py", url, environment=environment)
-            consume(connection, other, count + options.records + 1)
+            consume(connection, other, count + options.records + 1, every_s=0.1)
             takeover_s = time.monotonic() - started
             rss = max(rss, other.peak_rss_mb())
             other.drain()
+        wrong = differences(url, counts[:fired], totals[:fired], options.devices)
+        again = random.integers(0, fired, options.records)
+        starts_us = (START_MS + again // options.devices * MINUTE_MS) * 1_000
+        bare_per_s = bare_late.records_per_s(url, again % options.devices, starts_us, MINUTE_MS * 1_000)
         bench.finish(
             open_windows=count,
             records_per_s=options.records / late_s,
             peak_rss_mb=rss,
-            differences=differences(url, counts[:fired], totals[:fired], options.devices),
+            differences=wrong,
+            bare_records_per_s=bare_per_s,
+            bare_ratio=options.records / late_s / bare_per_s,
             fill_records_per_s=count / fill_s,
             worker_cpu_us_per_record=cpu_us,
             touched_share=len(np.unique(hit)) / late_s / count,
@@ -142,4 +168,5 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main(arguments(__doc__, "differences<=0", windows=10_000_000, records=1_000_000, devices=1_000).parse_args())
+    sizes = {"windows": 10_000_000, "records": 1_000_000, "devices": 1_000}
+    main(arguments(__doc__, "differences<=0", **sizes, shared_buffers_mb=4_096, max_wal_mb=8_192).parse_args())

@@ -172,6 +172,15 @@ class StageDriver:
         self.folded, self.folded_bundle = self._before if behind else (dict(self.stored), self.bundle)
         self.loadable = self.folded
         self.interval.on_folded(self.folded_bundle)
+        self.delete_expired()
+
+    def delete_expired(self) -> None:
+        """Delete the rows of stored windows that have expired in committed bundles, as a store does."""
+        gone = {subkey for subkey, bundle in self.interval.expired_windows() if bundle <= self.bundle}
+        for rows in (self.stored, self.folded):
+            for name in [name for name in rows if name[0] is Kind.WINDOW and name[3] in gone]:
+                del rows[name]
+        self.interval.on_windows_deleted(self.bundle)
 
     def load_windows(self, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None) -> Entries:
         """Read rows of windows, as a store does."""
@@ -290,6 +299,7 @@ class StageDriver:
 
     def check_ended(self) -> None:
         """After the end, nothing is stored but counters, held back or due."""
+        self.delete_expired()
         assert not {name for name in self.stored if name[0] is not Kind.COUNTER}
         assert self.interval.oldest_work() == INSTANT_MAX
         assert self.interval.next_due() == (INSTANT_MAX, INSTANT_MAX)

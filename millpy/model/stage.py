@@ -242,6 +242,18 @@ class StageInterval(Protocol):
         """Allow values that last changed at or before `bundle` to leave memory: they are rows now."""
         ...
 
+    def expired_windows(self) -> Sequence[tuple[str, int]]:
+        """Return (subkey, bundle) of windows that have expired in a bundle, and may have rows without a tombstone."""
+        ...
+
+    def on_windows_deleted(self, bundle: int) -> None:
+        """Forget the windows that have expired at or before `bundle`: their rows are deleted."""
+        ...
+
+    def needs_fold(self) -> bool:
+        """Tell whether a fold is due because it lets values leave memory; the interval still takes input."""
+        ...
+
     def waits_for_fold(self) -> bool:
         """Tell whether memory is short until a fold lets values leave it, so that the interval takes no input now."""
         ...
@@ -270,6 +282,17 @@ class ResidentInterval:
 
     def on_folded(self, bundle: int) -> None:
         """Do nothing: nothing leaves memory because it was folded."""
+
+    def expired_windows(self) -> Sequence[tuple[str, int]]:
+        """Return an empty sequence: all that expires has a tombstone."""
+        return ()
+
+    def on_windows_deleted(self, bundle: int) -> None:
+        """Do nothing: all that expires has a tombstone."""
+
+    def needs_fold(self) -> bool:
+        """Return False: nothing leaves memory because it was folded."""
+        return False
 
     def waits_for_fold(self) -> bool:
         """Return False: nothing leaves memory because it was folded."""

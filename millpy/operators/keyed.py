@@ -199,6 +199,17 @@ class KeyedInterval:
         """Allow the eviction of values last changed at or before `bundle`, which are rows now."""
         self._unfolded = {key: changed for key, changed in self._unfolded.items() if changed > bundle}
 
+    def expired_windows(self) -> Sequence[tuple[str, int]]:
+        """Return an empty sequence: there are no windows."""
+        return ()
+
+    def on_windows_deleted(self, bundle: int) -> None:
+        """Do nothing: there are no windows."""
+
+    def needs_fold(self) -> bool:
+        """Return False: the bytes of what has changed since the last fold bring the next one."""
+        return False
+
     def waits_for_fold(self) -> bool:
         """Return False: what has changed since the last fold is bounded by its bytes."""
         return False

@@ -43,18 +43,19 @@ class Maintenance:
         self._clock = context.clock
         self._failpoints = context.failpoints
         self._folded: list[tuple[int, int, int]] = []
+        self._deleted: list[tuple[int, int, int]] = []
         self._held_since: float | None = None
         self._warn_at = 0.0
         self.backlog: Mapping[str, Backlog] = {}
         """Backlog by producing computation, from the last `apply_backpressure`; empty in a worker without a source."""
 
     def _due(self) -> list[OwnedInterval]:
-        intervals = [i for i in self._owned.intervals.values() if i.unfolded_bytes]
+        intervals = [i for i in self._owned.intervals.values() if i.unfolded_bytes or i.expired_windows()]
         total = sum(interval.unfolded_bytes for interval in intervals)
         now = self._clock.monotonic()
         if total >= self._limits.fold_bytes:
             return sorted(intervals, key=lambda i: -i.unfolded_bytes)
-        return [i for i in intervals if i.waits_for_fold or now - i.unfolded_since >= self._limits.fold_every_s]
+        return [i for i in intervals if i.needs_fold or now - i.unfolded_since >= self._limits.fold_every_s]
 
     async def fold(self) -> bool:
         """Fold the deltas of the intervals that are due; return whether there were any."""
@@ -70,6 +71,10 @@ class Maintenance:
         try:
             await self._failpoints.reach(Failpoint.BEFORE_FOLD)
             folded = await self._store.fold(interval.grant, bytes_max=bytes_max)
+            committed = interval.committed_bundle
+            if expired := interval.expired_windows():
+                await self._store.delete_windows(interval.grant, expired)
+                self._deleted.append((interval.interval_id, interval.grant.sequencer, committed))
         except OwnershipError:
             return  # another worker owns the interval now; the next commit finds that out, too
         await self._failpoints.reach(Failpoint.AFTER_FOLD)
@@ -86,6 +91,11 @@ class Maintenance:
             interval.unfolded_since = self._clock.monotonic()
             if interval.stage is not None:
                 interval.stage.on_folded(folded)
+        deletions, self._deleted = self._deleted, []
+        for interval_id, sequencer, bundle in deletions:
+            interval = self._owned.intervals.get(interval_id)
+            if interval is not None and interval.grant.sequencer == sequencer and interval.stage is not None:
+                interval.stage.on_windows_deleted(bundle)
 
     def unfolded_bytes(self) -> int:
         """Return the bytes of this worker's deltas that are not yet folded."""

@@ -25,7 +25,8 @@ class OwnedInterval(IntervalState):
         requested: replay requests that wait for a turn.
         replaying: whether replay requests are in a turn that is not known to be committed.
         releases: releases of parked keys that wait for a turn.
-        waits_for_fold: whether it takes no input until a fold has made room in memory.
+        needs_fold: whether a fold is due because it makes room in memory.
+        committed_bundle: the last bundle that this worker knows to be committed.
         folded_bundle: the last bundle whose deltas are rows.
         unfolded_since: time of the last fold, in seconds on the monotonic clock.
         unfolded, unfolded_bytes: (bundle, bytes of its deltas) above the folded bundle, including those in flight,
@@ -38,10 +39,16 @@ class OwnedInterval(IntervalState):
     requested: list[Request] = field(default_factory=list)
     replaying: bool = False
     releases: list[Release] = field(default_factory=list)
-    waits_for_fold: bool = False
+    needs_fold: bool = False
+    committed_bundle: int = 0
     unfolded_since: float = 0.0
     unfolded: deque[tuple[int, int]] = field(default_factory=deque)
     unfolded_bytes: int = 0
+
+    def expired_windows(self) -> list[str]:
+        """Return the subkeys of windows that have expired in committed bundles, and may have rows."""
+        expired = () if self.stage is None else self.stage.expired_windows()
+        return [subkey for subkey, bundle in expired if bundle <= self.committed_bundle]
 
     def log(self, bundle: int, size: int) -> None:
         """Note that the deltas of a new bundle have `size` bytes and are not folded."""
@@ -58,6 +65,7 @@ def owned(grant: Grant, plan: ComputationPlan, opened: OwnerSnapshot, now: float
     """Build soft state from what the store returned, without its stage, intake or injector."""
     interval = state_of(OwnedInterval, grant, plan, opened, limits)
     interval.unfolded_since = now
+    interval.committed_bundle = opened.recovered.bundle
     if opened.unfolded_bytes:
         # The store does not say which bundles have these bytes; a fold takes all of them.
         interval.log(opened.recovered.folded_bundle + 1, opened.unfolded_bytes)

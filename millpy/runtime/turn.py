@@ -132,8 +132,8 @@ class TurnCycle:
         over = self._maintenance.unfolded_bytes() > self._context.limits.unfolded_bytes_max
         intervals, budget = self._owned.intervals, self._context.budget
         for interval in intervals.values():
-            interval.waits_for_fold = interval.stage is not None and interval.stage.waits_for_fold()
-            over = over or interval.waits_for_fold
+            interval.needs_fold = interval.stage is not None and interval.stage.needs_fold()
+            over = over or (interval.stage is not None and interval.needs_fold and interval.stage.waits_for_fold())
         pace = self._context.archive_pace
         pace.apply(intervals)
         self._context.lookups.apply(intervals)
@@ -335,12 +335,14 @@ class TurnCycle:
 
 
 def _on_committed(turn: Turn, intervals: Mapping[int, OwnedInterval]) -> None:
-    """Let the intervals of a committed turn take replay requests again; mark the pauses that it has stored."""
+    """Note the bundles and the pauses that a turn has committed; let its intervals take replay requests again."""
     for interval_id in turn.inbox.replays:
         if interval_id in intervals:
             intervals[interval_id].replaying = False
     for checkpoint in turn.checkpoints:
         interval = intervals.get(checkpoint.grant.interval_id)
+        if interval is not None:
+            interval.committed_bundle = checkpoint.bundle
         if checkpoint.pause is not None and interval is not None:
             interval.pause = PauseState.COMMITTED
             name = interval.plan.name

@@ -406,6 +406,18 @@ class Store(Protocol):
         """
         ...
 
+    async def delete_windows(
+        self, grant: Grant, subkeys: Sequence[str], *, progressed: Callable[[], None] | None = None
+    ) -> None:
+        """Delete the folded rows of windows, of all keys: windows that have expired in bundles that are committed.
+
+        `progressed` is called after each piece.
+
+        Raises:
+            StaleSequencerError: the grant is stale.
+        """
+        ...
+
     async def backlog(self, graph_id: int, *, without: Sequence[str] = ()) -> dict[str, Backlog]:
         """Return the records and bytes of stored segments above the cursors, by producing computation.
 

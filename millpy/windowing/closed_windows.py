@@ -6,7 +6,11 @@
 A pane leaves memory once its window is closed and its last change is folded, if the interval's closed panes exceed
 their bound. The row in the store is then the pane, whatever commits are in flight. So a read of folded rows finds what
 is not in memory, without deltas, and what has changed since the last fold is always in memory. A late record brings
-its pane back before the step changes anything; an expiry reads the keys of what is left.
+its pane back before the step changes anything.
+
+When a stored window expires, its panes in memory leave as those of any other. The rest, of which the store alone knows,
+is deleted by one statement, once the bundle in which it has expired is committed. That deletion needs no delta: a new
+owner that finds the rows again knows by its watermark that they have expired.
 
 Results do not depend on what is in memory (I9): a record finds its pane in either place, and the bound on open windows
 counts only those that have not fired.
@@ -43,6 +47,7 @@ class ClosedWindows:
 
     Attributes:
         stored: the starts of stored windows. Nothing else is remembered of them.
+        expired: (subkey, bundle) of stored windows that have expired in a bundle, and may have rows.
         load: loads windows from the store, during a step.
     """
 
@@ -63,8 +68,9 @@ class ClosedWindows:
         self._absorb = absorb
         self._bytes_max = bytes_max
         self._folded = folded_bundle
-        self._leaving: dict[int, list[tuple[bytes, int]]] = {}
+        self._counted = (0, 0, 0)
         self.stored: set[int] = set()
+        self.expired: list[tuple[str, int]] = []
         self.load: LoadWindows = no_windows
 
     def fetch(self, starts: Instants, codes: Integers, keys: Sequence[Key]) -> None:
@@ -116,8 +122,6 @@ class ClosedWindows:
         if weights.total - open_bytes <= self._bytes_max:
             return
         for start in sorted(closed):
-            if start in self._leaving:
-                continue
             of_window = panes[start].items()
             out = [key for key, pane in of_window if 0 < pane.bundle <= folded_bundle and self._has_left(pane)]
             if not out:
@@ -129,37 +133,36 @@ class ClosedWindows:
             if weights.total - open_bytes <= self._bytes_max * 3 // 4:
                 return
 
+    def needs_fold(self, first_open_end: int) -> bool:
+        """Tell whether closed windows exceed the bound: they leave memory once their changes are folded."""
+        return self._is_above(self._bytes_max, first_open_end)
+
     def is_over(self, first_open_end: int) -> bool:
         """Tell whether closed windows exceed the bound by half although all that are folded have left memory."""
         limit = self._bytes_max * 3 // 2
-        if self._weights.total <= limit:
+        if not self._is_above(limit, first_open_end):
             return False
         self.spill(self._folded, first_open_end)  # panes that were loaded, and have not changed
-        if self._weights.total <= limit:
+        return self._is_above(limit, first_open_end)
+
+    def _is_above(self, bytes_max: int, first_open_end: int) -> bool:
+        weights = self._weights
+        if weights.total <= bytes_max:
             return False
-        panes, end_of = self._panes, self._end_of
-        return (
-            sum(len(of) for start, of in panes.items() if end_of(start) < first_open_end) * self._weights.each > limit
-        )
+        if self._counted[:2] != (weights.panes, first_open_end):
+            closed = sum(len(of) for start, of in self._panes.items() if self._end_of(start) < first_open_end)
+            self._counted = (weights.panes, first_open_end, closed)
+        return self._counted[2] * weights.each > bytes_max
 
-    def leave(self, start: int, panes_max: int) -> list[tuple[bytes, int]]:
-        """Return (key text, key hash) of up to `panes_max` panes of an expiring window that are only in the store.
-
-        A new owner may find rows again whose deletion is not folded, and delete them once more.
-        """
-        if start not in self.stored:
-            return []
-        left = self._leaving.get(start)
-        if left is None:
-            found = self.load(self._folded, [self._subkey(start)], None)
-            here = set(key_texts(list(self._panes[start])))
-            rows = zip(found.keys, found.key_hashes, strict=True)
-            left = self._leaving[start] = [row for row in rows if row[0] not in here]
-        out, left[:] = left[:panes_max], left[panes_max:]
-        if not left:
-            del self._leaving[start]
+    def expire(self, start: int, bundle: int) -> None:
+        """Forget a window that expires in a bundle; the store deletes its rows after the commit, in bulk."""
+        if start in self.stored:
             self.stored.discard(start)
-        return out
+            self.expired.append((self._subkey(start), bundle))
+
+    def on_deleted(self, bundle: int) -> None:
+        """Forget the windows that have expired at or before `bundle`: their rows are deleted."""
+        self.expired = [window for window in self.expired if window[1] > bundle]
 
     def _subkey(self, start: int) -> str:
         return f"{start}/{self._end_of(start)}"

@@ -12,7 +12,8 @@ The store has one entry per (key, window): kind WINDOW, subkey "<start>/<end>", 
 
 from __future__ import annotations
 
-from operator import itemgetter
+from itertools import compress, repeat
+from operator import is_not, itemgetter
 
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.due_queue import DueQueue
@@ -21,7 +22,7 @@ from millpy.model.stage import UNBOUNDED, StoredInterval
 from millpy.model.time import Instant
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.closed_windows import ClosedWindows
-from millpy.windowing.pane_codec import NO_TIME, DuePane, OpenPane, decode_pane, encode_panes
+from millpy.windowing.pane_codec import NO_TIME, DuePane, OpenPane, decode_panes, encode_panes
 from millpy.windowing.timestamp_combiner import PaneHolds, hold_of
 from millpy.windowing.window import WindowAssigner
 from millpy.windowing.window_memory import HOLD_BYTES, PANE_BYTES, Weights
@@ -102,21 +103,20 @@ class OpenWindows:
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Load stored panes; called for each part of the stored state."""
-        taken: list[OpenPane] = []
-        texts: list[bytes] = []
-        values: list[bytes] = []
-        for text, subkey, value in zip(entries.keys, entries.subkeys, entries.values, strict=True):
-            if value is None:
-                continue
+        values = [value for value in entries.values if value is not None]
+        stored = list(map(is_not, entries.values, repeat(None)))
+        texts, subkeys = list(compress(entries.keys, stored)), list(compress(entries.subkeys, stored))
+        keys = {text: key_from_text(text, key_types) for text in set(texts)}
+        of_window: dict[str, PanesByKey] = {}
+        for subkey in dict.fromkeys(subkeys):
             start, _, end = subkey.partition("/")
-            panes = self.panes.get(int(start))
-            if panes is None:
-                panes = self.panes[int(start)] = {}
+            if int(start) not in self.panes:
+                self.panes[int(start)] = {}
                 self._assigner.pin(int(start), int(end))
-            pane = panes[key_from_text(text, key_types)] = decode_pane(value, self._accumulators)
-            taken.append(pane)
-            texts.append(text)
-            values.append(value)
+            of_window[subkey] = self.panes[int(start)]
+        taken = decode_panes(values, self._accumulators)
+        for text, subkey, pane in zip(texts, subkeys, taken, strict=True):
+            of_window[subkey][keys[text]] = pane
         self.weights.weigh(taken, texts, values)
 
     def finish_recovery(self) -> None:
@@ -200,14 +200,9 @@ class OpenWindows:
         opened, self._opened = self._opened, {}
         changed, self._changed = self._changed, {}
         gone: list[tuple[int, list[Key]]] = []
-        stored: list[tuple[int, list[tuple[bytes, int]]]] = []
         while panes_max > 0 and (start := self._unexpired.first(watermark)) is not None:
             if self._waits(start):
                 break  # its panes have to be emitted first
-            if self.spilled is not None and (rows := self.spilled.leave(start, panes_max)):
-                stored.append((start, rows))
-                panes_max -= len(rows)
-                continue
             expired = self._take_expired(start, panes_max)
             for touched_panes in (opened.get(start, {}), changed.get(start, {})):
                 for key in expired if touched_panes else ():
@@ -217,6 +212,8 @@ class OpenWindows:
             self._expired_without_pane += self._without_pane(expired)
             self._forget(start, expired)
             gone.append((start, [key for key, pane in expired.items() if pane.bundle]))
+            if self.spilled is not None and start not in self.panes:
+                self.spilled.expire(start, bundle)
         touched: list[OpenPane] = []
         entries = Entries(Kind.WINDOW, "")
         keys: list[Key] = []
@@ -225,7 +222,7 @@ class OpenWindows:
             self._name(entries, keys, start, list(panes))
         for start, of_window in gone:
             self._name(entries, keys, start, of_window)
-        if not keys and not stored:
+        if not keys:
             return None
         for pane in touched:
             pane.bundle = bundle
@@ -236,10 +233,6 @@ class OpenWindows:
         entries.key_hashes = [hashes[key] for key in keys]
         values = encode_panes(touched, self._accumulators)
         self.weights.weigh(touched, entries.keys, values)
-        for start, rows in stored:
-            entries.keys += [text for text, _ in rows]
-            entries.key_hashes += [hashed for _, hashed in rows]
-            self._name_rows(entries, start, len(rows))
         entries.values = [*values, *([None] * (len(entries.keys) - len(touched)))]
         return entries
 
@@ -273,13 +266,9 @@ class OpenWindows:
     def _name(self, entries: Entries, keys: list[Key], start: int, of_window: list[Key]) -> None:
         """Add the keys of a window to `keys`, and its subkeys and fire times to `entries`."""
         keys += of_window
-        self._name_rows(entries, start, len(of_window))
-
-    def _name_rows(self, entries: Entries, start: int, count: int) -> None:
-        """Add the subkeys and fire times of `count` entries of a window."""
         end = self._assigner.end_of(start)
-        entries.subkeys += [f"{start}/{end}"] * count
-        entries.fire_ats += [end + self._allowed_us] * count
+        entries.subkeys += [f"{start}/{end}"] * len(of_window)
+        entries.fire_ats += [end + self._allowed_us] * len(of_window)
 
     def next_end(self) -> Instant:
         """Return the end of the oldest window that has not fired; INSTANT_MAX without one."""

@@ -90,6 +90,7 @@ DuePane: TypeAlias = "tuple[int, int, Key, OpenPane]"
 
 _encode_lines = msgspec.json.Encoder().encode_lines
 _decode = msgspec.json.Decoder(OpenPane).decode
+_decode_all = msgspec.json.Decoder(list[OpenPane]).decode
 
 
 def encode_panes(panes: Sequence[OpenPane], accumulators: AccumulatorSet) -> list[bytes]:
@@ -113,7 +114,23 @@ def encode_panes(panes: Sequence[OpenPane], accumulators: AccumulatorSet) -> lis
 
 def decode_pane(stored: bytes, accumulators: AccumulatorSet) -> OpenPane:
     """Decode a stored pane."""
-    pane = _decode(stored)
+    return _from_stored(_decode(stored), accumulators)
+
+
+def decode_panes(stored: Sequence[bytes], accumulators: AccumulatorSet) -> list[OpenPane]:
+    """Decode stored panes: in one call, and accumulator by accumulator."""
+    panes = _decode_all(b"[" + b",".join(stored) + b"]")
+    width = len(accumulators.members)
+    if any(len(pane.values) != width or pane.kept is not None for pane in panes):
+        return [_from_stored(pane, accumulators) for pane in panes]
+    columns = zip(*(pane.values for pane in panes), strict=True)
+    found = [map(member.from_stored, column) for member, column in zip(accumulators.members, columns, strict=False)]
+    for pane, values in zip(panes, zip(*found, strict=True), strict=False):
+        pane.values = list(values)
+    return panes
+
+
+def _from_stored(pane: OpenPane, accumulators: AccumulatorSet) -> OpenPane:
     pane.values = pane.values and accumulators.from_stored(pane.values)
     if pane.kept is not None:
         pane.kept.values = accumulators.from_stored(pane.kept.values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 from millpy.model.stage import StepResult, StoredInterval, Work
@@ -16,11 +17,7 @@ class SpillingInterval(WindowedInterval[OpenT]):
     """Soft state of one key interval, of windows that do not merge."""
 
     def _spill_beyond(self, windowing: WindowSpec, recovered: StoredInterval) -> None:
-        """Let closed windows wait in the store, if they may; call it before `_recover`.
-
-        A new owner may delete rows once more whose deletion was not folded. That is a bundle that no replay of takes
-        makes again.
-        """
+        """Let closed windows wait in the store, if they may; call it before `_recover`."""
         if windowing.spills and not self._input.site and not self._binding.is_taken:
             bytes_max = self._binding.limits.closed_windows_bytes_max // self._binding.windowed_intervals
             self._open.spill_to(self._input.key_types, bytes_max, recovered)
@@ -35,6 +32,20 @@ class SpillingInterval(WindowedInterval[OpenT]):
         """Allow closed windows last changed at or before `bundle` to leave memory: they are rows now."""
         if self._open.spilled is not None:
             self._open.spilled.spill(bundle, self._open.first_open_end())
+
+    def expired_windows(self) -> Sequence[tuple[str, int]]:
+        """Return (subkey, bundle) of the stored windows that have expired in a bundle, and may have rows."""
+        return () if self._open.spilled is None else tuple(self._open.spilled.expired)
+
+    def on_windows_deleted(self, bundle: int) -> None:
+        """Forget the stored windows that have expired at or before `bundle`."""
+        if self._open.spilled is not None:
+            self._open.spilled.on_deleted(bundle)
+
+    def needs_fold(self) -> bool:
+        """Tell whether closed windows exceed their bound."""
+        spilled = self._open.spilled
+        return spilled is not None and spilled.needs_fold(self._open.first_open_end())
 
     def waits_for_fold(self) -> bool:
         """Tell whether closed windows exceed their bound by half, and have changed since the last fold."""

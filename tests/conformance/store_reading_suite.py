@@ -108,9 +108,14 @@ class KeyedSuite:
         assert sorted(window.fire_ats) == [90, 90]
         with pytest.raises(TransientError, match="lost a fold"):
             await owner.store.load_windows(grant, 2, ["0/60"], None)
+        await owner.store.delete_windows(grant, ["0/60", "7/8"])
+        left = await owner.store.load_windows(grant, 1, ["0/60", "60/120"], [b'"a"', b'"a"'])
+        assert panes_of([left]) == {("a", "60/120"): [3]}
         await owner.take_over_from_self()
         with pytest.raises(StaleSequencerError):
             await owner.store.load_windows(grant, 1, ["0/60"], None)
+        with pytest.raises(StaleSequencerError):
+            await owner.store.delete_windows(grant, ["60/120"])
 
     async def test_processing_floor_may_be_lowered_after_a_wrong_clock(self, world: World) -> None:
         owner = await world.owner()

@@ -25,7 +25,7 @@ from millpy.errors import (
     StoreUnavailableError,
     TableLoadError,
 )
-from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
+from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
@@ -321,6 +321,15 @@ class MemoryStore:
         header.keyed = overlaid(header.keyed, self.database.unfolded(header))
         header.folded_bundle = header.bundle
         return header.folded_bundle
+
+    async def delete_windows(
+        self, grant: Grant, subkeys: Sequence[str], *, progressed: Callable[[], None] | None = None
+    ) -> None:
+        """Delete the folded rows of windows that have expired; see `Store.delete_windows`."""
+        await self._reach_server()
+        self._check_current([grant])
+        header, gone = self.database.headers[grant.interval_id], set(subkeys)
+        header.keyed = {n: row for n, row in header.keyed.items() if n[0] is not Kind.WINDOW or n[3] not in gone}
 
     async def turn_rings(self, *, epoch_s: float, epoch_bytes: int) -> int:
         """Free the slots that nothing needs, then start new epochs where they are due."""

@@ -25,6 +25,8 @@ from psycopg.pq import Format
 _HEAD = struct.Struct("!iiIii")
 _LENGTH = struct.Struct("!i")
 _NULL = _LENGTH.pack(-1)
+FEW_MAX = 16
+"""Fewer values than this are packed one by one."""
 PG_EPOCH_DAY = 730_120
 """PostgreSQL's epoch as days from the beginning of the year 1, which is day 1."""
 PG_EPOCH_US = 946_684_800_000_000
@@ -55,6 +57,8 @@ class _FixedWidthArray(PgArray):
     @classmethod
     def _body(cls, values: Sequence[Any] | npt.NDArray[Any]) -> bytes:
         width = np.dtype(cls.numpy_type).itemsize
+        if not isinstance(values, np.ndarray) and cls.python_type == "q":
+            values = whole_numbers(values)
         if isinstance(values, np.ndarray):
             packed = np.empty(len(values), dtype=[("length", ">i4"), ("value", cls.numpy_type)])
             packed["length"] = width
@@ -62,6 +66,17 @@ class _FixedWidthArray(PgArray):
             return packed.tobytes()
         element = struct.Struct("!i" + cls.python_type)
         return b"".join([_NULL if value is None else element.pack(width, value) for value in values])
+
+
+def whole_numbers(values: Sequence[Any]) -> Sequence[Any] | npt.NDArray[np.int64]:
+    """Return values as int64, which is ten times as fast to pack, if all of them are ints that fit; else unchanged."""
+    if len(values) < FEW_MAX:
+        return values
+    try:
+        found = np.array(values)
+    except OverflowError:
+        return values
+    return found if found.dtype == np.int64 else values
 
 
 class Bigints(_FixedWidthArray):
@@ -92,10 +107,11 @@ class Timestamps(_FixedWidthArray):
     element_oid, array_oid, numpy_type, python_type = 1184, 1185, ">i8", "q"
 
     def __init__(self, values: Sequence[int | None] | npt.NDArray[np.int64]) -> None:
-        if isinstance(values, np.ndarray):
-            super().__init__(values - PG_EPOCH_US)
+        numbers = values if isinstance(values, np.ndarray) else whole_numbers(values)
+        if isinstance(numbers, np.ndarray):
+            super().__init__(numbers - PG_EPOCH_US)
         else:
-            super().__init__([None if value is None else value - PG_EPOCH_US for value in values])
+            super().__init__([None if value is None else value - PG_EPOCH_US for value in numbers])
 
 
 class Dates(_FixedWidthArray):
@@ -110,6 +126,8 @@ class Dates(_FixedWidthArray):
 
 SIGN_NEGATIVE = 0x4000
 _NUMERIC_BASE = 10_000
+_INT64_DIGITS = 5
+"""Base-10,000 digits of a 64-bit number."""
 
 
 class Numerics(PgArray):
@@ -119,7 +137,27 @@ class Numerics(PgArray):
     element_oid, array_oid = 1700, 1231
 
     def __init__(self, values: Sequence[int | None]) -> None:
-        super().__init__(len(values), _variable(None if v is None else numeric_bytes(int(v)) for v in values))
+        numbers = whole_numbers(values)
+        if isinstance(numbers, np.ndarray):
+            digits = packed_numerics(numbers)
+            packed = np.empty(len(numbers), [("length", ">i4"), ("value", digits.dtype)])
+            packed["length"], packed["value"] = digits.dtype.itemsize, digits
+            super().__init__(len(values), packed.tobytes())
+        else:
+            super().__init__(len(values), _variable(None if v is None else numeric_bytes(int(v)) for v in values))
+
+
+def packed_numerics(numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Encode whole numbers as `numeric_bytes` does, with leading zeros, which PostgreSQL strips."""
+    packed = np.zeros(len(numbers), [("head", ">i2", 4), ("digits", ">i2", _INT64_DIGITS)])
+    packed["head"][:, 0] = _INT64_DIGITS
+    packed["head"][:, 1] = _INT64_DIGITS - 1
+    packed["head"][:, 2] = np.where(numbers < 0, SIGN_NEGATIVE, 0)
+    rest = np.abs(numbers).view(np.uint64)  # int64 cannot hold the absolute value of its smallest number
+    for place in reversed(range(_INT64_DIGITS)):
+        packed["digits"][:, place] = rest % _NUMERIC_BASE
+        rest //= _NUMERIC_BASE
+    return packed
 
 
 def numeric_bytes(value: int) -> bytes:

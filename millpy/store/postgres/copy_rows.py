@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpy.store.postgres.arrays import PG_EPOCH_DAY, PG_EPOCH_US, SIGN_NEGATIVE, numeric_bytes
+from millpy.store.postgres.arrays import PG_EPOCH_DAY, PG_EPOCH_US, numeric_bytes, packed_numerics
 
 HEAD = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 TAIL = struct.pack("!h", -1)
@@ -28,8 +28,6 @@ ROWS_AT_ONCE = 8_192
 """Rows that are joined at once, so that written data is read again while it is still in the processor's cache."""
 
 _DAY_0 = 719_163  # 1970-01-01, as PG_EPOCH_DAY
-_NUMERIC_DIGITS = 5
-"""Base-10,000 digits of a 64-bit number; PostgreSQL strips leading zeros."""
 
 Packed: TypeAlias = npt.NDArray[Any]
 """Values of one width without nulls, in wire format."""
@@ -65,15 +63,7 @@ def numeric_field(column: pa.Array) -> Field:
         return pa.array(wide, pa.large_binary())
     valid = narrow.is_valid() if narrow.null_count else None
     numbers = (narrow if valid is None else pc.fill_null(narrow, 0)).to_numpy(zero_copy_only=False)
-    packed = np.zeros(len(numbers), [("head", ">i2", 4), ("digits", ">i2", _NUMERIC_DIGITS)])
-    packed["head"][:, 0] = _NUMERIC_DIGITS
-    packed["head"][:, 1] = _NUMERIC_DIGITS - 1
-    packed["head"][:, 2] = np.where(numbers < 0, SIGN_NEGATIVE, 0)
-    rest = np.abs(numbers).view(np.uint64)  # int64 cannot hold the absolute value of its smallest number
-    for place in reversed(range(_NUMERIC_DIGITS)):
-        packed["digits"][:, place] = rest % 10_000
-        rest //= 10_000
-    return _with_nulls(packed, valid)
+    return _with_nulls(packed_numerics(numbers), valid)
 
 
 def bytes_field(column: pa.Array) -> pa.Array:

@@ -359,6 +359,13 @@ class PostgresStore:
         async with self._fold.use() as connection:
             return await folding.fold(connection, grant, bytes_max, progressed or _ignore_progress)
 
+    async def delete_windows(
+        self, grant: Grant, subkeys: Sequence[str], *, progressed: Callable[[], None] | None = None
+    ) -> None:
+        """Delete the folded rows of windows that have expired; see `Store.delete_windows`."""
+        async with self._fold.use() as connection:
+            await stored_windows.delete(connection, grant, subkeys, progressed or _ignore_progress)
+
     async def backlog(self, graph_id: int, *, without: Sequence[str] = ()) -> dict[str, Backlog]:
         """Return the records and bytes of stored segments above the cursors, by producing computation."""
         of = {"graph_id": graph_id, "without": list(without)}

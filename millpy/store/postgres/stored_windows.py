@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import msgspec
 from psycopg.rows import TupleRow
 
 from millpy.errors import StaleSequencerError
@@ -20,8 +21,9 @@ from millpy.store.protocol import check_fold
 PIECE_ROWS = 20_000
 PIECE_BYTES = 4_000_000
 """Bytes that one statement reads; a single row may be larger."""
-PAIRS = 2_000
+PAIRS = 10_000
 """Windows of keys that one statement reads."""
+_values = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 async def subkeys(connection: Connection, grant: Grant, rows_max: int) -> list[str] | None:
@@ -65,11 +67,37 @@ async def load(
                 _add(found, rows)
                 progressed()
         return found
-    for lo in range(0, len(keys), PAIRS):
+    of_grant["bytes_max"] = PIECE_BYTES
+    lo = 0
+    while lo < len(keys):
         pairs = {"subkeys": Texts(list(subkeys[lo : lo + PAIRS])), "keys": Texts(keys[lo : lo + PAIRS])}
-        _add(found, await all_rows(connection, statement("load_windows"), of_grant | pairs))
+        ((places, key_hashes, fire_ats, values),) = await all_rows(
+            connection, statement("load_windows"), of_grant | pairs
+        )
         progressed()
+        if places is not None:
+            asked = [lo + place - 1 for place in places]
+            found.keys += [keys[at] for at in asked]
+            found.subkeys += [subkeys[at] for at in asked]
+            found.key_hashes += key_hashes
+            found.fire_ats += fire_ats
+            found.values += map(bytes, _values(b"[" + values + b"]"))
+        # Fewer bytes than the bound: the statement has read all.
+        lo = lo + PAIRS if places is None or len(values) < PIECE_BYTES else max(asked) + 1
     return found
+
+
+async def delete(connection: Connection, grant: Grant, subkeys: Sequence[str], progressed: Callable[[], None]) -> None:
+    """Delete the folded rows of windows that have expired, in pieces; see `Store.delete_windows`."""
+    expired: dict[str, Any] = {"interval": grant.interval_id, "sequencer": grant.sequencer, "rows_max": PIECE_ROWS}
+    expired["subkeys"] = Texts(subkeys)
+    while True:
+        found = await all_rows(connection, statement("delete_windows"), expired)
+        if not found:
+            raise StaleSequencerError(f"stale grants {[grant.interval_id]}", stale=[grant.interval_id])
+        progressed()
+        if found[0][0] < PIECE_ROWS:
+            return
 
 
 def _add(entries: Entries, rows: Sequence[TupleRow]) -> None:

@@ -66,3 +66,23 @@ DO UPDATE SET value = excluded.value, fire_at = excluded.fire_at, bundle = exclu
 -- name: end_fold
 -- Raises MW001 when the grant is stale, which undoes the whole piece. Always one row.
 SELECT mill.end_fold(%(interval)s, %(sequencer)s, %(folded)s, %(complete)s);
+
+-- name: delete_windows
+-- Deletes rows of windows that have expired, up to rows_max, and counts them. Zero rows: the grant is stale.
+WITH owned AS MATERIALIZED (
+    SELECT FROM mill.intervals AS i WHERE i.interval_id = %(interval)s AND i.sequencer = %(sequencer)s
+), gone AS (
+    DELETE FROM mill.keyed AS k
+     WHERE k.ctid = ANY (ARRAY(
+           SELECT found.place
+             FROM owned
+            CROSS JOIN unnest(%(subkeys)s) AS e (subkey)
+            CROSS JOIN LATERAL (
+                  SELECT o.ctid AS place FROM mill.keyed AS o
+                   WHERE o.interval_id = %(interval)s AND o.kind = 'window'
+                     AND hashtextextended(o.subkey, 0) = hashtextextended(e.subkey COLLATE "C", 0)
+                     AND o.subkey = e.subkey
+                  OFFSET 0) AS found
+            LIMIT %(rows_max)s::integer))
+    RETURNING 1)
+SELECT (SELECT count(*) FROM gone) FROM owned;

@@ -113,15 +113,21 @@ SELECT p.subkey, p.key, p.key_hash, p.fire_at, p.value, p.text_hash, p.found
  ORDER BY p.text_hash, p.key;
 
 -- name: load_windows
--- Reads the folded rows of some windows of keys, with one index probe for each. Zero rows: none of them is folded.
-SELECT k.subkey, k.key, k.key_hash, k.fire_at, k.value
-  FROM unnest(%(subkeys)s, %(keys)s) AS asked (subkey, key)
- CROSS JOIN LATERAL (
-       SELECT o.* FROM mill.keyed AS o
-        WHERE o.interval_id = %(interval)s AND o.kind = 'window' AND o.namespace = ''
-          AND hashtextextended(o.key, 0) = hashtextextended(asked.key COLLATE "C", 0) AND o.key = asked.key
-          AND hashtextextended(o.subkey, 0) = hashtextextended(asked.subkey COLLATE "C", 0) AND o.subkey = asked.subkey
-        LIMIT 1) AS k;
+-- Reads the folded rows of some windows of keys, with one index probe for each: the first of them, about bytes_max and
+-- at least one. As columns, with the places of their windows among those that were asked for, from 1, in any order.
+-- Always one row.
+SELECT array_agg(p.place), array_agg(p.key_hash), array_agg(p.fire_at), convert_to(string_agg(p.value, ','), 'UTF8')
+  FROM (SELECT asked.place, k.key_hash, k.fire_at, k.value,
+               sum(octet_length(k.value)) OVER (ORDER BY asked.place) - octet_length(k.value) AS before
+          FROM unnest(%(subkeys)s, %(keys)s) WITH ORDINALITY AS asked (subkey, key, place)
+         CROSS JOIN LATERAL (
+               SELECT o.key_hash, o.fire_at, o.value FROM mill.keyed AS o
+                WHERE o.interval_id = %(interval)s AND o.kind = 'window' AND o.namespace = ''
+                  AND hashtextextended(o.key, 0) = hashtextextended(asked.key COLLATE "C", 0) AND o.key = asked.key
+                  AND hashtextextended(o.subkey, 0) = hashtextextended(asked.subkey COLLATE "C", 0)
+                  AND o.subkey = asked.subkey
+                LIMIT 1) AS k) AS p
+ WHERE p.before < %(bytes_max)s::bigint;
 
 -- name: read_dedupe_bounds
 -- Reads the latest dedupe clock, and the newest run that replaces all runs before it. Always one row.

@@ -13,6 +13,7 @@ import pytest
 from millpy.limits import Limits
 from millpy.model.record import Records, RecordType
 from millpy.model.stage import StepResult
+from millpy.model.time import INSTANT_MAX
 from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.aggregates.numeric import Count, Sum
 from millpy.windowing.aggregates.positional import Collect
@@ -158,6 +159,31 @@ def test_input_waits_for_a_fold_while_closed_windows_exceed_their_bound(kind: st
     subject.feed([(Reading("k1", 0), 1)])
     assert 0 < subject.loaded < 10, "a late record loads only what it needs"
     assert subject.interval.waits_for_fold()
+
+
+@pytest.mark.parametrize("kind", ["fixed", "slices", "sliding"])
+def test_stored_windows_expire_without_being_loaded_or_written(kind: str) -> None:
+    subject = driver(kind, 0)
+    subject.feed([(Reading(f"k{n}", n), 1) for n in range(20)])
+    subject.feed([(Reading("later", 0), 40)])
+    subject.fold()
+    subject.feed([(Reading("k1", 0), 12)])
+    assert subject.interval.needs_fold()
+    before, stored = subject.loaded, len(subject.stored)
+
+    result = subject.feed([], watermark=100)
+
+    written = sum(map(len, result.delta))
+    assert subject.loaded == before
+    assert 0 < written < 10, "only what is in memory has tombstones"
+    assert len(subject.stored) == stored - written > 10
+    kept, subject.bundle = subject.bundle, subject.bundle - 1
+    subject.delete_expired()
+    assert len(subject.stored) == stored - written, "the bundle is not committed"
+    subject.bundle = kept
+    subject.delete_expired()
+    subject.feed([], watermark=INSTANT_MAX)
+    subject.check_ended()
 
 
 def test_new_keys_are_accepted_when_there_is_room_again() -> None:
