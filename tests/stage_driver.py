@@ -27,6 +27,7 @@ from millpy.model.stage import (
     StoredInterval,
     Work,
 )
+from millpy.model.stored_sessions import SessionQuery, SpanOfEnds, span_of
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.store.memory.tables import column_values
 from millpy.windowing.logic import WindowedLogic
@@ -132,7 +133,7 @@ class StageDriver:
             self.interval.load_state(missing, self.entries({Kind.STATE}, set(missing), self.loadable))
         self.bundle += 1
         work = Work(self.bundle, arrived, before, self.watermark, Instant(self.now_us), releases, self.panes_max)
-        work.load_windows = self.load_windows
+        work.load_windows, work.load_sessions = self.load_windows, self.load_sessions
         result = self.interval.step(work)
         if not result.unfinished:
             self.low_watermark = max(self.low_watermark, min(self.interval.oldest_work(), self.watermark))
@@ -183,6 +184,18 @@ class StageDriver:
         self.loaded += len(found)
         return found
 
+    def load_sessions(self, folded_bundle: int, query: SessionQuery) -> Entries:
+        """Read rows of sessions, as a store does."""
+        assert folded_bundle <= self.folded_bundle
+        assert not getattr(self.interval, "immediate", False)
+        found = Entries(Kind.WINDOW, "")
+        rows = [(name[2:], row) for name, row in self.folded.items() if name[0] is Kind.WINDOW]
+        for (key, subkey), (value, hashed, fire_at) in sorted(rows):
+            if query.asks_for(key, subkey) and len(found) < query.rows_max:
+                found.add(key, hashed, subkey, value if query.with_values else None, fire_at)
+        self.loaded += len(found) * query.with_values
+        return found
+
     def recovered(self, kinds: Iterable[Kind], *, state_complete: bool = True) -> StoredInterval:
         """Return what a new owner reads: closed windows stay in the store if nothing has changed since the fold."""
         rows = {name for name in self.folded if name[0] is Kind.WINDOW}
@@ -192,6 +205,13 @@ class StageDriver:
         everything = self.stored
         self.stored = {n: row for n, row in everything.items() if n not in rows or self.folded[n] != row}
         entries, self.stored = self.entries(kinds), everything
+        ends = [span_of(name[3])[1] for name in rows] if getattr(self.stage, "closed_by_end", False) else []
+        if ends and (deleted := [name for name in self.folded if name not in self.stored]):
+            gone = Entries(Kind.WINDOW, "")
+            for kind, _, key, subkey in deleted:
+                if kind is Kind.WINDOW:
+                    gone.add(key, 0, subkey, None)
+            entries.append(gone)
         return StoredInterval(
             1,
             2,
@@ -202,7 +222,8 @@ class StageDriver:
             state_complete=state_complete,
             dedupe_runs=self.live_runs(),
             horizon_floor=self.horizon_floor,
-            closed_windows=sorted({name[3] for name in rows}),
+            closed_windows=[] if ends else sorted({name[3] for name in rows}),
+            closed_ends=SpanOfEnds(min(ends), max(ends)) if ends else None,
         )
 
     def entries(

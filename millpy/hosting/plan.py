@@ -107,6 +107,11 @@ class ComputationPlan:
         return self.stage.closed_rows_max if isinstance(self.stage, WindowedStage) else UNBOUNDED
 
     @property
+    def closed_by_end(self) -> bool:
+        """Whether a new owner only learns when the windows end that have fired."""
+        return isinstance(self.stage, WindowedStage) and self.stage.closed_by_end
+
+    @property
     def keeps_runs(self) -> bool:
         """Whether it deduplicates or joins, so that its intervals need their dedupe runs."""
         return (

@@ -45,9 +45,15 @@ class WindowedStage:
     @property
     def closed_rows_max(self) -> int:
         """The most stored windows of an interval of which a new owner reads those that have fired, too."""
-        if not self.logic.spills or self.binding.inputs[0].site or self.binding.is_taken:
+        spills = self.logic.spills or self.logic.sessions_spill
+        if not spills or self.binding.inputs[0].site or self.binding.is_taken:
             return UNBOUNDED
         return self.binding.limits.closed_windows_bytes_max // self.binding.windowed_intervals // PANE_BYTES
+
+    @property
+    def closed_by_end(self) -> bool:
+        """Whether a new owner only learns when its closed windows end, because they are sessions."""
+        return self.logic.sessions_spill
 
     def open(self, recovered: StoredInterval) -> StageInterval:
         """Build the soft state of one interval from its stored state."""

@@ -81,7 +81,7 @@ class TriggeredSessions(OpenSessions):
         if not firing.passed:
             self._unfired.add(session.end, session.name(), session, live=live)
         for queue in (self._unexpired, self._unclosed):
-            queue.add(session.end + self._allowed_us, session.name(), session, live=live)
+            queue.add(session.end + self.allowed_us, session.name(), session, live=live)
         if self._triggers.by_percentile and not firing.expected:
             self._unexpected.add(session.end, session.name(), session, live=live)
         if firing.holds:
@@ -115,7 +115,7 @@ class TriggeredSessions(OpenSessions):
             pane, end = session.pane, session.end
             firing = firing_of(pane)
             held = firing.holds
-            if self._triggers.ask(session.due(), ended=end <= latest_end, over=end + self._allowed_us <= latest_end):
+            if self._triggers.ask(session.due(), ended=end <= latest_end, over=end + self.allowed_us <= latest_end):
                 found.append(session.due())
             if firing.holds and not held:
                 self._holding.add(end, session.name(), session, live=self.weights.panes)

@@ -100,8 +100,17 @@ class WindowSpec:
         fired. A pane from which all records are retracted has not been emitted.
         """
         aligned = not isinstance(self.windows, SessionWindows | WindowFunction)
-        plain = self.trigger == AFTER_WATERMARK and not self.by_pane
-        return aligned and plain and not self.takes_retractions
+        return aligned and self._fires_once
+
+    @property
+    def sessions_spill(self) -> bool:
+        """Whether sessions that have fired may leave memory until a late record touches them or they expire."""
+        return isinstance(self.windows, SessionWindows) and self._fires_once
+
+    @property
+    def _fires_once(self) -> bool:
+        """Whether a window emits one pane at its end, and after that for late records only, in their turn."""
+        return self.trigger == AFTER_WATERMARK and not self.by_pane and not self.takes_retractions
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the aggregate columns."""

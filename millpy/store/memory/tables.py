@@ -306,8 +306,10 @@ class StoredAccounting:
         return all(part.balanced for part in [*parts, *self.tables])
 
 
-def overlaid(keyed: dict[EntryName, KeyedRow], deltas: Iterable[StoredDelta]) -> dict[EntryName, KeyedRow]:
-    """Return the folded rows overlaid by deltas in bundle order. A tombstone removes its row.
+def overlaid(
+    keyed: dict[EntryName, KeyedRow], deltas: Iterable[StoredDelta], *, tombstones: bool = False
+) -> dict[EntryName, KeyedRow]:
+    """Return the folded rows overlaid by deltas in bundle order. A tombstone removes its row, or is returned as asked.
 
     Only a later bundle replaces a row, so that a late fold cannot restore an old value.
     """
@@ -322,7 +324,7 @@ def overlaid(keyed: dict[EntryName, KeyedRow], deltas: Iterable[StoredDelta]) ->
                 newest[name] = KeyedRow(
                     entries.key_hashes[row], entries.values[row], entries.fire_ats[row], delta.bundle
                 )
-    return {name: row for name, row in newest.items() if row.value is not None}
+    return {name: row for name, row in newest.items() if tombstones or row.value is not None}
 
 
 def without_closed(

@@ -118,10 +118,16 @@ class ArchivingStore(PostgresStore):
         return deployment
 
     async def read(
-        self, grants: Sequence[Grant], *, state_rows_max: int, closed_rows_max: int = UNBOUNDED
+        self,
+        grants: Sequence[Grant],
+        *,
+        state_rows_max: int,
+        closed_rows_max: int = UNBOUNDED,
+        closed_by_end: bool = False,
     ) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals, and settle the pending files of earlier owners."""
-        found = await super().read(grants, state_rows_max=state_rows_max, closed_rows_max=closed_rows_max)
+        bounds = {"state_rows_max": state_rows_max, "closed_rows_max": closed_rows_max}
+        found = await super().read(grants, **bounds, closed_by_end=closed_by_end)
         own = {grant.interval_id: grant for grant in grants if grant.interval_id in self._directories}
         self._grants |= own
         self._unsettled |= own

@@ -26,9 +26,10 @@ from millpy.model.deployment import Deployment, GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
+from millpy.model.stored_sessions import SessionQuery
 from millpy.model.time import Instant
 from millpy.store.postgres import fold as folding
-from millpy.store.postgres import ownership, requests, retention, stored_windows
+from millpy.store.postgres import ownership, requests, retention, stored_sessions, stored_windows
 from millpy.store.postgres import poll as polling
 from millpy.store.postgres import recovery as reading
 from millpy.store.postgres.arrays import Bigints, Booleans, Jsonbs, Texts
@@ -266,13 +267,19 @@ class PostgresStore:
             return await ownership.take_over_from_self(connection, worker_id, grants, self._backends)
 
     async def read(
-        self, grants: Sequence[Grant], *, state_rows_max: int, closed_rows_max: int = UNBOUNDED
+        self,
+        grants: Sequence[Grant],
+        *,
+        state_rows_max: int,
+        closed_rows_max: int = UNBOUNDED,
+        closed_by_end: bool = False,
     ) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals; see `Store.read`."""
         if not grants:
             return []
         async with self._admin.use() as connection:
-            return await reading.read(connection, grants, state_rows_max, closed_rows_max, self._progressed)
+            closed = closed_rows_max, closed_by_end
+            return await reading.read(connection, grants, state_rows_max, *closed, self._progressed)
 
     async def load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
         """Read the STATE entries of these keys."""
@@ -287,6 +294,11 @@ class PostgresStore:
         """Read folded rows of windows; see `Store.load_windows`."""
         async with self._poll.use() as connection:
             return await stored_windows.load(connection, grant, folded_bundle, subkeys, keys, self._progressed)
+
+    async def load_sessions(self, grant: Grant, folded_bundle: int, query: SessionQuery) -> Entries:
+        """Read folded rows of sessions; see `Store.load_sessions`."""
+        async with self._poll.use() as connection:
+            return await stored_sessions.load(connection, grant, folded_bundle, query, self._progressed)
 
     async def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
         """Read the dedupe runs of this source partition within the horizon, oldest first."""
