@@ -27,7 +27,7 @@ from millpy.model.stage import (
     StoredInterval,
     Work,
 )
-from millpy.model.stored_sessions import SessionQuery, SpanOfEnds, span_of
+from millpy.model.stored_windows import WAITS, ClosedKind, SessionQuery, SpanOfEnds, span_of
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.store.memory.tables import column_values
 from millpy.windowing.logic import WindowedLogic
@@ -202,10 +202,12 @@ class StageDriver:
         if len(rows) <= getattr(self.stage, "closed_rows_max", UNBOUNDED):
             rows = set()
         rows = {name for name in rows if int(name[3].partition("/")[2]) <= self.low_watermark}
+        waiting = b"no value" if self.stage_kind() is ClosedKind.WINDOWS else WAITS
+        rows = {name for name in rows if waiting not in self.folded[name][0]}
         everything = self.stored
         self.stored = {n: row for n, row in everything.items() if n not in rows or self.folded[n] != row}
         entries, self.stored = self.entries(kinds), everything
-        ends = [span_of(name[3])[1] for name in rows] if getattr(self.stage, "closed_by_end", False) else []
+        ends = [span_of(name[3])[1] for name in rows] if self.stage_kind() is ClosedKind.SESSIONS else []
         if ends and (deleted := [name for name in self.folded if name not in self.stored]):
             gone = Entries(Kind.WINDOW, "")
             for kind, _, key, subkey in deleted:
@@ -225,6 +227,10 @@ class StageDriver:
             closed_windows=[] if ends else sorted({name[3] for name in rows}),
             closed_ends=SpanOfEnds(min(ends), max(ends)) if ends else None,
         )
+
+    def stage_kind(self) -> ClosedKind:
+        """The kind of the stage's windows for a new owner."""
+        return getattr(self.stage, "closed_kind", ClosedKind.WINDOWS)
 
     def entries(
         self, kinds: Iterable[Kind], keys: set[bytes] | None = None, stored: Stored | None = None

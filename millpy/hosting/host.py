@@ -30,7 +30,7 @@ from millpy.model.keys import Key, KeyHasher
 from millpy.model.lookup import LookupTable, TableVersion
 from millpy.model.record import Records
 from millpy.model.stage import UNBOUNDED, StoredInterval, no_windows
-from millpy.model.stored_sessions import SessionQuery, no_sessions
+from millpy.model.stored_windows import SessionQuery, no_sessions
 from millpy.model.time import INSTANT_MIN, ClockReading, Instant
 from millpy.model.watermark import input_watermark
 from millpy.store.protocol import OwnerSnapshot, PollResult, SegmentQuery

@@ -16,6 +16,7 @@ from millpy.model.lookup import LookupTable
 from millpy.model.record import RecordType
 from millpy.model.stage import UNBOUNDED, Stage, StageBinding
 from millpy.model.step_progress import StepProgress
+from millpy.model.stored_windows import ClosedKind
 from millpy.model.time import microseconds
 from millpy.operators.archive import ArchiveLogic
 from millpy.operators.map import Map
@@ -107,9 +108,9 @@ class ComputationPlan:
         return self.stage.closed_rows_max if isinstance(self.stage, WindowedStage) else UNBOUNDED
 
     @property
-    def closed_by_end(self) -> bool:
-        """Whether a new owner only learns when the windows end that have fired."""
-        return isinstance(self.stage, WindowedStage) and self.stage.closed_by_end
+    def closed_kind(self) -> ClosedKind:
+        """The kind of its windows for a new owner, which may leave some of them in the store."""
+        return self.stage.closed_kind if isinstance(self.stage, WindowedStage) else ClosedKind.WINDOWS
 
     @property
     def keeps_runs(self) -> bool:

@@ -45,7 +45,7 @@ from millpy.model.keys import KeyHasher, key_text
 from millpy.model.lookup import Tables
 from millpy.model.record import Records, retractions_of
 from millpy.model.stage import InputBundle, Release, StageInterval, StepResult, Work
-from millpy.model.stored_sessions import SessionQuery
+from millpy.model.stored_windows import SessionQuery
 from millpy.model.time import INSTANT_MAX, ClockReading, Instant, plausible_floor
 from millpy.model.watermark import advance, input_watermark, low_watermark
 from millpy.store.codec import decode_slice

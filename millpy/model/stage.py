@@ -25,7 +25,7 @@ from millpy.model.keys import Key
 from millpy.model.lookup import Tables
 from millpy.model.record import Records, RecordType
 from millpy.model.step_progress import StepProgress
-from millpy.model.stored_sessions import LoadSessions, SpanOfEnds, no_sessions
+from millpy.model.stored_windows import LoadSessions, SpanOfEnds, no_sessions
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 
 UNBOUNDED = 2**62

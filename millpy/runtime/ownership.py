@@ -185,7 +185,7 @@ class OwnedIntervals:
                 [grant],
                 state_rows_max=self._limits.state_preload_rows_max,
                 closed_rows_max=computation.closed_rows_max,
-                closed_by_end=computation.closed_by_end,
+                closed=computation.closed_kind,
             )
             self._lease.progressed()  # each interval may take seconds, and together they may take minutes
             recovered.append(await self._recovered(grant, found, kept.get(grant.interval_id)))

@@ -17,7 +17,7 @@ from typing import Any
 
 from millpy.hosting.step import StoreLoader
 from millpy.model.checkpoint import Entries, Grant
-from millpy.model.stored_sessions import SessionQuery
+from millpy.model.stored_windows import SessionQuery
 from millpy.store.protocol import Store
 
 Job = tuple[Callable[[], Any], "Future[Any]"]

@@ -20,7 +20,7 @@ from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Reque
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable, TableVersion
 from millpy.model.stage import UNBOUNDED, Release, StoredInterval
-from millpy.model.stored_sessions import SessionQuery
+from millpy.model.stored_windows import ClosedKind, SessionQuery
 from millpy.model.time import Instant
 
 
@@ -322,15 +322,15 @@ class Store(Protocol):
         *,
         state_rows_max: int,
         closed_rows_max: int = UNBOUNDED,
-        closed_by_end: bool = False,
+        closed: ClosedKind = ClosedKind.WINDOWS,
     ) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals, in the order of `grants`.
 
         An interval with more than `state_rows_max` rows of state comes without its state. One with more than
         `closed_rows_max` rows of windows comes without the rows of those that end by its low watermark, which have
-        fired; their subkeys are in `StoredInterval.closed_windows`, and their unfolded deltas in the entries. With
-        `closed_by_end`, only the bounds of their ends are (`StoredInterval.closed_ends`), and the entries also have the
-        tombstones of windows: an interval has as many sessions as rows.
+        fired; their subkeys are in `StoredInterval.closed_windows`, and their unfolded deltas in the entries. Panes
+        that wait come in any case. Of sessions, only the bounds of their ends are known (`StoredInterval.closed_ends`),
+        and the entries also have the tombstones of windows.
 
         Raises:
             StaleSequencerError: one of the grants is stale.

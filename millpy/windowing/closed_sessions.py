@@ -27,7 +27,7 @@ from millpy.model.checkpoint import Entries
 from millpy.model.keys import Key, key_from_text, key_texts
 from millpy.model.record import Instants
 from millpy.model.stage import StoredInterval
-from millpy.model.stored_sessions import (
+from millpy.model.stored_windows import (
     EndedSessions,
     LoadSessions,
     SessionName,
@@ -128,17 +128,11 @@ class ClosedSessions:
 
     def _add(self, found: Entries, keys: dict[bytes, Key], over_by: Instant) -> None:
         """Add loaded sessions to those in memory, unless they are there, have become part of others, or are over."""
-        known = {
-            (key, session.start, session.end)
-            for key in keys.values()
-            for session in self._sessions.by_key.get(key, ())
-        }
         for text, subkey, value in zip(found.keys, found.subkeys, found.values, strict=True):
             assert value is not None, subkey
             start, end = span_of(subkey)
             name = keys[text], start, end
-            if end > over_by and name not in known and name not in self._deleted:
-                known.add(name)
+            if end > over_by and name not in self._deleted and not self._sessions.is_here(*name):
                 self._sessions.load_closed(*name, text, value)
 
     def note_deleted(self, key: Key, start: int, end: int) -> None:
@@ -149,7 +143,11 @@ class ClosedSessions:
         self, sessions: Sequence[OpenSession], merged: Sequence[tuple[Key, int, int]], bundle: int
     ) -> None:
         """Take note of what a bundle stores: sessions that may have fired, and closed ones that are part of others."""
-        self.waiting.update((session, None) for session in sessions if session.pane.emitted)
+        for session in sessions:
+            if self._sessions.has_left(session.pane):
+                self.waiting[session] = None
+            else:
+                self.waiting.pop(session, None)
         for name in merged:
             self._deleted.pop(name, None)  # so that they stay in order
             self._deleted[name] = bundle
@@ -219,8 +217,7 @@ class ClosedSessions:
         columns = found.keys, found.key_hashes, found.subkeys, found.fire_ats
         for text, hashed, subkey, fire_at in zip(*columns, strict=True):
             start, end = span_of(subkey)
-            key = key_from_text(text, self._key_types)
-            here = any((one.start, one.end) == (start, end) for one in self._sessions.by_key.get(key, ()))
+            here = self._sessions.is_here(key_from_text(text, self._key_types), start, end)
             if not here and (text, subkey) not in written:
                 entries.add(text, hashed, subkey, None, fire_at)
 

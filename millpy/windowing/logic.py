@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpy.model.stage import UNBOUNDED, StageBinding, StageInterval, StoredInterval
+from millpy.model.stored_windows import ClosedKind
 from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.interval_by_site import IntervalBySite
 from millpy.windowing.operator import WindowedInterval
@@ -51,9 +52,11 @@ class WindowedStage:
         return self.binding.limits.closed_windows_bytes_max // self.binding.windowed_intervals // PANE_BYTES
 
     @property
-    def closed_by_end(self) -> bool:
-        """Whether a new owner only learns when its closed windows end, because they are sessions."""
-        return self.logic.sessions_spill
+    def closed_kind(self) -> ClosedKind:
+        """The kind of its windows for a new owner that leaves some of them in the store."""
+        if self.logic.sessions_spill:
+            return ClosedKind.SESSIONS
+        return ClosedKind.PANES if self.logic.by_pane else ClosedKind.WINDOWS
 
     def open(self, recovered: StoredInterval) -> StageInterval:
         """Build the soft state of one interval from its stored state."""

@@ -196,10 +196,11 @@ class SessionInterval(UnalignedInterval):
         opens[list(sessions.joined)] = False
         opens &= ~self._are_closed(rows.keys, sessions.codes, sessions.starts, sessions.ends)
         if self._open.spilled is not None:
-            # Sessions that have fired, or fire in this turn, need no room; nor do they tell which keys continue, because
-            # those of a key may all be in the store.
+            # Sessions that have fired do not tell which keys continue, because those of a key may all be in the store.
+            has_left = self._open.has_left
+            known = {code: found for code, found in known.items() if not all(has_left(one.pane) for one in found)}
+        if self._open.spilled is not None and self._triggered is None:  # else a late record may have to wait
             opens &= sessions.ends > self._trigger.latest_end(work.watermark)
-            known = {code: found for code, found in known.items() if any(not one.pane.emitted for one in found)}
         extends = np.isin(sessions.codes, list(known))
         large = np.zeros(len(opens), np.bool_)
         for number, olds in sessions.joined.items() if self._open.weights.large else ():

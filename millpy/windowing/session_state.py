@@ -17,7 +17,7 @@ from millpy.model.checkpoint import Entries, Kind
 from millpy.model.due_queue import DueQueue
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
 from millpy.model.stage import UNBOUNDED
-from millpy.model.stored_sessions import span_of
+from millpy.model.stored_windows import span_of
 from millpy.model.time import Instant
 from millpy.windowing.accumulation import PaneMerger
 from millpy.windowing.accumulator import AccumulatorSet
@@ -101,13 +101,21 @@ class OpenSessions:
     def _recover_one(self, session: OpenSession, text: bytes, value: bytes) -> None:
         self._add(session)
         self.weights.weigh([session.pane], [text], [value])
-        if self.spilled is not None and session.pane.emitted:
+        if self.spilled is not None and self.has_left(session.pane):
             self.spilled.waiting[session] = None
 
+    def has_left(self, pane: OpenPane) -> bool:
+        """Tell whether a session that has fired needs nothing more but late records."""
+        return pane.emitted
+
+    def is_here(self, key: Key, start: int, end: int) -> bool:
+        """Tell whether a session is in memory."""
+        return any((session.start, session.end) == (start, end) for session in self.by_key.get(key, ()))
+
     def load_closed(self, key: Key, start: int, end: int, text: bytes, value: bytes) -> None:
-        """Put a stored session back, if its pane has been emitted; the row of another one is out of date."""
+        """Put a stored session back. A row that could not have left memory is out of date, and is passed over."""
         session = OpenSession(key, start, end, decode_pane(value, self._accumulators))
-        if session.pane.emitted:
+        if self.has_left(session.pane):
             self._recover_one(session, text, value)
 
     def leave(self, session: OpenSession) -> None:
@@ -141,7 +149,7 @@ class OpenSessions:
             self._join_triggers(pane, [old.pane for old in olds], end)
         for old in others:
             self._remove(old)
-            if self.spilled is not None and old.pane.emitted:
+            if self.spilled is not None and self._has_ended(old.pane):
                 self._merged.append((old.key, old.start, old.end))
             if old.pane.pane_index:  # a pane that failed counts as emitted but has no index
                 self._absorbed.append(old.due())
@@ -178,6 +186,10 @@ class OpenSessions:
 
     def _take_trigger(self, pane: OpenPane, new: OpenPane) -> None:
         """Do nothing: the default trigger has no state."""
+
+    def _has_ended(self, pane: OpenPane) -> bool:
+        """Tell whether a session has fired at its end, so that its row may be that of one that has left memory."""
+        return pane.emitted
 
     def take_absorbed(self) -> list[DuePane]:
         """Return the emitted panes of sessions that were merged into others since the last call."""

@@ -13,7 +13,7 @@ from operator import itemgetter
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind, Segment
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.stage import UNBOUNDED, StoredInterval
-from millpy.model.stored_sessions import SessionQuery, SpanOfEnds, span_of
+from millpy.model.stored_windows import ClosedKind, SessionQuery, SpanOfEnds, span_of
 from millpy.store.memory.database import MemoryDatabase, Transaction
 from millpy.store.memory.tables import entries_of, overlaid, without_closed
 from millpy.store.protocol import OwnerSnapshot, PolledSegment, PollResult, SegmentQuery, check_fold
@@ -41,16 +41,16 @@ class MemoryState:
         *,
         state_rows_max: int,
         closed_rows_max: int = UNBOUNDED,
-        closed_by_end: bool = False,
+        closed: ClosedKind = ClosedKind.WINDOWS,
     ) -> OwnerSnapshot:
         """Read the stored data of an interval; see `Store.read` for the bounds."""
         header = self.database.headers[grant.interval_id]
         deltas = self.database.unfolded(header)
-        keyed, closed = header.keyed, frozenset[str]()
+        keyed, left = header.keyed, frozenset[str]()
         if sum(name[0] is Kind.WINDOW for name in keyed) > closed_rows_max:
-            keyed, closed = without_closed(keyed, header.low_watermark)
+            keyed, left = without_closed(keyed, header.low_watermark, closed)
         newest = overlaid(keyed, deltas)
-        ends = [span_of(subkey)[1] for subkey in closed] if closed_by_end else []
+        ends = [span_of(subkey)[1] for subkey in left] if closed is ClosedKind.SESSIONS else []
         if ends:
             everything = overlaid(keyed, deltas, tombstones=True)
             newest |= {n: row for n, row in everything.items() if n[0] is Kind.WINDOW and row.value is None}
@@ -67,7 +67,7 @@ class MemoryState:
             entries=entries,
             state_complete=state_complete,
             horizon_floor=header.horizon_floor,
-            closed_windows=[] if closed_by_end else sorted(closed),
+            closed_windows=[] if ends else sorted(left),
             closed_ends=SpanOfEnds(min(ends), max(ends)) if ends else None,
         )
         unfolded_bytes = sum(delta.size for delta in deltas)

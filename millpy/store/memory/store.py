@@ -29,7 +29,7 @@ from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
-from millpy.model.stored_sessions import SessionQuery
+from millpy.model.stored_windows import ClosedKind, SessionQuery
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.memory.database import MemoryDatabase, Transaction
 from millpy.store.memory.faults import Landing
@@ -189,13 +189,13 @@ class MemoryStore:
         *,
         state_rows_max: int,
         closed_rows_max: int = UNBOUNDED,
-        closed_by_end: bool = False,
+        closed: ClosedKind = ClosedKind.WINDOWS,
     ) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals; see `Store.read`."""
         await self._reach_server()
         self._check_current(grants)
         bounds = {"state_rows_max": state_rows_max, "closed_rows_max": closed_rows_max}
-        return [self._state.read(grant, **bounds, closed_by_end=closed_by_end) for grant in grants]
+        return [self._state.read(grant, **bounds, closed=closed) for grant in grants]
 
     async def load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
         """Read the STATE entries of these keys."""

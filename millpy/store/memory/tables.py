@@ -17,6 +17,7 @@ from millpy.limits import RING_SLOTS
 from millpy.model.checkpoint import DedupeRun, Entries, Kind, Segment
 from millpy.model.delta import decode_document
 from millpy.model.deployment import DeployedInterval, Deployment, GraphSpec, TableSpec
+from millpy.model.stored_windows import WAITS, ClosedKind
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.store.protocol import WorkerInfo
 
@@ -328,13 +329,23 @@ def overlaid(
 
 
 def without_closed(
-    keyed: dict[EntryName, KeyedRow], low_watermark: Instant
+    keyed: dict[EntryName, KeyedRow], low_watermark: Instant, kind: ClosedKind
 ) -> tuple[dict[EntryName, KeyedRow], frozenset[str]]:
-    """Return the rows without those of windows that end by a low watermark, and the subkeys of these windows."""
+    """Return the rows without those of windows that end by a low watermark, and the subkeys of these windows.
+
+    Panes that wait stay.
+    """
     closed = frozenset(
         name[3] for name in keyed if name[0] is Kind.WINDOW and int(name[3].partition("/")[2]) <= low_watermark
     )
-    return {name: row for name, row in keyed.items() if name[0] is not Kind.WINDOW or name[3] not in closed}, closed
+    kept = {
+        name: row
+        for name, row in keyed.items()
+        if name[0] is not Kind.WINDOW
+        or name[3] not in closed
+        or (kind is not ClosedKind.WINDOWS and WAITS in (row.value or b""))
+    }
+    return kept, closed
 
 
 def entries_of(rows: Iterable[tuple[EntryName, KeyedRow]]) -> list[Entries]:

@@ -32,6 +32,7 @@ from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import ArchivedFile, Checkpoint, Grant
 from millpy.model.deployment import Deployment, GraphSpec, permanent_name
 from millpy.model.stage import UNBOUNDED
+from millpy.model.stored_windows import ClosedKind
 from millpy.model.time import Instant
 from millpy.store.archive.compaction import MERGED_BYTES_MAX, MERGED_RECORDS_MAX, SmallFile, first_run, merge
 from millpy.store.archive.directory import ArchiveDirectory, hour_name
@@ -123,11 +124,11 @@ class ArchivingStore(PostgresStore):
         *,
         state_rows_max: int,
         closed_rows_max: int = UNBOUNDED,
-        closed_by_end: bool = False,
+        closed: ClosedKind = ClosedKind.WINDOWS,
     ) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals, and settle the pending files of earlier owners."""
         bounds = {"state_rows_max": state_rows_max, "closed_rows_max": closed_rows_max}
-        found = await super().read(grants, **bounds, closed_by_end=closed_by_end)
+        found = await super().read(grants, **bounds, closed=closed)
         own = {grant.interval_id: grant for grant in grants if grant.interval_id in self._directories}
         self._grants |= own
         self._unsettled |= own

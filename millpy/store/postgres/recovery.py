@@ -21,7 +21,7 @@ from millpy.errors import StaleSequencerError
 from millpy.model.checkpoint import DedupeRun, Delta, Entries, Grant, Kind
 from millpy.model.delta import decode_document
 from millpy.model.stage import UNBOUNDED, StoredInterval
-from millpy.model.stored_sessions import SpanOfEnds
+from millpy.model.stored_windows import ClosedKind, SpanOfEnds
 from millpy.model.time import Instant
 from millpy.store.postgres import stored_sessions, stored_windows
 from millpy.store.postgres.arrays import Texts
@@ -62,11 +62,11 @@ async def read(
     grants: Sequence[Grant],
     state_rows_max: int,
     closed_rows_max: int,
-    closed_by_end: bool,
+    closed: ClosedKind,
     progressed: Callable[[], None],
 ) -> list[OwnerSnapshot]:
     """Read the stored data of owned intervals; see `Store.read`. `progressed` is called after each piece."""
-    bounds = _Bounds(state_rows_max, closed_rows_max, closed_by_end)
+    bounds = _Bounds(state_rows_max, closed_rows_max, closed)
     return [await _read_one(connection, grant, bounds, progressed) for grant in grants]
 
 
@@ -75,7 +75,7 @@ class _Bounds(NamedTuple):
 
     state_rows_max: int
     closed_rows_max: int
-    closed_by_end: bool
+    closed: ClosedKind
 
 
 async def _read_one(
@@ -106,7 +106,7 @@ async def _read_under(
 ) -> OwnerSnapshot:
     """Read the data under a header. It is valid if the header is still the same afterwards."""
     _, bundle, folded_bundle, input_watermark, low_watermark, processing_floor, horizon_floor = header
-    state_rows_max, closed_rows_max, closed_by_end = bounds
+    state_rows_max, closed_rows_max, kind = bounds
     of_interval: dict[str, Any] = {"interval": grant.interval_id}
     newest: Newest = {}
     unfolded_bytes = 0
@@ -119,18 +119,16 @@ async def _read_under(
     groups: Groups = {}
     subkeys: list[str] | None = None
     ends: SpanOfEnds | None = None
-    if closed_by_end:
+    if kind is ClosedKind.SESSIONS and closed_rows_max < UNBOUNDED:
         ends = await stored_sessions.closed_ends(connection, grant, low_watermark, closed_rows_max)
     elif closed_rows_max < UNBOUNDED:
         subkeys = await stored_windows.subkeys(connection, grant, closed_rows_max)
     is_closed = {subkey: int(subkey.partition("/")[2]) <= low_watermark for subkey in subkeys or ()}
     for subkey, closed in is_closed.items():
-        if not closed:
+        if not closed and kind is ClosedKind.WINDOWS:
             await _add_windows(stored_windows.read_window(connection, grant, subkey), newest, groups, progressed)
-    if ends is not None:
-        await _add_windows(
-            stored_sessions.read_open(connection, grant, low_watermark), newest, groups, progressed
-        )
+    if ends is not None or (subkeys is not None and kind is ClosedKind.PANES):
+        await _add_windows(stored_sessions.read_open(connection, grant, low_watermark), newest, groups, progressed)
     for kinds in _OTHERS if subkeys is None and ends is None else _WITHOUT_WINDOWS:
         await _read_kinds(connection, grant.interval_id, kinds, newest, groups, progressed)
     complete = states + _states(newest) <= state_rows_max

@@ -26,7 +26,7 @@ from millpy.model.deployment import Deployment, GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
-from millpy.model.stored_sessions import SessionQuery
+from millpy.model.stored_windows import ClosedKind, SessionQuery
 from millpy.model.time import Instant
 from millpy.store.postgres import fold as folding
 from millpy.store.postgres import ownership, requests, retention, stored_sessions, stored_windows
@@ -272,14 +272,14 @@ class PostgresStore:
         *,
         state_rows_max: int,
         closed_rows_max: int = UNBOUNDED,
-        closed_by_end: bool = False,
+        closed: ClosedKind = ClosedKind.WINDOWS,
     ) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals; see `Store.read`."""
         if not grants:
             return []
         async with self._admin.use() as connection:
-            closed = closed_rows_max, closed_by_end
-            return await reading.read(connection, grants, state_rows_max, *closed, self._progressed)
+            bounds = state_rows_max, closed_rows_max, closed
+            return await reading.read(connection, grants, *bounds, self._progressed)
 
     async def load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
         """Read the STATE entries of these keys."""

@@ -12,7 +12,7 @@ from psycopg.rows import TupleRow
 
 from millpy.errors import StaleSequencerError
 from millpy.model.checkpoint import Entries, Grant, Kind
-from millpy.model.stored_sessions import EndedSessions, SessionQuery, SpanOfEnds
+from millpy.model.stored_windows import EndedSessions, SessionQuery, SpanOfEnds
 from millpy.store.postgres.arrays import Bigints, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
@@ -76,10 +76,13 @@ async def closed_ends(connection: Connection, grant: Grant, ended_by: int, rows_
 
 
 async def read_open(connection: Connection, grant: Grant, ended_by: int) -> AsyncIterator[list[TupleRow]]:
-    """Yield the folded sessions that end after a time in pieces of (subkey, key, key hash, fire_at, value, …)."""
+    """Yield the folded panes of windows that end after a time, and those that wait.
+
+    They come in pieces of (subkey, key, key hash, fire_at, value, …).
+    """
     place: dict[str, Any] = {"interval": grant.interval_id, "ended_by": ended_by, **_FIRST}
     place |= {"rows_max": PIECE_ROWS, "bytes_max": PIECE_BYTES}
-    while rows := await all_rows(connection, statement("read_open_sessions"), place):
+    while rows := await all_rows(connection, statement("read_open_panes"), place):
         yield rows
         if len(rows) == rows[-1][-1] < PIECE_ROWS:
             return

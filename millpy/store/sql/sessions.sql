@@ -38,9 +38,9 @@ SELECT min(ended.at), max(ended.at)
          WHERE k.interval_id = %(interval)s AND k.kind = 'window') AS ended
  WHERE ended.at <= %(ended_by)s::bigint;
 
--- name: read_open_sessions
--- Reads the next folded sessions that end after a time, in index order: about bytes_max of them and at least one.
--- `found` counts the rows that are left, up to rows_max. Zero rows: no row is left.
+-- name: read_open_panes
+-- Reads the next folded panes of windows that end after a time, and those that wait, in index order: about bytes_max of
+-- them and at least one. `found` counts the rows that are left, up to rows_max. Zero rows: no row is left.
 SELECT p.subkey, p.key, p.key_hash, p.fire_at, p.value, p.text_hash, p.subkey_hash, p.found
   FROM (SELECT f.*, count(*) OVER () AS found,
                sum(f.bytes) OVER (ORDER BY f.text_hash, f.subkey_hash, f.key_hash) - f.bytes AS before
@@ -50,7 +50,7 @@ SELECT p.subkey, p.key, p.key_hash, p.fire_at, p.value, p.text_hash, p.subkey_ha
                  WHERE k.interval_id = %(interval)s AND k.kind = 'window' AND k.namespace = ''
                    AND (hashtextextended(k.key, 0), hashtextextended(k.subkey, 0), k.key_hash)
                        > (%(text_hash)s::bigint, %(subkey_hash)s::bigint, %(key_hash)s::bigint)
-                   AND split_part(k.subkey, '/', 2)::bigint > %(ended_by)s::bigint
+                   AND (split_part(k.subkey, '/', 2)::bigint > %(ended_by)s::bigint OR strpos(k.value, '"waits":true') > 0)
                  ORDER BY hashtextextended(k.key, 0), hashtextextended(k.subkey, 0), k.key_hash
                  LIMIT %(rows_max)s::integer) AS f) AS p
  WHERE p.before < %(bytes_max)s::bigint

@@ -17,7 +17,7 @@ from millpy.hosting.plan import plan
 from millpy.hosting.step import StoreLoader
 from millpy.limits import Limits
 from millpy.model.checkpoint import Entries, Grant
-from millpy.model.stored_sessions import SessionQuery
+from millpy.model.stored_windows import SessionQuery
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.lease import Heartbeat, Lease
 from millpy.runtime.worker import Worker

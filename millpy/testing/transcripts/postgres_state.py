@@ -15,7 +15,7 @@ from millpy.clock import random_id
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DeadLetter, DedupeRun, Entries, Grant, LateRows
 from millpy.model.deployment import Deployment, GraphSpec
-from millpy.model.stored_sessions import SessionQuery
+from millpy.model.stored_windows import SessionQuery
 from millpy.store.postgres.store import PostgresStore
 from millpy.store.protocol import OwnerSnapshot, PollResult, SegmentQuery, WorkerInfo
 from millpy.testing.kit.state import Rows

@@ -1,13 +1,31 @@
-"""The reads of closed sessions, which may stay in the store until a late record or their expiry needs them."""
+"""Windows that have fired, and may stay in the store until a late record or their expiry needs them."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from millpy.model.checkpoint import Entries
+
+WAITS = b'"waits":true'
+"""Text in the stored value of a pane that has reached the end of its window, and may be due without a record."""
+
+
+class ClosedKind(Enum):
+    """The kind of windows of which a new owner leaves those in the store that end by the low watermark.
+
+    Attributes:
+        WINDOWS: all panes of a window have fired. It learns the subkeys of those that it leaves.
+        PANES: it leaves the panes that do not wait (`WAITS`).
+        SESSIONS: as PANES, but an interval has as many sessions as rows. It learns when the first and the last one end.
+    """
+
+    WINDOWS = 1
+    PANES = 2
+    SESSIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
