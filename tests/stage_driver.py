@@ -168,7 +168,9 @@ class StageDriver:
 
     def fold(self, *, behind: bool = False) -> None:
         """Turn all changes into rows, or all but the last bundle's; let closed windows leave memory."""
-        self.folded, self.folded_bundle = self._before if behind else (dict(self.stored), self.bundle)
+        folded = self._before if behind else (dict(self.stored), self.bundle)
+        if folded[1] >= self.folded_bundle:
+            self.folded, self.folded_bundle = folded
         self.loadable = self.folded
         self.interval.on_folded(self.folded_bundle)
 
@@ -251,7 +253,7 @@ class StageDriver:
         oldest, due = self.interval.oldest_work(), self.interval.next_due()
         self.interval = self.stage.open(self.recovered(kinds, state_complete=state_complete))
         assert self.interval.oldest_work() == oldest
-        assert self.interval.next_due() == due or self.folded
+        assert self.interval.next_due() == due or self.folded_bundle
 
     def deploy(self, logic: StageLogic, outputs: dict[str, RecordType]) -> None:
         """Continue from the stored state with another logic."""

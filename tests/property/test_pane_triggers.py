@@ -339,11 +339,13 @@ class Run:
         return subject
 
 
-def runs(of: st.SearchStrategy[Trigger]) -> st.SearchStrategy[Run]:
+def runs(
+    of: st.SearchStrategy[Trigger], schedule: st.SearchStrategy[list[Any]] = st.lists(moves, max_size=20)
+) -> st.SearchStrategy[Run]:
     return st.builds(
         Run,
         trigger=of,
-        schedule=st.lists(moves, max_size=20),
+        schedule=schedule,
         few=st.sampled_from([0, 10_000]),
         panes_max=st.sampled_from([1, 10_000]),
         rules=st.just(DEFAULT_RULES) | rules_of_panes,

@@ -46,8 +46,8 @@ async def load(
         return found
     for lo in range(0, len(query.keys), SPANS):
         part = slice(lo, lo + SPANS)
-        spans = {"keys": Texts(query.keys[part]), "starts": Bigints(query.starts[part])}
-        spans["ends"] = Bigints(query.ends[part])
+        spans = {"keys": Texts(query.keys[part]), "lows": Bigints(query.starts[part])}
+        spans["highs"] = Bigints(query.ends[part])
         for subkey, key, key_hash, fire_at, value in await all_rows(
             connection, statement("load_sessions"), of_interval | spans
         ):

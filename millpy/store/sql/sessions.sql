@@ -4,8 +4,8 @@
 -- Reads the folded sessions of some keys that intersect one of the key's spans, with one index scan for each key. Zero
 -- rows: there is none.
 SELECT k.subkey, k.key, k.key_hash, k.fire_at, k.value
-  FROM (SELECT s.key, range_agg(int8range(s.starts, s.ends)) AS spans
-          FROM unnest(%(keys)s, %(starts)s, %(ends)s) AS s (key, starts, ends)
+  FROM (SELECT s.key, range_agg(int8range(s.low, s.high)) AS spans
+          FROM unnest(%(keys)s, %(lows)s, %(highs)s) AS s (key, low, high)
          GROUP BY s.key) AS asked
  CROSS JOIN LATERAL (
        SELECT o.* FROM mill.keyed AS o
