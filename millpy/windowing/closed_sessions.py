@@ -139,9 +139,7 @@ class ClosedSessions:
         """Take note of a session whose row was deleted before the recovery; the row may not be folded away yet."""
         self._deleted[key, start, end] = self._bundle
 
-    def note_stored(
-        self, sessions: Sequence[OpenSession], merged: Sequence[tuple[Key, int, int]], bundle: int
-    ) -> None:
+    def note_stored(self, sessions: Sequence[OpenSession], merged: Sequence[tuple[Key, int, int]], bundle: int) -> None:
         """Take note of what a bundle stores: sessions that may have fired, and closed ones that are part of others."""
         for session in sessions:
             if self._sessions.has_left(session.pane):

@@ -339,9 +339,10 @@ class Run:
         return subject
 
 
-def runs(
-    of: st.SearchStrategy[Trigger], schedule: st.SearchStrategy[list[Any]] = st.lists(moves, max_size=20)
-) -> st.SearchStrategy[Run]:
+schedules = st.lists(moves, max_size=20)
+
+
+def runs(of: st.SearchStrategy[Trigger], schedule: st.SearchStrategy[list[Any]] = schedules) -> st.SearchStrategy[Run]:
     return st.builds(
         Run,
         trigger=of,

@@ -37,9 +37,7 @@ async def load(
     of_interval: dict[str, Any] = {"interval": grant.interval_id}
     if isinstance(query, EndedSessions):
         ended = of_interval | {"ended_by": query.ended_by, "rows_max": query.rows_max}
-        rows = await all_rows(
-            connection, statement("read_ended_sessions"), ended | await _place(connection, query)
-        )
+        rows = await all_rows(connection, statement("read_ended_sessions"), ended | await _place(connection, query))
         for subkey, key, key_hash, fire_at in rows:
             found.add(key.encode(), key_hash, subkey, None, fire_at)
         progressed()
