@@ -28,6 +28,7 @@ from millpy.model.stage import (
     StoredInterval,
     Work,
 )
+from millpy.model.stored_windows import WAITS, ClosedKind, SessionQuery, SpanOfEnds, span_of
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.operators.deduplicate import DeduplicateLogic
 from millpy.store.memory.tables import column_values
@@ -134,7 +135,7 @@ class StageDriver:
             self.interval.load_state(missing, self.entries({Kind.STATE}, set(missing), self.loadable))
         self.bundle += 1
         work = Work(self.bundle, arrived, before, self.watermark, Instant(self.now_us), releases, self.panes_max)
-        work.load_windows = self.load_windows
+        work.load_windows, work.load_sessions = self.load_windows, self.load_sessions
         result = self.interval.step(work)
         if not result.unfinished:
             self.low_watermark = max(self.low_watermark, min(self.interval.oldest_work(), self.watermark))
@@ -169,7 +170,9 @@ class StageDriver:
 
     def fold(self, *, behind: bool = False) -> None:
         """Turn all changes into rows, or all but the last bundle's; let closed windows leave memory."""
-        self.folded, self.folded_bundle = self._before if behind else (dict(self.stored), self.bundle)
+        folded = self._before if behind else (dict(self.stored), self.bundle)
+        if folded[1] >= self.folded_bundle:
+            self.folded, self.folded_bundle = folded
         self.loadable = self.folded
         self.interval.on_folded(self.folded_bundle)
         self.delete_expired()
@@ -194,15 +197,36 @@ class StageDriver:
         self.loaded += len(found)
         return found
 
+    def load_sessions(self, folded_bundle: int, query: SessionQuery) -> Entries:
+        """Read rows of sessions, as a store does."""
+        assert folded_bundle <= self.folded_bundle
+        assert not getattr(self.interval, "immediate", False)
+        found = Entries(Kind.WINDOW, "")
+        rows = [(name[2:], row) for name, row in self.folded.items() if name[0] is Kind.WINDOW]
+        for (key, subkey), (value, hashed, fire_at) in sorted(rows):
+            if query.asks_for(key, subkey) and len(found) < query.rows_max:
+                found.add(key, hashed, subkey, value if query.with_values else None, fire_at)
+        self.loaded += len(found) * query.with_values
+        return found
+
     def recovered(self, kinds: Iterable[Kind], *, state_complete: bool = True) -> StoredInterval:
         """Return what a new owner reads: closed windows stay in the store if nothing has changed since the fold."""
         rows = {name for name in self.folded if name[0] is Kind.WINDOW}
         if len(rows) <= getattr(self.stage, "closed_rows_max", UNBOUNDED):
             rows = set()
         rows = {name for name in rows if int(name[3].partition("/")[2]) <= self.low_watermark}
+        waiting = b"no value" if self.stage_kind() is ClosedKind.WINDOWS else WAITS
+        rows = {name for name in rows if waiting not in self.folded[name][0]}
         everything = self.stored
         self.stored = {n: row for n, row in everything.items() if n not in rows or self.folded[n] != row}
         entries, self.stored = self.entries(kinds), everything
+        ends = [span_of(name[3])[1] for name in rows] if self.stage_kind() is ClosedKind.SESSIONS else []
+        if ends and (deleted := [name for name in self.folded if name not in self.stored]):
+            gone = Entries(Kind.WINDOW, "")
+            for kind, _, key, subkey in deleted:
+                if kind is Kind.WINDOW:
+                    gone.add(key, 0, subkey, None)
+            entries.append(gone)
         return StoredInterval(
             1,
             2,
@@ -213,8 +237,13 @@ class StageDriver:
             state_complete=state_complete,
             dedupe_runs=self.live_runs(),
             horizon_floor=self.horizon_floor,
-            closed_windows=sorted({name[3] for name in rows}),
+            closed_windows=[] if ends else sorted({name[3] for name in rows}),
+            closed_ends=SpanOfEnds(min(ends), max(ends)) if ends else None,
         )
+
+    def stage_kind(self) -> ClosedKind:
+        """The kind of the stage's windows for a new owner."""
+        return getattr(self.stage, "closed_kind", ClosedKind.WINDOWS)
 
     def entries(
         self, kinds: Iterable[Kind], keys: set[bytes] | None = None, stored: Stored | None = None
@@ -235,7 +264,7 @@ class StageDriver:
         oldest, due = self.interval.oldest_work(), self.interval.next_due()
         self.interval = self.stage.open(self.recovered(kinds, state_complete=state_complete))
         assert self.interval.oldest_work() == oldest
-        assert self.interval.next_due() == due or self.folded
+        assert self.interval.next_due() == due or self.folded_bundle
 
     def deploy(self, logic: StageLogic, outputs: dict[str, RecordType]) -> None:
         """Continue from the stored state with another logic."""

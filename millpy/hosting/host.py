@@ -30,6 +30,7 @@ from millpy.model.keys import Key, KeyHasher
 from millpy.model.lookup import LookupTable, TableVersion
 from millpy.model.record import Records
 from millpy.model.stage import UNBOUNDED, StoredInterval, no_windows
+from millpy.model.stored_windows import SessionQuery, no_sessions
 from millpy.model.time import INSTANT_MIN, ClockReading, Instant
 from millpy.model.watermark import input_watermark
 from millpy.store.protocol import OwnerSnapshot, PollResult, SegmentQuery
@@ -58,6 +59,10 @@ class CommittedState(Protocol):
         self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None
     ) -> Entries:
         """Read folded entries of windows; see `Store.load_windows`."""
+        ...
+
+    def load_sessions(self, grant: Grant, folded_bundle: int, query: SessionQuery) -> Entries:
+        """Read folded entries of sessions; see `Store.load_sessions`."""
         ...
 
     def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
@@ -213,7 +218,11 @@ class HostedGraph:
         self._limits = limits
         self.plan = plan(graph, state.deploy(graph.spec()), limits, observed=observe is not None)
         self._steps = _steps(
-            self.plan, limits, StoreLoader(state.load_state, state.load_windows), HostBudget(), observe
+            self.plan,
+            limits,
+            StoreLoader(state.load_state, state.load_windows, state.load_sessions),
+            HostBudget(),
+            observe,
         )
         self._turns = 0
         self.now_us = now_us
@@ -327,6 +336,8 @@ def _steps(plan: Plan, limits: Limits, load: StoreLoader, budget: HostBudget, ob
 
 
 LOAD_NOTHING = StoreLoader(
-    lambda grant, keys: (), lambda grant, folded, subkeys, keys: no_windows(folded, subkeys, keys)
+    lambda grant, keys: (),
+    lambda grant, folded, subkeys, keys: no_windows(folded, subkeys, keys),
+    lambda grant, folded, query: no_sessions(folded, query),
 )
 """For a host whose snapshots leave nothing out."""

@@ -16,6 +16,7 @@ from millpy.model.lookup import LookupTable
 from millpy.model.record import RecordType
 from millpy.model.stage import UNBOUNDED, Stage, StageBinding
 from millpy.model.step_progress import StepProgress
+from millpy.model.stored_windows import ClosedKind
 from millpy.model.time import microseconds
 from millpy.operators.archive import ArchiveLogic
 from millpy.operators.map import Map
@@ -105,6 +106,11 @@ class ComputationPlan:
     def closed_rows_max(self) -> int:
         """The most windows of an interval of which a new owner reads those that have fired; unbounded if it must."""
         return self.stage.closed_rows_max if isinstance(self.stage, WindowedStage) else UNBOUNDED
+
+    @property
+    def closed_kind(self) -> ClosedKind:
+        """The kind of its windows for a new owner, which may leave some of them in the store."""
+        return self.stage.closed_kind if isinstance(self.stage, WindowedStage) else ClosedKind.WINDOWS
 
     @property
     def keeps_runs(self) -> bool:

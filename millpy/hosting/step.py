@@ -46,6 +46,7 @@ from millpy.model.keys import KeyHasher, key_text
 from millpy.model.lookup import Tables
 from millpy.model.record import Records, retractions_of
 from millpy.model.stage import InputBundle, Release, StageInterval, StepResult, Work
+from millpy.model.stored_windows import SessionQuery
 from millpy.model.time import INSTANT_MAX, ClockReading, Instant, plausible_floor
 from millpy.model.watermark import advance, input_watermark, low_watermark
 from millpy.store.codec import decode_slice
@@ -61,10 +62,12 @@ class StoreLoader:
     Attributes:
         state: loads the state of keys; see `Store.load_state`.
         windows: loads closed windows; see `Store.load_windows`.
+        sessions: loads closed sessions; see `Store.load_sessions`.
     """
 
     state: LoadState
     windows: Callable[[Grant, int, Sequence[str], Sequence[bytes] | None], Entries]
+    sessions: Callable[[Grant, int, SessionQuery], Entries]
 
 
 CURSOR_ONLY_EVERY_S = 1.0
@@ -343,6 +346,7 @@ class Steps:
         self._load_missing(interval, stage, arrived)
         work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes)
         work.corrections, work.load_windows = retaken.corrections, partial(self._load.windows, interval.grant)
+        work.load_sessions = partial(self._load.sessions, interval.grant)
         result = self._bounded_step(interval, stage, work, isolation)
         interval.bundle += 1
         interval.input_watermark = after

@@ -41,8 +41,12 @@ class DueQueue(Generic[Item]):
         self._added += 1
         heappush(self._heap, (due, name, key, self._added, item))
         if len(self._heap) > 2 * live + _OUTDATED_MIN:
-            self._heap[:] = [entry for entry in self._heap if self.is_current(entry[2], entry[4])]
-            heapify(self._heap)
+            self.remove_outdated()
+
+    def remove_outdated(self) -> None:
+        """Remove the items that no longer count. O(n)."""
+        self._heap[:] = [entry for entry in self._heap if self.is_current(entry[2], entry[4])]
+        heapify(self._heap)
 
     def first(self, until: int = INSTANT_MAX) -> Item | None:
         """Return the first item if it is due by `until`, else None."""

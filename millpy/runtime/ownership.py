@@ -219,9 +219,13 @@ class OwnedIntervals:
             return
         recovered = []
         for grant in grants:
-            closed_rows_max = self._plan.by_interval[grant.interval_id].closed_rows_max
-            bounds = {"state_rows_max": self._limits.state_preload_rows_max, "closed_rows_max": closed_rows_max}
-            (found,) = await self._store.read([grant], **bounds)
+            computation = self._plan.by_interval[grant.interval_id]
+            (found,) = await self._store.read(
+                [grant],
+                state_rows_max=self._limits.state_preload_rows_max,
+                closed_rows_max=computation.closed_rows_max,
+                closed=computation.closed_kind,
+            )
             self._lease.progressed()  # each interval may take seconds, and together they may take minutes
             recovered.append(await self._recovered(grant, found, kept.get(grant.interval_id)))
             del found  # do not keep the snapshot of one interval while the next is read

@@ -17,6 +17,7 @@ from typing import Any
 
 from millpy.hosting.step import StoreLoader
 from millpy.model.checkpoint import Entries, Grant
+from millpy.model.stored_windows import SessionQuery
 from millpy.store.protocol import Store
 
 Job = tuple[Callable[[], Any], "Future[Any]"]
@@ -48,7 +49,10 @@ class StepThread(Executor):
         def windows(grant: Grant, folded: int, subkeys: Sequence[str], keys: Sequence[bytes] | None) -> Entries:
             return asyncio.run_coroutine_threadsafe(store.load_windows(grant, folded, subkeys, keys), loop).result()
 
-        return StoreLoader(state, windows)
+        def sessions(grant: Grant, folded: int, query: SessionQuery) -> Entries:
+            return asyncio.run_coroutine_threadsafe(store.load_sessions(grant, folded, query), loop).result()
+
+        return StoreLoader(state, windows, sessions)
 
     def is_busy(self) -> bool:
         """Tell whether a submitted function has not ended yet."""

@@ -20,6 +20,7 @@ from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Reque
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable, TableVersion
 from millpy.model.stage import UNBOUNDED, Release, StoredInterval
+from millpy.model.stored_windows import ClosedKind, SessionQuery
 from millpy.model.time import Instant
 
 
@@ -320,13 +321,20 @@ class Store(Protocol):
         ...
 
     async def read(
-        self, grants: Sequence[Grant], *, state_rows_max: int, closed_rows_max: int = UNBOUNDED
+        self,
+        grants: Sequence[Grant],
+        *,
+        state_rows_max: int,
+        closed_rows_max: int = UNBOUNDED,
+        closed: ClosedKind = ClosedKind.WINDOWS,
     ) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals, in the order of `grants`.
 
         An interval with more than `state_rows_max` rows of state comes without its state. One with more than
         `closed_rows_max` rows of windows comes without the rows of those that end by its low watermark, which have
-        fired; their subkeys are in `StoredInterval.closed_windows`, and their unfolded deltas in the entries.
+        fired; their subkeys are in `StoredInterval.closed_windows`, and their unfolded deltas in the entries. Panes
+        that wait come in any case. Of sessions, only the bounds of their ends are known (`StoredInterval.closed_ends`),
+        and the entries also have the tombstones of windows.
 
         Raises:
             StaleSequencerError: one of the grants is stale.
@@ -355,6 +363,13 @@ class Store(Protocol):
         Raises:
             StaleSequencerError: the grant is stale.
             TransientError: the store has lost that fold; the caller's state is not that of the store.
+        """
+        ...
+
+    async def load_sessions(self, grant: Grant, folded_bundle: int, query: SessionQuery) -> Entries:
+        """Read the folded rows of sessions, without deltas, as `load_windows` does; it raises the same errors.
+
+        Sessions that have ended come without values.
         """
         ...
 

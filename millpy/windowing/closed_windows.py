@@ -118,7 +118,7 @@ class ClosedWindows:
         self._folded = folded_bundle
         weights, panes = self._weights, self._panes
         closed = [start for start, of in panes.items() if of and self._end_of(start) < first_open_end]
-        open_bytes = (weights.panes - sum(len(panes[start]) for start in closed)) * weights.each
+        open_bytes = (weights.panes - sum(map(self._count, closed))) * weights.each
         if weights.total - open_bytes <= self._bytes_max:
             return
         for start in sorted(closed):
@@ -127,6 +127,7 @@ class ClosedWindows:
             if not out:
                 continue
             weights.drop([panes[start].pop(key) for key in out])
+            self._forget(start, out)
             if not panes[start]:
                 panes[start] = {}  # frees the table of the old one
             self.stored.add(start)
@@ -163,6 +164,13 @@ class ClosedWindows:
     def on_deleted(self, bundle: int) -> None:
         """Forget the windows that have expired at or before `bundle`: their rows are deleted."""
         self.expired = [window for window in self.expired if window[1] > bundle]
+
+    def _count(self, start: int) -> int:
+        """Return how many panes of a closed window are in memory and could leave it."""
+        return len(self._panes[start])
+
+    def _forget(self, start: int, keys: Sequence[Key]) -> None:
+        """Do nothing: nothing else is known of panes that have left memory."""
 
     def _subkey(self, start: int) -> str:
         return f"{start}/{self._end_of(start)}"

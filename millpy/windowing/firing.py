@@ -205,6 +205,17 @@ class PaneTriggers:
         """Tell whether a pane has to be asked when its window is over."""
         return firing.since > 0 or (not firing.closed and (self._always_final or self._always_on_time))
 
+    def note_waiting(self, pane: OpenPane) -> bool:
+        """Note in a pane, of which the trigger has been asked, whether it waits, and return that."""
+        firing = firing_of(pane)
+        firing.waits = firing.passed and (
+            firing.holds
+            or (self.by_percentile and not firing.expected)
+            or self.waits_for_the_end(firing)
+            or self.alarm_of(pane) < INSTANT_MAX
+        )
+        return firing.waits
+
     def _gives_empty(self, firing: FiringState, timing: str, last: bool) -> bool:
         """Tell whether an empty pane is emitted: the last one, or the first since the end of the window."""
         first_since_end = timing != "early" and firing.on_time_index < 0
@@ -224,6 +235,12 @@ class PaneTriggers:
     @staticmethod
     def _timing(pane: OpenPane, firing: FiringState) -> str:
         return "late" if pane.late_count or firing.timing in ("on_time", "late") else "on_time"
+
+
+def needs_only_records(pane: OpenPane) -> bool:
+    """Tell whether a pane has reached the end of its window, and is not due again without another record."""
+    firing = firing_of(pane)
+    return firing.passed and not firing.waits
 
 
 def firing_of(pane: OpenPane) -> FiringState:

@@ -54,6 +54,9 @@ class AlignedInterval(SpillingInterval[OpenWindows]):
         starts, at = self._assigner.assign(rows.records.event_times)
         over_by = self._over_by(rows.watermarks)
         over: Mask = self._assigner.ends_of(starts) <= (over_by if at is None else over_by[at])
+        spilled = self._open.spilled
+        if spilled is not None:  # it may bring back panes that their trigger has closed
+            spilled.fetch(starts[~over], (rows.codes if at is None else rows.codes[at])[~over], rows.keys)
         if self._triggered is not None and self._triggered.closed:
             over |= self._closed(starts, rows.codes if at is None else rows.codes[at], rows.keys)
         late = None
@@ -63,8 +66,6 @@ class AlignedInterval(SpillingInterval[OpenWindows]):
             starts, at = starts[inside], inside if at is None else at[inside]
         if not len(starts):
             return late
-        if self._open.spilled is not None:
-            self._open.spilled.fetch(starts, rows.codes if at is None else rows.codes[at], rows.keys)
         inside_rows = None if late is None else inside
         if at is not None:
             inside_rows = np.flatnonzero(np.bincount(at, minlength=len(rows)))
@@ -100,7 +101,11 @@ class AlignedInterval(SpillingInterval[OpenWindows]):
         starts, at = self._assigner.assign(rows.records.event_times)
         at = np.arange(len(rows)) if at is None else at
         stays: Mask = self._assigner.ends_of(starts) + self._allowed_us > work.watermark
-        if self._open.spilled is not None:
+        if self._triggered is not None and self._open.spilled is not None:
+            # A late record may have to wait in a window that has fired: it needs room unless its window is there.
+            self._open.spilled.fetch(starts, rows.codes[at], rows.keys)
+            self._open.spilled.fetch_beside(starts, rows.codes[at], rows.keys, self._assigner.neighbors)
+        elif self._open.spilled is not None:
             # Windows that have fired, or fire in this turn, need no room, but tell which keys continue.
             in_open = self._assigner.ends_of(starts) > self._trigger.latest_end(work.watermark)
             starts, at, stays = starts[in_open], at[in_open], stays[in_open]

@@ -41,6 +41,8 @@ class OpenWindows:
         spilled: the closed windows that are only in the store; None if all windows are in memory.
     """
 
+    _closed_type: type[ClosedWindows] = ClosedWindows
+
     def __init__(self, accumulators: AccumulatorSet, assigner: WindowAssigner, allowed_lateness_us: int) -> None:
         self._accumulators = accumulators
         self._assigner = assigner
@@ -73,16 +75,20 @@ class OpenWindows:
         """Let closed windows beyond `bytes_max` wait in the store; call it before `recover`."""
 
         def absorb(entries: Entries) -> None:
-            self.recover(entries, key_types)
-            self.weights.panes += len(entries)
+            self._add_loaded(entries, key_types)
 
         end_of, folded = self._assigner.end_of, recovered.folded_bundle
-        self.spilled = ClosedWindows(self.panes, self.weights, end_of, self.has_left, absorb, bytes_max, folded)
+        self.spilled = self._closed_type(self.panes, self.weights, end_of, self.has_left, absorb, bytes_max, folded)
         for subkey in recovered.closed_windows:
             start, _, end = subkey.partition("/")
             self._assigner.pin(int(start), int(end))
             self.panes[int(start)] = {}
             self.spilled.stored.add(int(start))
+
+    def _add_loaded(self, entries: Entries, key_types: tuple[type, ...]) -> None:
+        """Add panes that were loaded from the store."""
+        self.recover(entries, key_types)
+        self.weights.panes += len(entries)
 
     def open_bytes(self) -> int:
         """Return the memory of the windows that are not closed."""

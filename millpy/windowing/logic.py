@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpy.model.stage import UNBOUNDED, StageBinding, StageInterval, StoredInterval
+from millpy.model.stored_windows import ClosedKind
 from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.interval_by_site import IntervalBySite
 from millpy.windowing.operator import WindowedInterval
@@ -45,9 +46,17 @@ class WindowedStage:
     @property
     def closed_rows_max(self) -> int:
         """The most stored windows of an interval of which a new owner reads those that have fired, too."""
-        if not self.logic.spills or self.binding.inputs[0].site or self.binding.is_taken:
+        spills = self.logic.spills or self.logic.sessions_spill
+        if not spills or self.binding.inputs[0].site or self.binding.is_taken:
             return UNBOUNDED
         return self.binding.limits.closed_windows_bytes_max // self.binding.windowed_intervals // PANE_BYTES
+
+    @property
+    def closed_kind(self) -> ClosedKind:
+        """The kind of its windows for a new owner that leaves some of them in the store."""
+        if self.logic.sessions_spill:
+            return ClosedKind.SESSIONS
+        return ClosedKind.PANES if self.logic.by_pane else ClosedKind.WINDOWS
 
     def open(self, recovered: StoredInterval) -> StageInterval:
         """Build the soft state of one interval from its stored state."""

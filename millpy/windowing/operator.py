@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -327,14 +328,13 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
     def _corrections(self, work: Work) -> Corrections:
         """Compute the rows that finished windows get from late records of an operator's choice."""
         due = self.next_due()[0]
-        over_by = None
-        if due > work.watermark_before or due == INSTANT_MAX:
-            over_by = Instant(max(work.watermark_before - self._allowed_us, self._over_floor))
-        of = (self._windowing, self._binding, self._accumulators)
-        return Corrections(*of, over_by, work.corrections, self._intersects_open)
+        over_by = Instant(max(work.watermark_before - self._allowed_us, self._over_floor))
+        have_left = due > work.watermark_before or due == INSTANT_MAX
+        of = (self._windowing, self._binding, self._accumulators, over_by if have_left else None, work.corrections)
+        return Corrections(*of, partial(self._intersects_open, over_by))
 
-    def _intersects_open(self, key: Key, start: int, end: int) -> bool:
-        """Tell whether a session of a key would be one with an open session; other windows stand for themselves."""
+    def _intersects_open(self, over_by: Instant, key: Key, start: int, end: int) -> bool:
+        """Tell whether a session of a key would be one with a session that is not over; other windows never are."""
         return False
 
     def _with_room(self, result: StepResult, rows: JoinedRows, work: Work) -> JoinedRows:

@@ -42,6 +42,7 @@ class FiringState(msgspec.Struct, gc=False, omit_defaults=True):
         failing: whether a predicate of the trigger raised when it was asked last.
         passed: whether the trigger has been asked since the watermark has reached the end of the window.
         holds: whether the pane still keeps the low watermark back after that, for records that were on time.
+        waits: whether it may then be due without another record, so that an owner needs the pane in memory.
     """
 
     trigger: list[Any]
@@ -56,6 +57,7 @@ class FiringState(msgspec.Struct, gc=False, omit_defaults=True):
     expected: bool = False
     passed: bool = False
     holds: bool = False
+    waits: bool = False
 
 
 class OpenPane(msgspec.Struct, gc=False, omit_defaults=True):

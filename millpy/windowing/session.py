@@ -17,6 +17,7 @@ from millpy.model.stage import StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.combiner import try_merges
+from millpy.windowing.closed_sessions import ClosedSessions
 from millpy.windowing.group_by import Groups, Integers
 from millpy.windowing.operator import DroppedLate, JoinedRows, WindowedInterval
 from millpy.windowing.pane_codec import NO_TIME, OpenPane
@@ -121,10 +122,55 @@ class SessionInterval(UnalignedInterval):
         self._missed_sessions: dict[int, tuple[int, int]] = {}
         self._bound = None if windows.max_records is None else SizeBound(windows.max_records)
         self._replay = replay if self._bound is None else self._bound.replay
+        if windowing.sessions_spill and not self._input.site and not binding.is_taken:
+            bytes_max = binding.limits.closed_windows_bytes_max // binding.windowed_intervals
+            self._open.spilled = ClosedSessions(self._open, self._input.key_types, bytes_max, recovered)
         self._recover(recovered)
 
-    def _intersects_open(self, key: Key, start: int, end: int) -> bool:
-        """Tell whether a session of a key would be one with an open session."""
+    @property
+    def immediate(self) -> bool:
+        """Whether a step calls no user code, and all sessions are in memory."""
+        spilled = self._open.spilled
+        return super().immediate and (spilled is None or not spilled.are_stored)
+
+    def on_folded(self, bundle: int) -> None:
+        """Allow closed sessions last changed at or before `bundle` to leave memory: they are rows now."""
+        if self._open.spilled is not None:
+            self._open.spilled.spill(bundle)
+
+    def needs_fold(self) -> bool:
+        """Tell whether closed sessions exceed their bound."""
+        return self._open.spilled is not None and self._open.spilled.needs_fold()
+
+    def waits_for_fold(self) -> bool:
+        """Tell whether closed sessions exceed their bound by half, and have changed since the last fold."""
+        return self._open.spilled is not None and self._open.spilled.is_over()
+
+    def step(self, work: Work) -> StepResult:
+        """Apply one turn's work to the open sessions and return the result to commit."""
+        if self._open.spilled is not None:
+            self._open.spilled.load = work.load_sessions
+        return super().step(work)
+
+    def _counted_bytes(self) -> int:
+        """Return the memory that counts against the bound: closed sessions that can wait in the store do not."""
+        spilled = self._open.spilled
+        return super()._counted_bytes() - (0 if spilled is None else spilled.bytes_in_memory)
+
+    def _with_room(self, result: StepResult, rows: JoinedRows, work: Work) -> JoinedRows:
+        """Load the stored sessions that rows touch, and dead-letter the rows that would open one beyond the bound."""
+        spilled = self._open.spilled
+        if spilled is not None and spilled.are_stored and len(rows):
+            times, gaps = rows.records.event_times, self._gaps.gaps_of(rows.keys)
+            ends = times + self._gaps.of_rows(rows.records, gaps[rows.codes])
+            over_by = Instant(max(work.watermark_before - self._allowed_us, self._over_floor))
+            spilled.fetch(rows.codes, rows.keys, times, ends, over_by)
+        return super()._with_room(result, rows, work)
+
+    def _intersects_open(self, over_by: Instant, key: Key, start: int, end: int) -> bool:
+        """Tell whether a session of a key would be one with a session that is not over, in memory or in the store."""
+        if self._open.spilled is not None:
+            self._open.spilled.fetch(np.zeros(1, np.int64), [key], np.array([start]), np.array([end]), over_by)
         return any(other.start < end and start < other.end for other in self._open.by_key.get(key, ()))
 
     def _storable(self, result: StepResult, rows: JoinedRows) -> JoinedRows:
@@ -159,6 +205,12 @@ class SessionInterval(UnalignedInterval):
         opens = sessions.ends + self._allowed_us > work.watermark
         opens[list(sessions.joined)] = False
         opens &= ~self._are_closed(rows.keys, sessions.codes, sessions.starts, sessions.ends)
+        if self._open.spilled is not None:
+            # Sessions that have fired do not tell which keys continue, because those of a key may all be in the store.
+            has_left = self._open.has_left
+            known = {code: found for code, found in known.items() if not all(has_left(one.pane) for one in found)}
+        if self._open.spilled is not None and self._triggered is None:  # else a late record may have to wait
+            opens &= sessions.ends > self._trigger.latest_end(work.watermark)
         extends = np.isin(sessions.codes, list(known))
         large = np.zeros(len(opens), np.bool_)
         for number, olds in sessions.joined.items() if self._open.weights.large else ():

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.due_queue import DueQueue
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
 from millpy.model.stage import UNBOUNDED
+from millpy.model.stored_windows import span_of
 from millpy.model.time import Instant
 from millpy.windowing.accumulation import PaneMerger
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.pane_codec import NO_TIME, DuePane, OpenPane, decode_pane, encode_panes
 from millpy.windowing.timestamp_combiner import PaneHolds, hold_of
 from millpy.windowing.window_memory import HOLD_BYTES, PANE_BYTES, SESSION_BYTES, Weights
+
+if TYPE_CHECKING:
+    from millpy.windowing.closed_sessions import ClosedSessions
 
 
 class OpenSession:
@@ -58,18 +63,22 @@ class OpenSessions:
     Attributes:
         by_key: key -> its sessions, by start.
         weights: the memory of the sessions.
+        allowed_us: the allowed lateness.
         holds: the times at which sessions hold the low watermark, if they combine the times of their records.
+        spilled: the closed sessions, of which some are only in the store; None if all sessions are in memory.
     """
 
     def __init__(self, accumulators: AccumulatorSet, merger: PaneMerger, allowed_lateness_us: int) -> None:
         self._accumulators = accumulators
         self._merger = merger
-        self._allowed_us = allowed_lateness_us
+        self.allowed_us = allowed_lateness_us
+        self.spilled: ClosedSessions | None = None
         self.by_key: dict[Key, list[OpenSession]] = {}
         self._unfired: DueQueue[OpenSession] = _UnfiredSessions()
         self._unexpired = UnexpiredSessions()
         self._touched: dict[OpenSession, None] = {}
         self._gone: list[tuple[Key, int, int]] = []
+        self._merged: list[tuple[Key, int, int]] = []  # closed sessions that have become part of others
         self._absorbed: list[DuePane] = []
         self._hasher = KeyHasher()
         self.holds: PaneHolds[OpenSession] | None = None
@@ -83,12 +92,41 @@ class OpenSessions:
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Load stored sessions; called for each part of the stored state."""
         for text, subkey, value in zip(entries.keys, entries.subkeys, entries.values, strict=True):
-            if value is None:
-                continue
-            start, _, end = subkey.partition("/")
-            pane = decode_pane(value, self._accumulators)
-            self._add(OpenSession(key_from_text(text, key_types), int(start), int(end), pane))
-            self.weights.weigh([pane], [text], [value])
+            key, (start, end) = key_from_text(text, key_types), span_of(subkey)
+            if value is not None:
+                self._recover_one(OpenSession(key, start, end, decode_pane(value, self._accumulators)), text, value)
+            elif self.spilled is not None:
+                self.spilled.note_deleted(key, start, end)
+
+    def _recover_one(self, session: OpenSession, text: bytes, value: bytes) -> None:
+        self._add(session)
+        self.weights.weigh([session.pane], [text], [value])
+        if self.spilled is not None and self.has_left(session.pane):
+            self.spilled.waiting[session] = None
+
+    def has_left(self, pane: OpenPane) -> bool:
+        """Tell whether a session that has fired needs nothing more but late records."""
+        return pane.emitted
+
+    def is_here(self, key: Key, start: int, end: int) -> bool:
+        """Tell whether a session is in memory."""
+        return any((session.start, session.end) == (start, end) for session in self.by_key.get(key, ()))
+
+    def load_closed(self, key: Key, start: int, end: int, text: bytes, value: bytes) -> None:
+        """Put a stored session back. A row that could not have left memory is out of date, and is passed over."""
+        session = OpenSession(key, start, end, decode_pane(value, self._accumulators))
+        if self.has_left(session.pane):
+            self._recover_one(session, text, value)
+
+    def leave(self, session: OpenSession) -> None:
+        """Take a closed session out of memory, which stays in the store."""
+        session.alive = False
+        self.weights.drop([session.pane])
+        self._unlink(session)
+
+    def forget_outdated(self) -> None:
+        """Free what queues still keep of sessions that have left."""
+        self._unexpired.remove_outdated()
 
     def finish_recovery(self) -> None:
         """Do nothing: `recover` puts each session in its place."""
@@ -111,6 +149,8 @@ class OpenSessions:
             self._join_triggers(pane, [old.pane for old in olds], end)
         for old in others:
             self._remove(old)
+            if self.spilled is not None and self._has_ended(old.pane):
+                self._merged.append((old.key, old.start, old.end))
             if old.pane.pane_index:  # a pane that failed counts as emitted but has no index
                 self._absorbed.append(old.due())
         if same is None:
@@ -147,6 +187,10 @@ class OpenSessions:
     def _take_trigger(self, pane: OpenPane, new: OpenPane) -> None:
         """Do nothing: the default trigger has no state."""
 
+    def _has_ended(self, pane: OpenPane) -> bool:
+        """Tell whether a session has fired at its end, so that its row may be that of one that has left memory."""
+        return pane.emitted
+
     def take_absorbed(self) -> list[DuePane]:
         """Return the emitted panes of sessions that were merged into others since the last call."""
         absorbed, self._absorbed = self._absorbed, []
@@ -161,8 +205,12 @@ class OpenSessions:
             self._remove(session)
         sessions, self._touched = list(self._touched), {}
         gone, self._gone = self._gone, []
-        if not sessions and not gone:
+        spilled = self.spilled
+        if not sessions and not gone and (spilled is None or spilled.next_expiry() > watermark):
             return None
+        if spilled is not None:
+            spilled.note_stored(sessions, self._merged, bundle)
+            self._merged = []
         for session in sessions:
             session.pane.bundle = bundle
         names = [(session.key, session.start, session.end) for session in sessions]
@@ -178,8 +226,10 @@ class OpenSessions:
         values = encode_panes(panes, self._accumulators)
         self.weights.weigh(panes, entries.keys, values)
         entries.values = [*values, *([None] * len(gone))]
-        entries.fire_ats = [end + self._allowed_us for _, _, end in names]
-        return entries
+        entries.fire_ats = [end + self.allowed_us for _, _, end in names]
+        if spilled is not None:
+            spilled.add_expired(entries, watermark, panes_max)
+        return entries if entries.keys else None
 
     def _is_done(self, session: OpenSession) -> bool:
         """Tell whether a session that is over has nothing left to emit."""
@@ -199,7 +249,8 @@ class OpenSessions:
 
     def next_expiry(self) -> Instant:
         """Return when the next session expires; INSTANT_MAX without one."""
-        return self._unexpired.next_due()
+        due = self._unexpired.next_due()
+        return due if self.spilled is None else min(due, self.spilled.next_expiry())
 
     def _add(self, session: OpenSession) -> None:
         sessions = self.by_key.get(session.key)
@@ -215,12 +266,14 @@ class OpenSessions:
     def _queue(self, session: OpenSession) -> None:
         if not session.pane.emitted:
             self._unfired.add(session.end, session.name(), session, live=self.weights.panes)
-        self._unexpired.add(session.end + self._allowed_us, session.name(), session, live=self.weights.panes)
+        self._unexpired.add(session.end + self.allowed_us, session.name(), session, live=self.weights.panes)
 
     def _remove(self, session: OpenSession) -> None:
         session.alive = False
         self.weights.drop([session.pane])
         self._unlink(session)
+        if self.spilled is not None:
+            self.spilled.waiting.pop(session, None)
         self._touched.pop(session, None)
         if session.pane.bundle:
             self._gone.append((session.key, session.start, session.end))

@@ -20,7 +20,7 @@ from millpy.model.stage import UNBOUNDED
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.accumulation import PaneMerger
 from millpy.windowing.accumulator import AccumulatorSet
-from millpy.windowing.firing import Alarms, PaneTriggers, firing_of
+from millpy.windowing.firing import Alarms, PaneTriggers, firing_of, needs_only_records
 from millpy.windowing.pane_codec import DuePane, OpenPane
 from millpy.windowing.session_state import OpenSession, OpenSessions, UnexpiredSessions
 from millpy.windowing.window_memory import FIRING_BYTES
@@ -58,6 +58,20 @@ class TriggeredSessions(OpenSessions):
     def _join_triggers(self, pane: OpenPane, olds: Sequence[OpenPane], end: int) -> None:
         self._triggers.join(pane, olds, Instant(end))
 
+    def has_left(self, pane: OpenPane) -> bool:
+        """Tell whether a session that has fired needs nothing more but late records."""
+        return needs_only_records(pane)
+
+    def is_here(self, key: Key, start: int, end: int) -> bool:
+        """Tell whether a session is in memory."""
+        return (key, start, end) in self.closed or super().is_here(key, start, end)
+
+    def forget_outdated(self) -> None:
+        """Free what queues still keep of sessions that have left."""
+        super().forget_outdated()
+        for queue in (self._unclosed, self._unexpected, self._holding):
+            queue.remove_outdated()
+
     def _add(self, session: OpenSession) -> None:
         super()._add(session)
         if firing_of(session.pane).trigger[0]:
@@ -70,6 +84,9 @@ class TriggeredSessions(OpenSessions):
     def _is_closed(self, session: OpenSession) -> bool:
         return self.closed.get((session.key, session.start, session.end)) is session
 
+    def _has_ended(self, pane: OpenPane) -> bool:
+        return firing_of(pane).passed
+
     def _take_trigger(self, pane: OpenPane, new: OpenPane) -> None:
         known, firing = firing_of(pane), firing_of(new)
         firing.timing, firing.before, firing.on_time_index = known.timing, known.before, known.on_time_index
@@ -81,7 +98,7 @@ class TriggeredSessions(OpenSessions):
         if not firing.passed:
             self._unfired.add(session.end, session.name(), session, live=live)
         for queue in (self._unexpired, self._unclosed):
-            queue.add(session.end + self._allowed_us, session.name(), session, live=live)
+            queue.add(session.end + self.allowed_us, session.name(), session, live=live)
         if self._triggers.by_percentile and not firing.expected:
             self._unexpected.add(session.end, session.name(), session, live=live)
         if firing.holds:
@@ -115,8 +132,9 @@ class TriggeredSessions(OpenSessions):
             pane, end = session.pane, session.end
             firing = firing_of(pane)
             held = firing.holds
-            if self._triggers.ask(session.due(), ended=end <= latest_end, over=end + self._allowed_us <= latest_end):
+            if self._triggers.ask(session.due(), ended=end <= latest_end, over=end + self.allowed_us <= latest_end):
                 found.append(session.due())
+            self._triggers.note_waiting(pane)
             if firing.holds and not held:
                 self._holding.add(end, session.name(), session, live=self.weights.panes)
             if not self._is_closed(session):  # another session may have its start

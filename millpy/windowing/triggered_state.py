@@ -7,17 +7,56 @@ pane; alarms are not, because they follow from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from millpy.model.keys import Key
-from millpy.model.stage import UNBOUNDED
+from millpy.model.checkpoint import Entries
+from millpy.model.keys import Key, key_from_text
+from millpy.model.stage import UNBOUNDED, StoredInterval
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.accumulator import AccumulatorSet
-from millpy.windowing.firing import Alarms, PaneTriggers, firing_of
+from millpy.windowing.closed_windows import ClosedWindows
+from millpy.windowing.firing import Alarms, PaneTriggers, firing_of, needs_only_records
 from millpy.windowing.fixed_state import OpenWindows, PanesByKey, WindowStarts
 from millpy.windowing.pane_codec import DuePane, FiringState, OpenPane
 from millpy.windowing.window import WindowAssigner
 from millpy.windowing.window_memory import FIRING_BYTES
+
+
+class ClosedPanes(ClosedWindows):
+    """The closed windows of a trigger with a state: those of their panes may leave memory that do not wait.
+
+    Attributes:
+        awake: window start -> the keys of panes that may be due without another record.
+        finished: window start -> the keys whose trigger is finished.
+    """
+
+    awake: Mapping[int, Collection[Key]]
+    finished: Mapping[int, set[Key]]
+
+    def needs_fold(self, first_open_end: int) -> bool:
+        """Tell whether panes that could leave memory exceed the bound."""
+        return self._exceeds(self._bytes_max, first_open_end)
+
+    def is_over(self, first_open_end: int) -> bool:
+        """Tell whether they exceed it by half although all that are folded have left."""
+        limit = self._bytes_max * 3 // 2
+        if not self._exceeds(limit, first_open_end):
+            return False
+        self.spill(self._folded, first_open_end)  # panes that were loaded, and have not changed
+        return self._exceeds(limit, first_open_end)
+
+    def _exceeds(self, bytes_max: int, first_open_end: int) -> bool:
+        if self._weights.total <= bytes_max:
+            return False
+        closed = sum(self._count(start) for start in self._panes if self._end_of(start) < first_open_end)
+        return closed * self._weights.each > bytes_max
+
+    def _count(self, start: int) -> int:
+        return len(self._panes[start]) - len(self.awake.get(start, ()))
+
+    def _forget(self, start: int, keys: Sequence[Key]) -> None:
+        if start in self.finished:
+            self.finished[start].difference_update(keys)
 
 
 class TriggeredWindows(OpenWindows):
@@ -27,6 +66,8 @@ class TriggeredWindows(OpenWindows):
         closed: window start -> the keys whose trigger is finished.
         alarms: when panes are due without a record.
     """
+
+    _closed_type = ClosedPanes
 
     def __init__(
         self, accumulators: AccumulatorSet, assigner: WindowAssigner, allowed_lateness_us: int, triggers: PaneTriggers
@@ -39,6 +80,7 @@ class TriggeredWindows(OpenWindows):
         self._unclosed, self._unexpected = WindowStarts(), _OpenStarts(self.panes)
         self._by_percentile = triggers.by_percentile
         self._holding: dict[int, dict[Key, None]] = {}
+        self._awake: dict[int, set[Key]] = {}
         self._waiting_in: tuple[dict[int, list[Key]], ...] = ({}, {}, {})
 
     def finish_recovery(self) -> None:
@@ -86,6 +128,10 @@ class TriggeredWindows(OpenWindows):
         self.alarms.set((start, key), self._triggers.alarm_of(pane))
         if firing.trigger[0]:
             self.closed.setdefault(start, set()).add(key)
+        if self._triggers.note_waiting(pane):
+            self._awake.setdefault(start, set()).add(key)
+        elif start in self._awake:
+            self._awake[start].discard(key)
         if firing.holds:
             self._holding.setdefault(start, {})[key] = None
         elif start in self._holding:
@@ -107,7 +153,8 @@ class TriggeredWindows(OpenWindows):
             queue.pop()
             starts.append(start)
             panes, known = self.panes[start], waiting.pop(start, None)
-            keys = [key for key in (panes if known is None else known) if which(firing_of(panes[key]))]
+            keys = list(panes) if known is None else [key for key in known if key in panes]  # others have left memory
+            keys = [key for key in keys if which(firing_of(panes[key]))]
             room = panes_max - len(found)
             if len(keys) > room:
                 if known is None:
@@ -138,10 +185,38 @@ class TriggeredWindows(OpenWindows):
         """Forget the alarms of panes that have expired, and that their triggers were finished."""
         for key in panes:
             self.alarms.set((start, key), INSTANT_MAX)
+        if start in self._awake:
+            self._awake[start].difference_update(panes)
         if start not in self.panes:
             self.closed.pop(start, None)
+            self._awake.pop(start, None)
             for waiting in self._waiting_in:
                 waiting.pop(start, None)
+
+    def has_left(self, pane: OpenPane) -> bool:
+        """Tell whether a pane of a closed window needs nothing more but late records."""
+        return needs_only_records(pane)
+
+    def spill_to(self, key_types: tuple[type, ...], bytes_max: int, recovered: StoredInterval) -> None:
+        """Let panes that do not wait leave memory; see `OpenWindows.spill_to`."""
+        super().spill_to(key_types, bytes_max, recovered)
+        assert isinstance(self.spilled, ClosedPanes), self.spilled
+        self.spilled.awake, self.spilled.finished = self._awake, self.closed
+
+    def open_bytes(self) -> int:
+        """Return the memory of the panes that are not closed, or wait for something else than late records."""
+        first_end, weights, end_of = self.first_open_end(), self.weights, self._assigner.end_of
+        awake = [(start, keys) for start, keys in self._awake.items() if end_of(start) < first_end]
+        beyond = 0
+        if weights.large:
+            beyond = sum(weights.large.get(id(self.panes[start][key]), 0) for start, keys in awake for key in keys)
+        return super().open_bytes() + sum(len(keys) for _, keys in awake) * weights.each + beyond
+
+    def _add_loaded(self, entries: Entries, key_types: tuple[type, ...]) -> None:
+        super()._add_loaded(entries, key_types)
+        for text, subkey in zip(entries.keys, entries.subkeys, strict=True):
+            start, key = int(subkey.partition("/")[0]), key_from_text(text, key_types)
+            self._follow(start, key, self.panes[start][key])
 
     def is_expected(self) -> bool:
         """Tell whether the percentile watermark has reached a window that has to be asked."""

@@ -95,13 +95,21 @@ class WindowSpec:
     def spills(self) -> bool:
         """Whether windows that have fired may leave memory until a late record comes or they expire.
 
-        They may if each stands for itself: fixed, calendar and sliding windows, which do not merge. Their trigger has
-        no state, and emits late panes in their turn: a new owner takes windows that end before the low watermark for
-        fired. A pane from which all records are retracted has not been emitted.
+        They may if each stands for itself: fixed, calendar and sliding windows, which do not merge. A new owner takes
+        windows that end before the low watermark for fired, and of a trigger with a state those panes that do not wait
+        (`FiringState.waits`). A pane from which all records are retracted has not been emitted. Rules that give empty
+        panes make all windows wait until they are over.
         """
-        aligned = not isinstance(self.windows, SessionWindows | WindowFunction)
-        plain = self.trigger == AFTER_WATERMARK and not self.by_pane
-        return aligned and plain and not self.takes_retractions
+        return not isinstance(self.windows, SessionWindows | WindowFunction) and self._can_spill
+
+    @property
+    def sessions_spill(self) -> bool:
+        """Whether sessions that have fired may leave memory until a late record touches them or they expire."""
+        return isinstance(self.windows, SessionWindows) and self._can_spill
+
+    @property
+    def _can_spill(self) -> bool:
+        return not (self.rules.with_empty_panes or self.takes_retractions)
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the aggregate columns."""

@@ -10,6 +10,8 @@ import pytest
 
 from millpy.errors import StaleSequencerError, TransientError
 from millpy.model.checkpoint import Cursor, DedupeRun, Entries, Kind
+from millpy.model.stage import StoredInterval
+from millpy.model.stored_windows import ClosedKind, EndedSessions, SessionName, TouchedSessions
 from millpy.model.time import INSTANT_MIN, Instant
 from tests.conformance.store_builders import NULL, Owner, World, a_segment, a_slice, contents, entries
 
@@ -116,6 +118,48 @@ class KeyedSuite:
             await owner.store.load_windows(grant, 1, ["0/60"], None)
         with pytest.raises(StaleSequencerError):
             await owner.store.delete_windows(grant, ["60/120"])
+
+    async def test_closed_sessions_stay_in_the_store_until_records_touch_them_or_they_end(self, world: World) -> None:
+        owner, sums = await world.owner(world.sums[0]), world.sums[0]
+        of_a = [("a", [n], f"{30 * n}/{30 * n + 20}", 30 * n + 50) for n in range(40)]
+        waiting = ("w", {"firing": {"waits": True}}, "0/9", 39)
+        stored = entries(WINDOW, "", *of_a, ("b", [7], "30/50", 80), ("c", [8], "35/1000", 1_030), waiting)
+        await owner.commit(owner.checkpoint(sums, low_watermark=Instant(1_000), delta=(stored,)))
+        await owner.fold(sums)
+        later = entries(WINDOW, "", ("a", [50], "0/20", 50), ("b", None, "30/50", 80))
+        await owner.commit(owner.checkpoint(sums, low_watermark=Instant(1_000), delta=(later,)))
+        grant = owner.grants[sums.interval_id]
+
+        async def read(rows_max: int, closed: ClosedKind) -> StoredInterval:
+            bounds = {"state_rows_max": 0, "closed_rows_max": rows_max}
+            (found,) = await owner.store.read([grant], **bounds, closed=closed)
+            return found.recovered
+
+        part, by_pane = await read(42, ClosedKind.SESSIONS), await read(42, ClosedKind.PANES)
+        whole = await read(43, ClosedKind.SESSIONS)
+        keys = [b'"a"', b'"a"', b'"b"', b'"c"', b'"x"']
+        spans = TouchedSessions(keys, [45, 200, 0, 40, 0], [60, 210, 31, 41, 10**6])
+        touched = await owner.store.load_sessions(grant, 1, spans)
+        ended: list[tuple[bytes, str, int]] = []
+        after = None
+        while len(ended) % 4 == 0:
+            found = await owner.store.load_sessions(grant, 1, EndedSessions(260, after, 4))
+            assert set(found.values) <= {None}
+            ended += zip(found.keys, found.subkeys, found.fire_ats, strict=True)
+            after = SessionName(found.keys[-1], found.subkeys[-1], found.key_hashes[-1])
+
+        expected = {("a", f"{30 * n}/{30 * n + 20}"): [n] for n in range(33, 40)}
+        expected |= {("w", "0/9"): waiting[1], ("a", "0/20"): [50]}
+        assert panes_of(part.entries) == panes_of(by_pane.entries) == expected
+        assert [e.subkeys[n] for e in part.entries for n, value in enumerate(e.values) if value is None] == ["30/50"]
+        assert part.closed_ends == (9, 1_000)
+        assert {"30/50", "35/1000", "960/980"} <= set(by_pane.closed_windows)
+        assert (whole.closed_ends, len(panes_of(whole.entries))) == (None, 42)
+        assert panes_of([touched]) == {("a", "30/50"): [1], ("b", "30/50"): [7], ("c", "35/1000"): [8]}
+        names = [row for row in [*of_a, ("b", [7], "30/50", 80), waiting] if int(row[2].partition("/")[2]) <= 260]
+        assert sorted(ended) == sorted((json.dumps(key).encode(), subkey, at) for key, _, subkey, at in names)
+        with pytest.raises(TransientError, match="lost a fold"):
+            await owner.store.load_sessions(grant, 2, spans)
 
     async def test_processing_floor_may_be_lowered_after_a_wrong_clock(self, world: World) -> None:
         owner = await world.owner()

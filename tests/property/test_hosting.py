@@ -379,7 +379,7 @@ def by_intervals(kind: str, script: Sequence[Turn], *, decoded: bool) -> Any:
                 LIMITS,
                 snapshot=state.read(grant, state_rows_max=3),
                 runs=state.load_dedupe_runs(grant),
-                load=StoreLoader(state.load_state, state.load_windows),
+                load=StoreLoader(state.load_state, state.load_windows, state.load_sessions),
             )
             for grant in grants
         }

@@ -288,6 +288,7 @@ moves = st.one_of(
     st.tuples(st.just("clock"), st.integers(1, 60)),
     st.tuples(st.just("watermark"), st.integers(1, 20)),
     st.tuples(st.just("restart"), st.none()),
+    st.tuples(st.sampled_from(["fold", "fold behind"]), st.none()),
 )
 
 
@@ -304,6 +305,8 @@ def played(subject: StageDriver, schedule: list[Any], *, columns: bool) -> list[
             subject.feed([], now_us=subject.now_us + how)
         elif what == "watermark":
             advance(subject, max(subject.watermark, 0) + how)
+        elif what.startswith("fold"):
+            subject.fold(behind=what == "fold behind")
         else:
             subject.restart()
     return fed
@@ -322,20 +325,28 @@ class Run:
 
     def play(self, windows: Windows, mode: Accumulation, allowed: int) -> tuple[StageDriver, list[tuple[Reading, int]]]:
         """Run to the end. Return the driver, and the records of bundles that were committed."""
-        how: dict[str, Any] = {"few": self.few, "rules": self.rules, "timestamps": self.timestamps}
-        subject = driver(self.trigger, windows=windows, mode=mode, allowed=allowed, **how)
-        subject.panes_max = self.panes_max
+        subject = self.start(windows, mode, allowed)
         fed = played(subject, self.schedule, columns=self.few == 0)
         finish(subject)
         subject.check_ended()
         return subject, fed
 
+    def start(self, windows: Windows, mode: Accumulation, allowed: int) -> StageDriver:
+        """Return a driver to which nothing is fed yet."""
+        how: dict[str, Any] = {"few": self.few, "rules": self.rules, "timestamps": self.timestamps}
+        subject = driver(self.trigger, windows=windows, mode=mode, allowed=allowed, **how)
+        subject.panes_max = self.panes_max
+        return subject
 
-def runs(of: st.SearchStrategy[Trigger]) -> st.SearchStrategy[Run]:
+
+schedules = st.lists(moves, max_size=20)
+
+
+def runs(of: st.SearchStrategy[Trigger], schedule: st.SearchStrategy[list[Any]] = schedules) -> st.SearchStrategy[Run]:
     return st.builds(
         Run,
         trigger=of,
-        schedule=st.lists(moves, max_size=20),
+        schedule=schedule,
         few=st.sampled_from([0, 10_000]),
         panes_max=st.sampled_from([1, 10_000]),
         rules=st.just(DEFAULT_RULES) | rules_of_panes,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from operator import itemgetter
 
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind, Segment
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.stage import UNBOUNDED, StoredInterval
+from millpy.model.stored_windows import ClosedKind, SessionQuery, SpanOfEnds, span_of
 from millpy.store.memory.database import MemoryDatabase, Transaction
 from millpy.store.memory.tables import entries_of, overlaid, without_closed
 from millpy.store.protocol import OwnerSnapshot, PolledSegment, PollResult, SegmentQuery, check_fold
@@ -33,14 +35,25 @@ class MemoryState:
             self.database.headers[interval_id].disown()
         return [Grant(interval_id, self.database.headers[interval_id].sequencer) for interval_id in interval_ids]
 
-    def read(self, grant: Grant, *, state_rows_max: int, closed_rows_max: int = UNBOUNDED) -> OwnerSnapshot:
+    def read(
+        self,
+        grant: Grant,
+        *,
+        state_rows_max: int,
+        closed_rows_max: int = UNBOUNDED,
+        closed: ClosedKind = ClosedKind.WINDOWS,
+    ) -> OwnerSnapshot:
         """Read the stored data of an interval; see `Store.read` for the bounds."""
         header = self.database.headers[grant.interval_id]
         deltas = self.database.unfolded(header)
-        keyed, closed = header.keyed, frozenset[str]()
+        keyed, left = header.keyed, frozenset[str]()
         if sum(name[0] is Kind.WINDOW for name in keyed) > closed_rows_max:
-            keyed, closed = without_closed(keyed, header.low_watermark)
+            keyed, left = without_closed(keyed, header.low_watermark, closed)
         newest = overlaid(keyed, deltas)
+        ends = [span_of(subkey)[1] for subkey in left] if closed is ClosedKind.SESSIONS else []
+        if ends:
+            everything = overlaid(keyed, deltas, tombstones=True)
+            newest |= {n: row for n, row in everything.items() if n[0] is Kind.WINDOW and row.value is None}
         state_complete = sum(name[0] is Kind.STATE for name in newest) <= state_rows_max
         entries = entries_of((n, row) for n, row in newest.items() if state_complete or n[0] is not Kind.STATE)
         recovered = StoredInterval(
@@ -54,7 +67,8 @@ class MemoryState:
             entries=entries,
             state_complete=state_complete,
             horizon_floor=header.horizon_floor,
-            closed_windows=sorted(closed),
+            closed_windows=[] if ends else sorted(left),
+            closed_ends=SpanOfEnds(min(ends), max(ends)) if ends else None,
         )
         unfolded_bytes = sum(delta.size for delta in deltas)
         return OwnerSnapshot(recovered, dict(header.cursors), dict(header.last_segments), unfolded_bytes)
@@ -80,6 +94,18 @@ class MemoryState:
         for name in names:
             if (row := header.keyed.get(name)) is not None:
                 found.add(name[2], row.key_hash, name[3], row.value, row.fire_at)
+        return found
+
+    def load_sessions(self, grant: Grant, folded_bundle: int, query: SessionQuery) -> Entries:
+        """Read folded entries of sessions; see `Store.load_sessions`."""
+        header = self.database.headers[grant.interval_id]
+        check_fold(grant, header.folded_bundle, folded_bundle)
+        found = Entries(Kind.WINDOW, "")
+        names = [name for name in header.keyed if name[0] is Kind.WINDOW]
+        for name in sorted(names, key=itemgetter(2, 3)):
+            if query.asks_for(name[2], name[3]) and len(found) < query.rows_max:
+                row = header.keyed[name]
+                found.add(name[2], row.key_hash, name[3], row.value if query.with_values else None, row.fire_at)
         return found
 
     def load_dedupe_runs(self, grant: Grant) -> list[DedupeRun]:

@@ -29,6 +29,7 @@ from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
+from millpy.model.stored_windows import ClosedKind, SessionQuery
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.memory import reopening
 from millpy.store.memory.database import MemoryDatabase, Transaction
@@ -185,13 +186,18 @@ class MemoryStore:
     # Reading.
 
     async def read(
-        self, grants: Sequence[Grant], *, state_rows_max: int, closed_rows_max: int = UNBOUNDED
+        self,
+        grants: Sequence[Grant],
+        *,
+        state_rows_max: int,
+        closed_rows_max: int = UNBOUNDED,
+        closed: ClosedKind = ClosedKind.WINDOWS,
     ) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals; see `Store.read`."""
         await self._reach_server()
         self._check_current(grants)
         bounds = {"state_rows_max": state_rows_max, "closed_rows_max": closed_rows_max}
-        return [self._state.read(grant, **bounds) for grant in grants]
+        return [self._state.read(grant, **bounds, closed=closed) for grant in grants]
 
     async def load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
         """Read the STATE entries of these keys."""
@@ -206,6 +212,12 @@ class MemoryStore:
         await self._reach_server()
         self._check_current([grant])
         return self._state.load_windows(grant, folded_bundle, subkeys, keys)
+
+    async def load_sessions(self, grant: Grant, folded_bundle: int, query: SessionQuery) -> Entries:
+        """Read folded rows of sessions; see `Store.load_sessions`."""
+        await self._reach_server()
+        self._check_current([grant])
+        return self._state.load_sessions(grant, folded_bundle, query)
 
     async def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
         """Read the runs that have not expired, oldest first."""

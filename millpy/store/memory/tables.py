@@ -17,6 +17,7 @@ from millpy.limits import RING_SLOTS
 from millpy.model.checkpoint import DedupeRun, Entries, Kind, Segment
 from millpy.model.delta import decode_document
 from millpy.model.deployment import DeployedInterval, Deployment, GraphSpec, TableSpec
+from millpy.model.stored_windows import WAITS, ClosedKind
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.store.protocol import WorkerInfo
 
@@ -323,8 +324,10 @@ class StoredAccounting:
         return all(part.balanced for part in [*parts, *self.tables])
 
 
-def overlaid(keyed: dict[EntryName, KeyedRow], deltas: Iterable[StoredDelta]) -> dict[EntryName, KeyedRow]:
-    """Return the folded rows overlaid by deltas in bundle order. A tombstone removes its row.
+def overlaid(
+    keyed: dict[EntryName, KeyedRow], deltas: Iterable[StoredDelta], *, tombstones: bool = False
+) -> dict[EntryName, KeyedRow]:
+    """Return the folded rows overlaid by deltas in bundle order. A tombstone removes its row, or is returned as asked.
 
     Only a later bundle replaces a row, so that a late fold cannot restore an old value.
     """
@@ -339,17 +342,27 @@ def overlaid(keyed: dict[EntryName, KeyedRow], deltas: Iterable[StoredDelta]) ->
                 newest[name] = KeyedRow(
                     entries.key_hashes[row], entries.values[row], entries.fire_ats[row], delta.bundle
                 )
-    return {name: row for name, row in newest.items() if row.value is not None}
+    return {name: row for name, row in newest.items() if tombstones or row.value is not None}
 
 
 def without_closed(
-    keyed: dict[EntryName, KeyedRow], low_watermark: Instant
+    keyed: dict[EntryName, KeyedRow], low_watermark: Instant, kind: ClosedKind
 ) -> tuple[dict[EntryName, KeyedRow], frozenset[str]]:
-    """Return the rows without those of windows that end by a low watermark, and the subkeys of these windows."""
+    """Return the rows without those of windows that end by a low watermark, and the subkeys of these windows.
+
+    Panes that wait stay.
+    """
     closed = frozenset(
         name[3] for name in keyed if name[0] is Kind.WINDOW and int(name[3].partition("/")[2]) <= low_watermark
     )
-    return {name: row for name, row in keyed.items() if name[0] is not Kind.WINDOW or name[3] not in closed}, closed
+    kept = {
+        name: row
+        for name, row in keyed.items()
+        if name[0] is not Kind.WINDOW
+        or name[3] not in closed
+        or (kind is not ClosedKind.WINDOWS and WAITS in (row.value or b""))
+    }
+    return kept, closed
 
 
 def entries_of(rows: Iterable[tuple[EntryName, KeyedRow]]) -> list[Entries]:

@@ -32,6 +32,7 @@ from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import ArchivedFile, Checkpoint, Grant
 from millpy.model.deployment import Deployment, GraphSpec, permanent_name
 from millpy.model.stage import UNBOUNDED
+from millpy.model.stored_windows import ClosedKind
 from millpy.model.time import Instant
 from millpy.store.archive.compaction import MERGED_BYTES_MAX, MERGED_RECORDS_MAX, SmallFile, first_run, merge
 from millpy.store.archive.directory import ArchiveDirectory, hour_name
@@ -118,10 +119,16 @@ class ArchivingStore(PostgresStore):
         return deployment
 
     async def read(
-        self, grants: Sequence[Grant], *, state_rows_max: int, closed_rows_max: int = UNBOUNDED
+        self,
+        grants: Sequence[Grant],
+        *,
+        state_rows_max: int,
+        closed_rows_max: int = UNBOUNDED,
+        closed: ClosedKind = ClosedKind.WINDOWS,
     ) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals, and settle the pending files of earlier owners."""
-        found = await super().read(grants, state_rows_max=state_rows_max, closed_rows_max=closed_rows_max)
+        bounds = {"state_rows_max": state_rows_max, "closed_rows_max": closed_rows_max}
+        found = await super().read(grants, **bounds, closed=closed)
         own = {grant.interval_id: grant for grant in grants if grant.interval_id in self._directories}
         self._grants |= own
         self._unsettled |= own

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from psycopg.rows import TupleRow
 
@@ -21,8 +21,9 @@ from millpy.errors import StaleSequencerError
 from millpy.model.checkpoint import DedupeRun, Delta, Entries, Grant, Kind
 from millpy.model.delta import decode_document
 from millpy.model.stage import UNBOUNDED, StoredInterval
+from millpy.model.stored_windows import ClosedKind, SpanOfEnds
 from millpy.model.time import Instant
-from millpy.store.postgres import stored_windows
+from millpy.store.postgres import stored_sessions, stored_windows
 from millpy.store.postgres.arrays import Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
@@ -61,18 +62,28 @@ async def read(
     grants: Sequence[Grant],
     state_rows_max: int,
     closed_rows_max: int,
+    closed: ClosedKind,
     progressed: Callable[[], None],
 ) -> list[OwnerSnapshot]:
     """Read the stored data of owned intervals; see `Store.read`. `progressed` is called after each piece."""
-    return [await _read_one(connection, grant, state_rows_max, closed_rows_max, progressed) for grant in grants]
+    bounds = _Bounds(state_rows_max, closed_rows_max, closed)
+    return [await _read_one(connection, grant, bounds, progressed) for grant in grants]
+
+
+class _Bounds(NamedTuple):
+    """The bounds of `Store.read`."""
+
+    state_rows_max: int
+    closed_rows_max: int
+    closed: ClosedKind
 
 
 async def _read_one(
-    connection: Connection, grant: Grant, state_rows_max: int, closed_rows_max: int, progressed: Callable[[], None]
+    connection: Connection, grant: Grant, bounds: _Bounds, progressed: Callable[[], None]
 ) -> OwnerSnapshot:
     header = await _header(connection, grant)
     while True:
-        opened = await _read_under(connection, grant, header, state_rows_max, closed_rows_max, progressed)
+        opened = await _read_under(connection, grant, header, bounds, progressed)
         before, header = header, await _header(connection, grant)
         if header == before:
             return opened
@@ -90,12 +101,12 @@ async def _read_under(
     connection: Connection,
     grant: Grant,
     header: TupleRow,
-    state_rows_max: int,
-    closed_rows_max: int,
+    bounds: _Bounds,
     progressed: Callable[[], None],
 ) -> OwnerSnapshot:
     """Read the data under a header. It is valid if the header is still the same afterwards."""
     _, bundle, folded_bundle, input_watermark, low_watermark, processing_floor, horizon_floor = header
+    state_rows_max, closed_rows_max, kind = bounds
     of_interval: dict[str, Any] = {"interval": grant.interval_id}
     newest: Newest = {}
     unfolded_bytes = 0
@@ -106,12 +117,19 @@ async def _read_under(
         progressed()
     ((states,),) = await all_rows(connection, statement("count_state"), of_interval | {"rows_max": state_rows_max})
     groups: Groups = {}
-    subkeys = await stored_windows.subkeys(connection, grant, closed_rows_max) if closed_rows_max < UNBOUNDED else None
+    subkeys: list[str] | None = None
+    ends: SpanOfEnds | None = None
+    if kind is ClosedKind.SESSIONS and closed_rows_max < UNBOUNDED:
+        ends = await stored_sessions.closed_ends(connection, grant, low_watermark, closed_rows_max)
+    elif closed_rows_max < UNBOUNDED:
+        subkeys = await stored_windows.subkeys(connection, grant, closed_rows_max)
     is_closed = {subkey: int(subkey.partition("/")[2]) <= low_watermark for subkey in subkeys or ()}
     for subkey, closed in is_closed.items():
-        if not closed:
-            await _read_window(connection, grant, subkey, newest, groups, progressed)
-    for kinds in _OTHERS if subkeys is None else _WITHOUT_WINDOWS:
+        if not closed and kind is ClosedKind.WINDOWS:
+            await _add_windows(stored_windows.read_window(connection, grant, subkey), newest, groups, progressed)
+    if ends is not None or (subkeys is not None and kind is ClosedKind.PANES):
+        await _add_windows(stored_sessions.read_open(connection, grant, low_watermark), newest, groups, progressed)
+    for kinds in _OTHERS if subkeys is None and ends is None else _WITHOUT_WINDOWS:
         await _read_kinds(connection, grant.interval_id, kinds, newest, groups, progressed)
     complete = states + _states(newest) <= state_rows_max
     if complete and states:
@@ -129,10 +147,11 @@ async def _read_under(
             input_watermark=Instant(input_watermark),
             low_watermark=Instant(low_watermark),
             processing_floor=Instant(processing_floor),
-            entries=_entries(newest, groups, complete),
+            entries=_entries(newest, groups, complete, tombstones=ends is not None),
             state_complete=complete,
             horizon_floor=Instant(horizon_floor),
             closed_windows=[subkey for subkey, closed in is_closed.items() if closed],
+            closed_ends=ends,
         ),
         cursors={producer: (seq, Instant(watermark)) for producer, seq, watermark in cursors},
         last_segments=dict(last_segments),
@@ -190,19 +209,14 @@ async def _read_kinds(
             instants.clear()
 
 
-async def _read_window(
-    connection: Connection,
-    grant: Grant,
-    subkey: str,
-    newest: Newest,
-    groups: Groups,
-    progressed: Callable[[], None],
+async def _add_windows(
+    pieces: AsyncIterator[list[TupleRow]], newest: Newest, groups: Groups, progressed: Callable[[], None]
 ) -> None:
-    """Add the folded rows of a window that no document overlays to `groups`."""
+    """Add the folded rows of windows that no document overlays to `groups`."""
     kind = Kind.WINDOW.value
-    async for rows in stored_windows.read_window(connection, grant, subkey):
+    async for rows in pieces:
         progressed()
-        for _, key, key_hash, fire_at, value, *_ in rows:
+        for subkey, key, key_hash, fire_at, value, *_ in rows:
             name = key.encode()
             if (kind, "", name, subkey) not in newest:
                 _group(groups, kind, "").add(name, key_hash, subkey, value.encode(), fire_at)
@@ -231,10 +245,15 @@ def _states(newest: Newest) -> int:
     return sum(1 for identity, (_, value, _) in newest.items() if identity[0] == "state" and value is not None)
 
 
-def _entries(newest: Newest, groups: Groups, with_state: bool = True) -> tuple[Entries, ...]:
-    """Add the entries of documents, without tombstones, to the groups of folded rows. Return all groups."""
+def _entries(
+    newest: Newest, groups: Groups, with_state: bool = True, *, tombstones: bool = False
+) -> tuple[Entries, ...]:
+    """Add the entries of documents to the groups of folded rows. Return all groups.
+
+    Tombstones are left out, except those of windows if they are asked for.
+    """
     for (kind, namespace, key, subkey), (hashed, value, fire_at) in newest.items():
-        if value is not None:
+        if value is not None or (tombstones and kind == "window"):
             _group(groups, kind, namespace).add(key, hashed, subkey, value, fire_at)
     return tuple(part for (kind, _), of_name in groups.items() if with_state or kind != "state" for part in of_name)
 

@@ -27,9 +27,10 @@ from millpy.model.deployment import Deployment, GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
+from millpy.model.stored_windows import ClosedKind, SessionQuery
 from millpy.model.time import Instant
 from millpy.store.postgres import fold as folding
-from millpy.store.postgres import ownership, reopening, requests, retention, stored_windows
+from millpy.store.postgres import ownership, reopening, requests, retention, stored_sessions, stored_windows
 from millpy.store.postgres import poll as polling
 from millpy.store.postgres import recovery as reading
 from millpy.store.postgres.arrays import Bigints, Booleans, Jsonbs, Texts
@@ -292,13 +293,19 @@ class PostgresStore:
             return await ownership.take_over_from_self(connection, worker_id, grants, self._backends)
 
     async def read(
-        self, grants: Sequence[Grant], *, state_rows_max: int, closed_rows_max: int = UNBOUNDED
+        self,
+        grants: Sequence[Grant],
+        *,
+        state_rows_max: int,
+        closed_rows_max: int = UNBOUNDED,
+        closed: ClosedKind = ClosedKind.WINDOWS,
     ) -> Sequence[OwnerSnapshot]:
         """Read the stored data of owned intervals; see `Store.read`."""
         if not grants:
             return []
         async with self._admin.use() as connection:
-            return await reading.read(connection, grants, state_rows_max, closed_rows_max, self._progressed)
+            bounds = state_rows_max, closed_rows_max, closed
+            return await reading.read(connection, grants, *bounds, self._progressed)
 
     async def load_state(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
         """Read the STATE entries of these keys."""
@@ -313,6 +320,11 @@ class PostgresStore:
         """Read folded rows of windows; see `Store.load_windows`."""
         async with self._poll.use() as connection:
             return await stored_windows.load(connection, grant, folded_bundle, subkeys, keys, self._progressed)
+
+    async def load_sessions(self, grant: Grant, folded_bundle: int, query: SessionQuery) -> Entries:
+        """Read folded rows of sessions; see `Store.load_sessions`."""
+        async with self._poll.use() as connection:
+            return await stored_sessions.load(connection, grant, folded_bundle, query, self._progressed)
 
     async def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
         """Read the dedupe runs of this source partition within the horizon, oldest first."""

@@ -18,7 +18,6 @@ from millpy.errors import CommitUnknownError
 from millpy.ingest.intake import Intake
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
 from millpy.model.due_timers import DueTimers
-from millpy.model.stage import UNBOUNDED
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.operators import timers
 from millpy.operators.join_reach import IntervalReach
@@ -160,7 +159,7 @@ class ForgetsDedupeIds(MemoryStore):
 class ReadsFoldedOnly(MemoryStore):
     """Opens an interval from its rows, without the unfolded deltas."""
 
-    async def read(self, grants: Sequence[Grant], *, state_rows_max: int, closed_rows_max: int = UNBOUNDED) -> Any:
+    async def read(self, grants: Sequence[Grant], *, state_rows_max: int, **closed: Any) -> Any:
         """Read rows only."""
         headers = [self.database.headers[grant.interval_id] for grant in grants]
         folded = [header.folded_bundle for header in headers]

@@ -129,7 +129,7 @@ def test_record_without_room_has_no_effect(kind: str, few: int) -> None:
         assert rows_of(result) == rows_of(expected)
         assert subject.interval._open.weights.total == 0 == open_panes(subject)
     assert refused_somewhere > 20
-    assert bool(loaded) == (kind != "sessions")
+    assert loaded
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -144,7 +144,7 @@ def test_known_keys_have_room_that_new_keys_do_not_have(kind: str) -> None:
         assert numbers(subject.feed([(Reading("known", number), at)])) == []
 
 
-@pytest.mark.parametrize("kind", ["fixed", "slices", "sliding"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_input_waits_for_a_fold_while_closed_windows_exceed_their_bound(kind: str) -> None:
     subject = driver(kind)
     subject.feed([(Reading(f"k{n}", n), 1) for n in range(20)])

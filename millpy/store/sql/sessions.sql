@@ -1,0 +1,57 @@
+-- The reads of sessions, of which an interval has as many as rows. The subkey of a session is "<start>/<end>".
+
+-- name: load_sessions
+-- Reads the folded sessions of some keys that intersect one of the key's spans, with one index scan for each key. Zero
+-- rows: there is none.
+SELECT k.subkey, k.key, k.key_hash, k.fire_at, k.value
+  FROM (SELECT s.key, range_agg(int8range(s.low, s.high)) AS spans
+          FROM unnest(%(keys)s, %(lows)s, %(highs)s) AS s (key, low, high)
+         GROUP BY s.key) AS asked
+ CROSS JOIN LATERAL (
+       SELECT o.* FROM mill.keyed AS o
+        WHERE o.interval_id = %(interval)s AND o.kind = 'window' AND o.namespace = ''
+          AND hashtextextended(o.key, 0) = hashtextextended(asked.key COLLATE "C", 0) AND o.key = asked.key
+       OFFSET 0) AS k
+ WHERE asked.spans && int8range(split_part(k.subkey, '/', 1)::bigint, split_part(k.subkey, '/', 2)::bigint);
+
+-- name: read_ended_sessions
+-- Reads the next folded sessions that end by a time, in index order, without values. Fewer rows than rows_max: no other
+-- is left.
+SELECT k.subkey, k.key, k.key_hash, k.fire_at
+  FROM mill.keyed AS k
+ WHERE k.interval_id = %(interval)s AND k.kind = 'window' AND k.namespace = ''
+   AND (hashtextextended(k.key, 0), hashtextextended(k.subkey, 0), k.key_hash)
+       > (%(text_hash)s::bigint, %(subkey_hash)s::bigint, %(key_hash)s::bigint)
+   AND split_part(k.subkey, '/', 2)::bigint <= %(ended_by)s::bigint
+ ORDER BY hashtextextended(k.key, 0), hashtextextended(k.subkey, 0), k.key_hash
+ LIMIT %(rows_max)s::bigint;
+
+-- name: place_of_session
+-- Tells where a session is in the order of read_ended_sessions. Always one row.
+SELECT hashtextextended(%(key)s::text COLLATE "C", 0) AS text_hash,
+       hashtextextended(%(subkey)s::text COLLATE "C", 0) AS subkey_hash;
+
+-- name: read_closed_ends
+-- Reads when the first and the last folded session end that end by a time. Always one row.
+SELECT min(ended.at), max(ended.at)
+  FROM (SELECT split_part(k.subkey, '/', 2)::bigint AS at FROM mill.keyed AS k
+         WHERE k.interval_id = %(interval)s AND k.kind = 'window') AS ended
+ WHERE ended.at <= %(ended_by)s::bigint;
+
+-- name: read_open_panes
+-- Reads the next folded panes of windows that end after a time, and those that wait, in index order: about bytes_max of
+-- them and at least one. `found` counts the rows that are left, up to rows_max. Zero rows: no row is left.
+SELECT p.subkey, p.key, p.key_hash, p.fire_at, p.value, p.text_hash, p.subkey_hash, p.found
+  FROM (SELECT f.*, count(*) OVER () AS found,
+               sum(f.bytes) OVER (ORDER BY f.text_hash, f.subkey_hash, f.key_hash) - f.bytes AS before
+          FROM (SELECT k.subkey, k.key, k.key_hash, k.fire_at, k.value, octet_length(k.value) AS bytes,
+                       hashtextextended(k.key, 0) AS text_hash, hashtextextended(k.subkey, 0) AS subkey_hash
+                  FROM mill.keyed AS k
+                 WHERE k.interval_id = %(interval)s AND k.kind = 'window' AND k.namespace = ''
+                   AND (hashtextextended(k.key, 0), hashtextextended(k.subkey, 0), k.key_hash)
+                       > (%(text_hash)s::bigint, %(subkey_hash)s::bigint, %(key_hash)s::bigint)
+                   AND (split_part(k.subkey, '/', 2)::bigint > %(ended_by)s::bigint OR strpos(k.value, '"waits":true') > 0)
+                 ORDER BY hashtextextended(k.key, 0), hashtextextended(k.subkey, 0), k.key_hash
+                 LIMIT %(rows_max)s::integer) AS f) AS p
+ WHERE p.before < %(bytes_max)s::bigint
+ ORDER BY p.text_hash, p.subkey_hash, p.key_hash;

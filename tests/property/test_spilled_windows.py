@@ -1,0 +1,85 @@
+"""Windows that have left memory: every turn is the same as if all were there, whatever the trigger and the faults."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millpy import Accumulation, AfterWatermark
+from millpy.model.record import retractions_of
+from millpy.model.stage import StepResult
+from millpy.store.memory.tables import column_values
+from millpy.windowing.window import Windows
+from tests.property.test_pane_triggers import FIXED, SLIDING, Reading, Run, played, runs, triggers
+from tests.property.test_session_triggers import CUT_SESSIONS, FULL_SESSIONS, SESSIONS
+
+MOVES = ["none", "fold", "fold", "fold behind", "restart", "lost", "clock", "watermark"]
+KINDS: dict[str, Windows] = {
+    "fixed": FIXED,
+    "sliding": SLIDING,
+    "sessions": SESSIONS,
+    "cut sessions": CUT_SESSIONS,
+    "full sessions": FULL_SESSIONS,
+}
+
+
+def schedule(seed: int) -> list[Any]:
+    """Return moves, of which many are late records for windows that have fired and were folded."""
+    rng = random.Random(seed)
+    found: list[Any] = []
+    for now in range(0, 2 * rng.randrange(10, 40), 2):
+        late = [now - rng.randrange(5, 45) for _ in range(rng.choice([0, 0, 1, 1, 3]))]
+        times = [*late, *[now + rng.randrange(3)] * rng.randrange(2)]
+        for what in rng.sample(["records", "records", rng.choice(MOVES), rng.choice(MOVES)], k=4):
+            if what in ("records", "lost") and times:
+                found.append((what, [(Reading(rng.choice("abc"), rng.randrange(9)), max(0, at)) for at in times]))
+            elif what in ("clock", "watermark"):
+                found.append((what, rng.randrange(1, 5)))
+            elif what not in ("records", "lost", "none"):
+                found.append((what, None))
+    return found
+
+
+def effects(result: StepResult) -> Any:
+    """Return what a turn does beside the stored state, in an order of its own."""
+    panes = []
+    for stream, records in result.productions.items():
+        rows = zip(records.objects(), records.event_times.tolist(), retractions_of(records).tolist(), strict=True)
+        panes += [(stream, str(record), at, retracts) for record, at, retracts in rows]
+    rows = [row for part in result.results for row in zip(*map(column_values, part.columns), strict=True)]
+    gone = [row for part in result.deleted for row in zip(*map(column_values, part.columns), strict=True)]
+    late = [
+        row
+        for part in result.late
+        for row in zip(part.keys, part.payloads, part.window_starts, part.window_ends, strict=True)
+    ]
+    letters = [(letter.reason, letter.payload) for letter in result.dead_letters]
+    counts = result.consumed_by_input, result.emitted_by_stream, result.late_by_input
+    return sorted(panes), sorted(map(str, rows)), sorted(map(str, gone)), sorted(late), letters, counts
+
+
+@pytest.mark.parametrize("windows", KINDS.values(), ids=KINDS)
+@settings(max_examples=60, deadline=None)
+@given(
+    run=runs(st.just(AfterWatermark()) | triggers, st.integers(0, 2**32).map(schedule)),
+    mode=st.sampled_from(Accumulation),
+    allowed=st.sampled_from([7, 30, 1_000]),
+)
+def test_a_turn_does_not_depend_on_what_is_in_memory(
+    windows: Windows, run: Run, mode: Accumulation, allowed: int
+) -> None:
+    spilling, resident = run.start(windows, mode, allowed), run.start(windows, mode, allowed)
+    resident.fold = lambda **how: None  # type: ignore[method-assign]
+    for subject in (spilling, resident):
+        played(subject, run.schedule, columns=run.few == 0)
+
+    for one, other in zip(spilling.results, resident.results, strict=True):
+        assert effects(one) == effects(other)
+    assert spilling.interval.oldest_work() == resident.interval.oldest_work()
+    for subject in (spilling, resident):
+        subject.finish()
+        subject.check_ended()
