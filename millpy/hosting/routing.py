@@ -8,7 +8,7 @@ bundle which one was before it, so its bundles have segments in any case, withou
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,31 +106,44 @@ class Router:
             progress = None if subscription.archived else sites_by_stream.get(subscription.stream)
             if not parts and progress is None:
                 continue
-            records = concat(parts) if parts else Records.empty(subscription.record_type)
-            slices: list[StoredSlice | None] = [None] * len(subscription.consumer_ids)
-            previous = producer.last_segments.get(subscription.subscription_id, 0)
-            split = _split(records, records.keys(subscription.key_fields, self._hasher), subscription) if parts else []
-            if progress is not None:
-                split = _with_sites(split, subscription, progress)
-            for index, part, keys in split:
-                consumer = subscription.consumer_ids[index]
-                if consumer in current:
-                    bundle = Bundle(
-                        subscription.input, producer.interval_id, producer.bundle, producer.low_watermark, part, keys,
-                        previous if subscription.archived else None,
-                    )  # fmt: skip
-                    deliveries[consumer].append(
-                        Delivery(producer.interval_id, producer.bundle, producer.low_watermark, bundle, False)
-                    )
-                else:
-                    slices[index] = encode_slice(part)
-            if subscription.archived or any(part is not None for part in slices):
-                segments.append(_segment(producer, subscription, records, slices, previous))
+            segments += self._send(producer, subscription, parts, progress, current, deliveries)
         for consumer in current:
             deliveries[consumer].append(
                 Delivery(producer.interval_id, producer.bundle, producer.low_watermark, None, True)
             )
         return segments, letters
+
+    def _send(
+        self,
+        producer: IntervalState,
+        subscription: OutgoingSubscription,
+        parts: Sequence[Records],
+        progress: SiteProgress | None,
+        current: Collection[int],
+        deliveries: dict[int, list[Delivery]],
+    ) -> list[Segment]:
+        """Deliver the records of one subscription to its consumers in memory; return the segment of the others."""
+        records = concat(parts) if parts else Records.empty(subscription.record_type)
+        slices: list[StoredSlice | None] = [None] * len(subscription.consumer_ids)
+        previous = producer.last_segments.get(subscription.subscription_id, 0)
+        split = _split(records, records.keys(subscription.key_fields, self._hasher), subscription) if parts else []
+        if progress is not None:
+            split = _with_sites(split, subscription, progress)
+        for index, part, keys in split:
+            consumer = subscription.consumer_ids[index]
+            if consumer in current:
+                bundle = Bundle(
+                    subscription.input, producer.interval_id, producer.bundle, producer.low_watermark, part, keys,
+                    previous if subscription.archived else None,
+                )  # fmt: skip
+                deliveries[consumer].append(
+                    Delivery(producer.interval_id, producer.bundle, producer.low_watermark, bundle, False)
+                )
+            else:
+                slices[index] = encode_slice(part)
+        if subscription.archived or any(part is not None for part in slices):
+            return [_segment(producer, subscription, records, slices, previous)]
+        return []
 
     def _through(
         self,

@@ -344,9 +344,8 @@ class Steps:
             interval.input_watermark = after
             return None
         self._load_missing(interval, stage, arrived)
-        work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes)
-        work.corrections, work.load_windows = retaken.corrections, partial(self._load.windows, interval.grant)
-        work.load_sessions = partial(self._load.sessions, interval.grant)
+        work = self._work(interval, arrived, before, after, now_us, releases)
+        work.corrections = retaken.corrections
         result = self._bounded_step(interval, stage, work, isolation)
         interval.bundle += 1
         interval.input_watermark = after
@@ -358,10 +357,7 @@ class Steps:
         _count(interval, refused, result)
         corrected = _uncount(interval, retaken, result, before)
         self._takes.add(interval, consumed, work, result, unarchived)
-        made = (result.productions, result.emitted_by_stream)
-        expected = ExpectedRecords(inbox.replays.get(interval.interval_id))
-        for arrival in retaken.arrived:
-            expected.add(interval.plan.name, arrival.bundle.input, arrival.bundle.records)
+        made, expected = (result.productions, result.emitted_by_stream), _expected(interval, inbox, retaken)
         segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted, expected)
         outcomes, letters, late = match_outcomes(retaken, [*result.dead_letters, *failed], result.late)
         interval.committed_at = inbox.monotonic
@@ -386,6 +382,21 @@ class Steps:
             notices=result.notices,
             archived=result.archived,
         )
+
+    def _work(
+        self,
+        interval: IntervalState,
+        arrived: Sequence[InputBundle],
+        before: Instant,
+        after: Instant,
+        now_us: int,
+        releases: Sequence[Release],
+    ) -> Work:
+        """Return the work of a step, which can read what of its interval is only in the store."""
+        work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes)
+        work.load_windows = partial(self._load.windows, interval.grant)
+        work.load_sessions = partial(self._load.sessions, interval.grant)
+        return work
 
     def _load_missing(self, interval: IntervalState, stage: StageInterval, arrived: Sequence[InputBundle]) -> None:
         """Load the state that a step needs and that is not in memory."""
@@ -475,6 +486,14 @@ class Steps:
         if moved > interval.low_watermark or after > before:
             return True
         return bool(interval.moved) and inbox.monotonic - interval.committed_at >= CURSOR_ONLY_EVERY_S
+
+
+def _expected(interval: IntervalState, inbox: TurnInput, retaken: ReplayBatch) -> ExpectedRecords:
+    """Return what replayed dead letters become, with the records that they are for this interval."""
+    found = ExpectedRecords(inbox.replays.get(interval.interval_id))
+    for arrival in retaken.arrived:
+        found.add(interval.plan.name, arrival.bundle.input, arrival.bundle.records)
+    return found
 
 
 def _unarchived(retaken: ReplayBatch, releases: Sequence[Release], refused: Sequence[tuple[int, DeadLetter]]) -> str:

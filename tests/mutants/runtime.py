@@ -308,8 +308,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/runtime/ownership.py",
-        "progressed=self._lease.progressed\n",
-        "progressed=None\n",
+        "progressed = self._lease.progressed\n",
+        "progressed = None\n",
         killers=("tests/unit/runtime/test_trust.py::test_worker_that_folds_for_long_while_leaving_keeps_its_lease",),
     ),
     Mutant(

@@ -346,8 +346,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/windowing/session_state.py",
-        "        if not sessions and not gone:",
-        "        if not sessions and gone:",
+        "        if not sessions and not gone and (",
+        "        if not sessions and gone and (",
         killers=("tests/unit/windowing/test_session.py::test_record_out_of_order_joins_two_open_sessions",),
     ),
     Mutant(

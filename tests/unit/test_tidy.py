@@ -42,8 +42,11 @@ CATCHES_ALL = (
     "model.dead_letter",
     "operators.stateless",
     "graph.loader",
+    "process.window_recomputation",  # calls user code
     "windowing.aggregates.combiner",
+    "windowing.corrections",
     "windowing.predicate_trigger",
+    "windowing.recomputation",
     "windowing.user_spans",
     "testing.transcripts.definition",  # makes an instance of a user's class
     "store.archive.object_storage",  # each client has errors of its own

@@ -26,8 +26,8 @@ from psycopg.rows import TupleRow
 from millpy.errors import CommitUnknownError, PaneOrderError, StoreUnavailableError, TransientError
 from millpy.model.checkpoint import Checkpoint, DeletedRows, Segment, StoredSlice
 from millpy.model.delta import encode_documents
-from millpy.store.postgres import corrections, requests
-from millpy.store.postgres.arrays import Bigints, Booleans, Byteas, Jsonbs, PgArray, Texts
+from millpy.store.postgres import corrections, requests, set_aside
+from millpy.store.postgres.arrays import Bigints, Byteas, Jsonbs, PgArray, Texts
 from millpy.store.postgres.connection import Channel, Connection
 from millpy.store.postgres.errors import (
     SlotMovedError,
@@ -38,7 +38,6 @@ from millpy.store.postgres.errors import (
 )
 from millpy.store.postgres.notices import record_notices
 from millpy.store.postgres.partitions import Times, is_key, is_missing, make_partitions, table_of
-from millpy.store.postgres.requests import storable
 from millpy.store.postgres.results import (
     COPY_ROWS_MIN,
     Block,
@@ -127,9 +126,9 @@ def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: d
     logs = [*_deltas(checkpoints), *_segments(checkpoints), *_dedupe_runs(checkpoints)]
     appends = [
         *_cursors(checkpoints),
-        *_expected_records(checkpoints),
-        *_late_records(checkpoints),  # some of them may be expected
-        *_dead_letters(checkpoints),
+        *set_aside.append_expected_records(checkpoints),
+        *set_aside.append_late_records(checkpoints),  # some of them may be expected
+        *set_aside.append_dead_letters(checkpoints),
         *requests.record_outcomes(checkpoints),
         *requests.record_pauses(checkpoints),
         *_archive_files(checkpoints),
@@ -249,69 +248,6 @@ def _dedupe_runs(checkpoints: Sequence[Checkpoint]) -> list[Command]:
         "wholes": Bigints([int(run.whole) for _, _, run in runs]),
     }
     return [(statement("append_dedupe_runs"), parameters)]
-
-
-def _expected_records(checkpoints: Sequence[Checkpoint]) -> list[Command]:
-    expected = [record for c in checkpoints for record in c.expected]
-    if not expected:
-        return []
-    parameters = {
-        "letters": Bigints([record.dead_letter_id for record in expected]),
-        "computations": Texts([record.computation for record in expected]),
-        "inputs": Bigints([record.input for record in expected]),
-        "event_times": Bigints([record.event_time for record in expected]),
-        "payloads": Byteas([record.payload for record in expected]),
-    }
-    return [(statement("append_expected_records"), parameters)]
-
-
-def _late_records(checkpoints: Sequence[Checkpoint]) -> list[Command]:
-    blocks = [(c, late) for c in checkpoints for late in c.late if len(late)]
-    if not blocks:
-        return []
-    parameters = {
-        "intervals": Bigints([c.grant.interval_id for c, late in blocks for _ in late.payloads]),
-        "bundles": Bigints([c.bundle for c, late in blocks for _ in late.payloads]),
-        "streams": Texts([late.stream for _, late in blocks for _ in late.payloads]),
-        "computations": Texts([late.computation for _, late in blocks for _ in late.payloads]),
-        "inputs": Bigints([late.input for _, late in blocks for _ in late.payloads]),
-        "keys": Texts([key for _, late in blocks for key in late.keys]),
-        "event_times": Bigints([at for _, late in blocks for at in late.event_times]),
-        "watermarks": Bigints([at for _, late in blocks for at in late.watermarks]),
-        "window_starts": Bigints([at for _, late in blocks for at in late.window_starts]),
-        "window_ends": Bigints([at for _, late in blocks for at in late.window_ends]),
-        "payloads": Byteas([payload for _, late in blocks for payload in late.payloads]),
-        "wholes": Bigints([int(whole) for _, late in blocks for whole in late.whole or [True] * len(late)]),
-        "retracts": Booleans([mark for _, late in blocks for mark in late.retracts or [False] * len(late)]),
-    }
-    return [(statement("append_late_records"), parameters)]
-
-
-def _dead_letters(checkpoints: Sequence[Checkpoint]) -> list[Command]:
-    letters = [(c, letter) for c in checkpoints for letter in c.dead_letters]
-    if not letters:
-        return []
-    parameters = {
-        "intervals": Bigints([c.grant.interval_id for c, _ in letters]),
-        "bundles": Bigints([c.bundle for c, _ in letters]),
-        "streams": Texts([letter.stream for _, letter in letters]),
-        "computations": Texts([letter.computation for _, letter in letters]),
-        "inputs": Bigints([letter.input for _, letter in letters]),
-        "reasons": Texts([letter.reason for _, letter in letters]),
-        # These texts may quote the faulty record, which must not make the commit fail as well.
-        "details": Texts([storable(letter.detail) for _, letter in letters]),
-        "tracebacks": Texts([storable(letter.traceback) for _, letter in letters]),
-        "positions": Texts([storable(letter.position) for _, letter in letters]),
-        "keys": Texts(
-            [None if letter.key is None else storable(letter.key.decode(errors="replace")) for _, letter in letters]
-        ),
-        "event_times": Bigints([letter.event_time for _, letter in letters]),
-        "wires": Texts([storable(letter.wire) for _, letter in letters]),
-        "ids": Byteas([letter.dedupe_id for _, letter in letters]),
-        "payloads": Byteas([letter.payload for _, letter in letters]),
-        "retracts": Booleans([letter.retracts for _, letter in letters]),
-    }
-    return [(statement("append_dead_letters"), parameters)]
 
 
 def _archive_files(checkpoints: Sequence[Checkpoint]) -> list[Command]:
