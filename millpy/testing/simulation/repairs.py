@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from millpy.model.checkpoint import PastWindow, Request
+from millpy.model.time import Instant
 from millpy.store.memory.tables import StoredTable
 from millpy.testing.simulation.deployments import BRANCH_OF
 from millpy.testing.simulation.graphs import CHANGEABLE, home_of
@@ -115,7 +116,7 @@ def drop_rows(world: World) -> bool:
         end = (reached - max(RETENTION_US, lateness_us)) // PARTITION_US * PARTITION_US
         if end > history.dropped_to.get(name, 0):
             history.dropped_to[name] = end
-            gone = table.drop_before(end)
+            gone = table.drop_before(Instant(end))
             history.dropped.update((name, *window) for window in gone)
             dropped += len(gone)
     world.say(f"{dropped} rows are dropped, up to {history.dropped_to}")
