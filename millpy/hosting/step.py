@@ -45,7 +45,7 @@ from millpy.model.dead_letter import payload_of
 from millpy.model.keys import KeyHasher, key_text
 from millpy.model.lookup import Tables
 from millpy.model.record import Records, retractions_of
-from millpy.model.stage import InputBundle, Release, StageInterval, StepResult, Work
+from millpy.model.stage import InputBundle, Release, StageInterval, StepResult, WindowCorrection, Work
 from millpy.model.stored_windows import SessionQuery
 from millpy.model.time import INSTANT_MAX, ClockReading, Instant, plausible_floor
 from millpy.model.watermark import advance, input_watermark, low_watermark
@@ -331,9 +331,9 @@ class Steps:
     ) -> Checkpoint | None:
         assert interval.stage is not None
         stage, before = interval.stage, interval.input_watermark
-        retaken = self._retaken(interval, inbox, isolation)
-        consumed = self._takes.consumed(interval, deliveries[interval.interval_id])
-        arrived, refused = self._arrivals(interval, deliveries[interval.interval_id], isolation)
+        retaken, delivered = self._retaken(interval, inbox, isolation), deliveries[interval.interval_id]
+        consumed = self._takes.consumed(interval, delivered)
+        arrived, refused = self._arrivals(interval, delivered, isolation)
         arrived = [*retaken.arrived, *arrived]
         after = input_watermark(cursor.watermark for cursor in interval.cursors.values())
         assert after >= before, (interval.interval_id, before, after)
@@ -344,8 +344,7 @@ class Steps:
             interval.input_watermark = after
             return None
         self._load_missing(interval, stage, arrived)
-        work = self._work(interval, arrived, before, after, now_us, releases)
-        work.corrections = retaken.corrections
+        work = self._work(interval, arrived, before, after, now_us, releases, retaken.corrections)
         result = self._bounded_step(interval, stage, work, isolation)
         interval.bundle += 1
         interval.input_watermark = after
@@ -391,9 +390,11 @@ class Steps:
         after: Instant,
         now_us: int,
         releases: Sequence[Release],
+        corrections: Sequence[WindowCorrection],
     ) -> Work:
         """Return the work of a step, which can read what of its interval is only in the store."""
         work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes)
+        work.corrections = corrections
         work.load_windows = partial(self._load.windows, interval.grant)
         work.load_sessions = partial(self._load.sessions, interval.grant)
         return work

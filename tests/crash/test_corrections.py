@@ -98,7 +98,7 @@ def a_graph(feed: Feed, *, archived: bool = False) -> Graph:
         costs=Count("cost"),
     ).to_table("tens")
     sliding = SlidingWindows(seconds(2), every=seconds(1))
-    keyed.window(sliding).aggregate(n=Count(), high=Max("value")).to_table("sliding")
+    keyed.window(sliding).aggregate(n=Count(), high=Max("value"), total=Sum("value")).to_table("sliding")
     keyed.window(FixedWindows(seconds(1))).aggregate(middle=MIDDLE).to_table("middles")
     keyed.window(SessionWindows(gap=seconds(1))).aggregate(n=Count()).to_table("sessions")
     return graph
@@ -156,6 +156,7 @@ async def test_late_records_are_added_to_the_row_of_their_finished_window() -> N
         assert world.adds_up()
         await corrected(world, "sliding")
         assert row_of(world, "sliding")["n"] == row_of(world, "sliding", -1_000_000)["n"] == 5
+        assert row_of(world, "sliding")["total"] == 105
         assert world.adds_up()
         assert replay(world, "windows") == []
 

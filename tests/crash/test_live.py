@@ -18,4 +18,4 @@ def test_killed_commands_and_workers_change_and_correct_once(survives: Survives)
 
     verdict = survives(case)
 
-    assert (verdict.kills, verdict.idle_kills) == (4, 0)
+    assert (verdict.kills, verdict.idle_kills) == (5, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 from millpy.errors import RequestWithdrawnError
@@ -275,7 +276,7 @@ class Requests:
         key = json.loads(window.key)
         name = (*(key if len(table.spec.keys) > 1 else [key]), window.start, window.end)
         row = table.rows.get(name)
-        return None if row is None else json.dumps(row, default=str).encode()
+        return None if row is None else json.dumps(row, default=_plain).encode()
 
     def _overlapping(self, window: PastWindow) -> tuple[tuple[bytes, int], ...]:
         """Return the first rows of the key whose windows intersect one."""
@@ -313,3 +314,10 @@ class Requests:
                     into_window=asks,
                     window=self._window(interval_id, late, place, state.recomputed) if asks and state else None,
                 )
+
+
+def _plain(value: object) -> int | str:
+    """Return a value that JSON lacks as a number or text: PostgreSQL shows a whole numeric as a number."""
+    if isinstance(value, Decimal) and value.is_finite() and value == value.to_integral_value():
+        return int(value)
+    return str(value)

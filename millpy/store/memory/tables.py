@@ -205,15 +205,15 @@ class StoredTable:
     history: dict[tuple[Any, ...], list[Row]] = field(default_factory=dict)
     dropped_to: Instant = INSTANT_MIN
 
-    def drop_before(self, end: Instant) -> int:
-        """Drop the windows that end before a time, as partitions are dropped; return the number of rows."""
+    def drop_before(self, end: Instant) -> list[tuple[Any, ...]]:
+        """Drop the windows that end before a time, as partitions are dropped; return the names of those with rows."""
         self.dropped_to = max(self.dropped_to, end)
         gone = [name for name in self.rows if name[-1] < end]
         for name in gone:
             del self.rows[name]
         for name in [name for name in self.history if name[-1] < end]:
             del self.history[name]
-        return len(gone)
+        return gone
 
 
 @dataclass(slots=True)

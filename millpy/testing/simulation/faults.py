@@ -13,7 +13,7 @@ from millpy.testing.simulation.broker import Broker
 from millpy.testing.simulation.deployments import next_shape
 from millpy.testing.simulation.graphs import NAME, SITES
 from millpy.testing.simulation.lookup_table import TABLE, put_table
-from millpy.testing.simulation.repairs import add_late, correct_row, drop_rows
+from millpy.testing.simulation.repairs import add_late, correct_row, drop_old_rows
 from millpy.testing.simulation.schedule import POINTS, ScheduledFault
 
 if TYPE_CHECKING:
@@ -426,6 +426,6 @@ FAULTS: dict[str, Inject] = {
     "switch_at": _at_point("switch", (Failpoint.AFTER_FENCE,)),
     "added_late": add_late,
     "corrected": correct_row,
-    "rows_dropped": drop_rows,
+    "rows_dropped": drop_old_rows,
     "change_at": _at_point("change", (Failpoint.AFTER_FENCE, Failpoint.AFTER_STEP, Failpoint.AFTER_COMMIT)),
 }

@@ -153,8 +153,8 @@ class RunHistory:
         given: (worker, consumer, producer, subscription, seq) of every slice that a poll handed out.
         granted: (interval, sequencer) -> worker.
         version: the version of the graph.
-        changed_at: by interval, the newest bundle before the last change of the graph.
         dropped_to: result table -> the end of the newest partition that was dropped.
+        dropped: (result table, key, start, end) of each row that was dropped.
         kept: segments above some cursor, or passed by the newest commits.
         trace: one line an event.
     """
@@ -178,8 +178,8 @@ class RunHistory:
         self.unread: list[UnreadSegment] = []
         self.freed = False
         self.version = self.deployed.deployment.version
-        self.changed_at: dict[int, int] = {}
         self.dropped_to: dict[str, int] = {}
+        self.dropped: set[tuple[Any, ...]] = set()
         self.trace = trace
         self._headers = [observed.header for observed in self.by_interval.values()]
         self._states: list[tuple[Any, ...]] = []

@@ -49,7 +49,7 @@ CLOCK_KINDS = {"wall_steps": 4, "server_steps": 6, "machine_steps": 2}
 """The kinds that are added if clocks step far."""
 CHANGE_KINDS = ("changed", "changed", "change_at")
 """The kinds that are added if users change the graph in place."""
-REPAIR_KINDS = ("added_late", "added_late", "added_late", "added_late", "corrected", "rows_dropped")
+REPAIR_KINDS = ("added_late", "added_late", "added_late", "corrected", "rows_dropped")
 """The kinds that are added if operators correct finished windows."""
 POINTS = tuple(Failpoint)
 

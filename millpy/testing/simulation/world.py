@@ -111,6 +111,7 @@ class World:
         self.trouble = Trouble()
         self.machines: list[Machine] = []
         self._machine_of: dict[SimulatedProcess, Machine] = {}
+        self.requested: set[int] = set()
         self.rewritten: list[tuple[str, tuple[Any, ...]]] = []
         self.armed: list[tuple[Failpoint, str, float]] = []
         self.outcome = RunOutcome(schedule)
@@ -211,6 +212,8 @@ class World:
         if self._healed_at is not None and self.step % RELEASED_STEPS == 0:
             self.database.faults.land_lost_commits()  # a fault that was in progress when the faults ended
             faults.release_all(self)
+            self.check()  # up to the present commits
+            repairs.repair_at_the_end(self)
 
     def _publish(self) -> None:
         """Publish the readings that are due at this step, in bursts."""

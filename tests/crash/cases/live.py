@@ -42,6 +42,7 @@ SELECT count(*) FROM pg_stat_activity
 CONSUMED = "SELECT coalesce(sum(consumed + late), 0) FROM millpy.accounting WHERE consumer = 'minutes'"
 REQUESTED = "SELECT count(*) FROM millpy.late_records WHERE state = 'requested'"
 VERSION = "SELECT version FROM mill.graphs"
+ROWS = "SELECT count(*) FROM live.minutes"
 CORRECTED_TOTAL = -7
 CORRECTED = "SELECT count(*) FROM live.minutes WHERE total = -7"
 MADE = "SELECT count(*), count(late_record_id), count(DISTINCT late_record_id) FROM millpy.corrections"
@@ -140,6 +141,9 @@ def _deployed(world: World, graph: Path) -> None:
     assert one(world.url, VERSION) == 1, "the killed command has deployed"
     _did(world, "deploy", str(graph))
     assert one(world.url, VERSION) == 2
+    rows_before = one(world.url, ROWS)
+    _killed(world, "LOCK TABLE live.minutes IN ACCESS SHARE MODE", "deploy", str(graph), "--reset", "minutes")
+    assert (one(world.url, VERSION), one(world.url, ROWS)) == (2, rows_before), "the killed command has reset a step"
 
 
 def _corrected(world: World) -> None:
