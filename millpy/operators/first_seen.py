@@ -55,7 +55,7 @@ class FirstSeen:
         self._within_us = within_us
         self._tiers: list[_SeenTier] = []
         self._filter = IdFilter()
-        self._newest = INSTANT_MIN
+        self._stored_until = max((run.expires_at for run in runs if run.ids), default=INSTANT_MIN)
         self._clock = max((run.clock for run in runs), default=INSTANT_MIN)
         self.let_in = 0
         ids = b"".join(run.ids for run in runs)
@@ -89,21 +89,21 @@ class FirstSeen:
             return accepted, self._expire()
         tier = _SeenTier(hi[rows], lo[rows], times[rows]).in_order()
         self._push(tier)
-        run = DedupeRun(
-            ids_of(tier.hi, tier.lo),
-            tier.at.astype("<i8").tobytes(),
-            self._expires_at(int(tier.at.max())),
-            self._clock,
-        )
-        return accepted, run
+        expires_at = self._expires_at(int(tier.at.max()))
+        self._stored_until = max(self._stored_until, expires_at)
+        return accepted, DedupeRun(ids_of(tier.hi, tier.lo), tier.at.astype("<i8").tobytes(), expires_at, self._clock)
 
     def _expires_at(self, at: int) -> Instant:
         return Instant(min(at + 2 * self._within_us, INSTANT_MAX - 1))
 
     def _expire(self) -> DedupeRun | None:
-        """Forget all ids once all have expired; return the run that lets the store free their slots."""
-        if not self._tiers or self._expires_at(self._newest) >= self._clock:
+        """Forget all ids once all runs have expired; return the run that lets the store free their slots.
+
+        Under a shorter horizon than before, the runs expire later than their ids.
+        """
+        if not INSTANT_MIN < self._stored_until < self._clock:
             return None
+        self._stored_until = INSTANT_MIN
         self._tiers.clear()
         return DedupeRun(b"", b"", Instant(self._clock - 1), self._clock)
 
@@ -170,7 +170,6 @@ class FirstSeen:
 
     def _push(self, tier: _SeenTier) -> None:
         """Add a tier, and merge tiers of similar size when there are enough."""
-        self._newest = Instant(max(self._newest, int(tier.at.max())))
         horizon = self._clock - 2 * self._within_us
         tiers = [*(old for old in self._tiers if int(old.at.max()) >= horizon), tier]
         while count := tiers_to_merge([len(each.at) for each in tiers]):
