@@ -40,7 +40,7 @@ SELECT d.event_time, sha256(d.payload) AS digest, count(*) AS records
   JOIN mill.graphs AS g USING (graph_id)
  WHERE g.name = :graph AND d.computation = :computation AND d.stream <> '' AND d.state <> 'replayed'
    AND d.event_time >= :first AND d.event_time < :end
- GROUP BY 1, 2
+ GROUP BY 1, 2 ORDER BY 1
 """
 # Late records that were counted and are not stored: not kept, deleted by age, or settled long ago and deleted.
 _MISSING = """
@@ -113,7 +113,7 @@ def late_records_of(
 
 
 def dead_letters_of(admin: Admin, graph: str, computation: str, span: tuple[int, int]) -> list[LateRecords]:
-    """Return the records of a time that a computation has dead-lettered, and that were not replayed since."""
+    """Return the records of a time that a computation has dead-lettered, and not replayed since, by event time."""
     first, end = span
     rows = admin.ask(_LETTERS, graph=graph, computation=computation, first=first, end=end)
     return [LateRecords(row["event_time"], bytes(row["digest"]), False, row["records"]) for row in rows]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -37,13 +37,10 @@ from millpy.cli.options import (
     print_json,
     settings_of,
 )
-from millpy.cli.recomputation import recomputed
+from millpy.cli.recomputation import replay_recomputed
 from millpy.clock import SystemClock
 from millpy.errors import UsageError
 from millpy.process.exit import EXIT_FAILED
-
-if TYPE_CHECKING:
-    from millpy.process.window_recomputation import Recomputation
 
 progress = logging.getLogger("millpy.observability.status_line")
 LOOK_EVERY_S = 0.1
@@ -168,14 +165,11 @@ def _late_of_letters(admin: Admin, ids: Sequence[int], wait_s: float) -> tuple[M
     return {"into_windows": late}, lines
 
 
-def _refusals(admin: Admin, ids: Sequence[int], found: Recomputation | None) -> tuple[Mapping[str, Any], Sequence[str]]:
-    """Return why late records could not be added to their windows."""
+def _refusals(admin: Admin, ids: Sequence[int], document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
+    """Return why late records could not be added to their windows; `document` has what an archive was asked."""
     rows = LATE_RECORDS.rows(admin, RecordFilter(ids=tuple(ids)), AT_ONCE)
     reasons = {str(row["detail"]) for row in rows if row["detail"] and row["state"] == "open"}
-    document: dict[str, Any] = {}
-    if found is not None:
-        reasons.update(found.refused.values())
-        document = {"recomputed": len(found.recomputed), "refused": found.refused}
+    reasons.update(document.get("refused", {}).values())
     return document, [f"not added: {reason}" for reason in sorted(reasons)]
 
 
@@ -361,10 +355,11 @@ def replay_late(
         if not into_window:
             requested = request_late(admin, chosen)
             return _replay(LATE_RECORDS, chosen, admin, requested, wait_s, as_json=as_json)
-        found = recomputed(admin, files[0], archive, chosen) if archive else None
-        given, refused = ({}, {}) if found is None else (found.recomputed, found.refused)
-        requested = request_into_window(admin, [one for one in chosen if one not in refused], why, given)
-        more = partial(_refusals, admin, chosen, found)
+        if archive:
+            requested, document = replay_recomputed(admin, files[0], archive, chosen, why)
+        else:
+            requested, document = request_into_window(admin, chosen, why, {}), {}
+        more = partial(_refusals, admin, chosen, document)
         return _replay(LATE_RECORDS, chosen, admin, requested, wait_s, as_json=as_json, more=more)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from millpy.admin.dead_letters import request_into_window
 from millpy.admin.past_windows import asked_windows
 from millpy.admin.queries import Admin
 from millpy.cli.graph_audit import GraphAudit
@@ -13,6 +14,28 @@ from millpy.model.time import INSTANT_MAX
 
 if TYPE_CHECKING:
     from millpy.process.window_recomputation import Recomputation
+
+
+IDS_AT_ONCE = 1_000
+
+
+def replay_recomputed(
+    admin: Admin, location: str, directory: str, ids: Sequence[int], why: str
+) -> tuple[int, Mapping[str, Any]]:
+    """Request that late records are added to their finished windows; those are recomputed whose rows say too little.
+
+    Returns:
+        The number of requests, and `recomputed`, their number with a recomputed window, and `refused`, late record ->
+        reason.
+    """
+    requested, with_archive = 0, 0
+    refused: dict[int, str] = {}
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        found = recomputed(admin, location, directory, ids[start : start + IDS_AT_ONCE])
+        requested += request_into_window(admin, [*found.merged, *found.recomputed], why, found.recomputed)
+        with_archive += len(found.recomputed)
+        refused |= found.refused
+    return requested, {"recomputed": with_archive, "refused": refused}
 
 
 def recomputed(admin: Admin, location: str, directory: str, ids: Sequence[int]) -> Recomputation:

@@ -388,7 +388,7 @@ class Steps:
         arrived: Sequence[InputBundle],
         before: Instant,
         after: Instant,
-        now_us: int,
+        now_us: Instant,
         releases: Sequence[Release],
         corrections: Sequence[WindowCorrection],
     ) -> Work:

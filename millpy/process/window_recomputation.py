@@ -11,6 +11,7 @@ order of records need those of a window together, at most `RECORDS_IN_ORDER_MAX`
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -54,6 +55,8 @@ WINDOWS_MAX = 1_000
 RECORDS_IN_ORDER_MAX = 1_000_000
 RECOMPUTED_BYTES_MAX = 1_000_000
 """Of the accumulators of one window as JSON: they are in the request."""
+STORED_BYTES_MAX = 64_000_000
+"""Of those of all windows that are recomputed at once."""
 ARCHIVED_WITHIN_S = 60.0
 LOOK_EVERY_S = 0.5
 NO_ROW_HINT = "somebody has deleted the row, or the database or your code refused it (see `millpy dead-letters list`)"
@@ -68,11 +71,13 @@ class Recomputation:
         recomputed: late record -> what its request gets, as JSON.
         refused: late record -> why its window cannot be recomputed.
         merged: late records whose windows' rows say enough.
+        stored_bytes: the bytes of all accumulators as JSON.
     """
 
     recomputed: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     merged: list[int] = field(default_factory=list)
+    stored_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -219,9 +224,10 @@ class _Task:
         late = late_records_of(self._admin, self._name, computation, [window.name for window in windows])
         span = min(window.start for window in windows), max(window.end for window in windows)
         letters = dead_letters_of(self._admin, self._name, computation, span)
+        times = [letter.event_time for letter in letters]
         for window in windows:
-            inside = [one for one in letters if window.start <= one.event_time < window.end]
-            for one in [*late.get(window.name, ()), *inside]:
+            inside = (bisect_left(times, at) for at in (window.start, window.end))
+            for one in [*late.get(window.name, ()), *letters[slice(*inside)]]:
                 window.content.expect(one.event_time, one.digest, one.records, added=one.added)
 
     def _read(self, windows: Sequence[_Window], of: ArchivedInput, *, may_miss: bool) -> str:
@@ -336,11 +342,14 @@ class _Task:
         window.in_order.clear()
         if not why:
             values = stored_form(self._accumulators, window.content.values)
-            if len(values) <= RECOMPUTED_BYTES_MAX:
+            found.stored_bytes += len(values)
+            if len(values) <= RECOMPUTED_BYTES_MAX and found.stored_bytes <= STORED_BYTES_MAX:
                 document = f'{{"values": {values.decode()}, "row": {window.row}}}'
                 found.recomputed.update(dict.fromkeys(window.ids, document))
                 return
             why = f"its accumulators take {len(values):,} bytes, more than the {RECOMPUTED_BYTES_MAX:,} of a request"
+            if len(values) <= RECOMPUTED_BYTES_MAX:
+                why = "the accumulators of the others take too many bytes: ask again for those that are left"
         found.refused.update(dict.fromkeys(window.ids, why))
 
     def _difference(self, window: _Window, row: str) -> str:
