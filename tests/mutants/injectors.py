@@ -79,12 +79,12 @@ MUTANTS = [
         killers=LINES_OF_CSV,
     ),
     Mutant(
-        "millpy/ingest/decode.py",
-        "            return str(int(number))\n",
-        "            return str(int(float(cell)))\n",
+        "millpy/formats/values.py",
+        'return b"%d" % int(exact)\n',
+        'return b"%d" % int(float(number))\n',
         killers=LINES_OF_CSV,
     ),
-    Mutant("millpy/ingest/decode.py", "number == number.to_integral_value()", "True", killers=LINES_OF_CSV),
+    Mutant("millpy/formats/values.py", "exact == exact.to_integral_value()", "True", killers=LINES_OF_CSV),
     Mutant(
         "millpy/ingest/decode.py",
         "dict(zip(header, cells, strict=True))",
