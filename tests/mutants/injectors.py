@@ -80,8 +80,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/formats/values.py",
-        '            return b"%d" % int(exact)\n',
-        '            return b"%d" % int(float(number))\n',
+        'return b"%d" % int(exact)\n',
+        'return b"%d" % int(float(number))\n',
         killers=LINES_OF_CSV,
     ),
     Mutant("millpy/formats/values.py", "exact == exact.to_integral_value()", "True", killers=LINES_OF_CSV),
