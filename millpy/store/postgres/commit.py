@@ -26,7 +26,7 @@ from psycopg.rows import TupleRow
 from millpy.errors import CommitUnknownError, PaneOrderError, StoreUnavailableError, TransientError
 from millpy.model.checkpoint import Checkpoint, DeletedRows, Segment, StoredSlice
 from millpy.model.delta import encode_documents
-from millpy.store.postgres import corrections, requests, set_aside
+from millpy.store.postgres import corrections, letters, requests
 from millpy.store.postgres.arrays import Bigints, Byteas, Jsonbs, PgArray, Texts
 from millpy.store.postgres.connection import Channel, Connection
 from millpy.store.postgres.errors import (
@@ -126,9 +126,9 @@ def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: d
     logs = [*_deltas(checkpoints), *_segments(checkpoints), *_dedupe_runs(checkpoints)]
     appends = [
         *_cursors(checkpoints),
-        *set_aside.append_expected_records(checkpoints),
-        *set_aside.append_late_records(checkpoints),  # some of them may be expected
-        *set_aside.append_dead_letters(checkpoints),
+        *letters.append_expected_records(checkpoints),
+        *letters.append_late_records(checkpoints),  # some of them may be expected
+        *letters.append_dead_letters(checkpoints),
         *requests.record_outcomes(checkpoints),
         *requests.record_pauses(checkpoints),
         *_archive_files(checkpoints),

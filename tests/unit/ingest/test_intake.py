@@ -194,7 +194,7 @@ def test_finished_source_reports_the_greatest_time_once() -> None:
     assert last.watermark == INSTANT_MAX
     assert last.records.watermarks.tolist() == [INSTANT_MIN]
     assert not after.changed
-    assert an_intake(stored(last)).finished
+    assert an_intake(stored(last, INSTANT_MAX)).finished
 
 
 def test_clock_advances_only_after_quiet_for_the_whole_time() -> None:

@@ -1,4 +1,4 @@
-"""The records that a commit sets aside: dead letters, late records, and what replayed dead letters have become."""
+"""Statements of a commit that store dead letters, what replayed ones have become, and late records."""
 
 from __future__ import annotations
 
