@@ -59,6 +59,11 @@ class EndedSources:
             async with asyncio.timeout(CHECK_S):
                 await asyncio.gather(*map(asyncio.shield, self._checks.values()), return_exceptions=True)
 
+    def forget(self, interval_id: int) -> None:
+        """Forget what has come to a partition, which is checked again if this worker claims it again."""
+        self.unread.pop(interval_id, None)
+        self._checks.pop(interval_id, None)
+
     def close(self) -> None:
         """Cancel the checks that still run."""
         for check in self._checks.values():

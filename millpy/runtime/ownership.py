@@ -26,7 +26,7 @@ from millpy.ingest.intake import Intake
 from millpy.ingest.protocol import Injector, SourceSetup
 from millpy.model.checkpoint import Grant
 from millpy.model.deployment import DeployedInterval
-from millpy.model.time import describe
+from millpy.model.time import Instant, describe
 from millpy.runtime.balance import moves
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.ended_sources import EndedSources
@@ -127,13 +127,19 @@ class OwnedIntervals:
         if self.ended_sources.defect is not None:
             raise self.ended_sources.defect
         ends, reopened = partial(closed_ends, self._plan), False
-        for interval_id, what in list(self.ended_sources.unread.items()):
+        found: list[tuple[Instant, OwnedInterval]] = []
+        for interval_id in list(self.ended_sources.unread):
             interval = self.intervals.get(interval_id)
             if interval is None or interval.intake is None or not interval.finished:
-                continue  # another worker owns it, and looks at it, too
-            stream, graph_id = interval.plan.name, self._context.graph_id
+                self.ended_sources.forget(interval_id)  # another worker owns it, and looks at it, too
+            else:
+                found.append((interval.intake.ended_at, interval))
+        # The lowest watermark first: a step that goes back to it does not go back again for another partition.
+        for ended_at, interval in sorted(found, key=lambda one: one[0]):
+            interval_id, stream, graph_id = interval.interval_id, interval.plan.name, self._context.graph_id
+            what = self.ended_sources.unread[interval_id]
             detail: dict[str, object] = {"stream": stream, "partition": interval.deployed.partition, "what": what}
-            told, ended_at = Event("read_on", detail), interval.intake.ended_at
+            told = Event("read_on", detail)
             watermark = await self._store.reopen_source(graph_id, interval.grant, ended_at, ends, told)
             if watermark is None:
                 continue  # a step behind it has not processed the end yet

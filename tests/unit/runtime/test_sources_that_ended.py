@@ -22,12 +22,14 @@ from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 from tests.crash.memory_world import (
+    WINDOW_US,
     Reading,
     expected,
     readings,
     source_of,
     started,
     two_stages,
+    windows_over_several,
 )
 from tests.unit.sources.test_files import connect, take
 
@@ -126,6 +128,25 @@ async def test_sessions_of_a_grown_file_begin_anew_behind_those_that_were_closed
 
     found = sorted((row["window_start"], row["window_end"], row["n"]) for row in database.rows("counts"))
     assert found == [(0, 5_000, 3), (10_000, 13_000, 1), (12_000, 16_000, 2), (20_000, 23_000, 1)]
+    assert database.accounting(1).balanced
+
+
+async def test_two_grown_sources_of_a_step_go_on_at_their_own_watermarks(tmp_path: Path) -> None:
+    database, size = MemoryDatabase(), WINDOW_US
+    slow = [Reading("dev-0", at, 1) for at in range(0, 900_000, 10_000)]
+    fast = [Reading("dev-1", at, 1) for at in range(0, 900_000, 3_000)]
+
+    def parts(lo: float, hi: float) -> list[Reading]:  # `fast` is twice as far as `slow` in each run
+        return slow[: int(len(slow) * lo)] + fast[: int(len(fast) * hi)]
+
+    for lo, hi in ((0.3, 0.6), (0.5, 1.0)):
+        await run(windows_over_several(tmp_path, parts(lo, hi), 2), database)
+
+    floor = (fast[int(len(fast) * 0.6) - 1].at // size + 1) * size  # the end has closed the windows of both sources
+    found = {(row["device"], row["window_start"]): row["n"] for row in database.rows("windows")}
+    first = Counter((record.device, record.at // size * size) for record in parts(0.3, 0.6))
+    later = Counter((record.device, record.at // size * size) for record in parts(0.5, 1.0))
+    assert found == first | {(device, at): n for (device, at), n in later.items() if at >= floor}
     assert database.accounting(1).balanced
 
 
