@@ -126,7 +126,7 @@ def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: d
     logs = [*_deltas(checkpoints), *_segments(checkpoints), *_dedupe_runs(checkpoints)]
     appends = [
         *_cursors(checkpoints),
-        *letters.append_expected_records(checkpoints),
+        *requests.record_expected(checkpoints),
         *letters.append_late_records(checkpoints),  # some of them may be expected
         *letters.append_dead_letters(checkpoints),
         *requests.record_outcomes(checkpoints),

@@ -1,4 +1,4 @@
-"""Statements of a commit that store dead letters, what replayed ones have become, and late records."""
+"""Statements of a commit that store dead letters and late records."""
 
 from __future__ import annotations
 
@@ -9,21 +9,6 @@ from millpy.model.checkpoint import Checkpoint
 from millpy.store.postgres.arrays import Bigints, Booleans, Byteas, Texts
 from millpy.store.postgres.requests import storable
 from millpy.store.postgres.statements import statement
-
-
-def append_expected_records(checkpoints: Sequence[Checkpoint]) -> list[tuple[bytes, dict[str, Any]]]:
-    """Return the statement that stores what replayed dead letters have become; none without them."""
-    expected = [record for c in checkpoints for record in c.expected]
-    if not expected:
-        return []
-    parameters = {
-        "letters": Bigints([record.dead_letter_id for record in expected]),
-        "computations": Texts([record.computation for record in expected]),
-        "inputs": Bigints([record.input for record in expected]),
-        "event_times": Bigints([record.event_time for record in expected]),
-        "payloads": Byteas([record.payload for record in expected]),
-    }
-    return [(statement("append_expected_records"), parameters)]
 
 
 def append_late_records(checkpoints: Sequence[Checkpoint]) -> list[tuple[bytes, dict[str, Any]]]:

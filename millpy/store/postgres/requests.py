@@ -76,6 +76,21 @@ def _places(outcomes: Sequence[tuple[Checkpoint, Any]]) -> dict[str, Any]:
     }
 
 
+def record_expected(checkpoints: Sequence[Checkpoint]) -> list[Command]:
+    """Return the statement that leaves word of records for late windows; an empty list if there are none."""
+    expected = [record for c in checkpoints for record in c.expected]
+    if not expected:
+        return []
+    parameters: dict[str, Any] = {
+        "letters": Bigints([record.dead_letter_id for record in expected]),
+        "computations": Texts([record.computation for record in expected]),
+        "inputs": Bigints([record.input for record in expected]),
+        "event_times": Bigints([record.event_time for record in expected]),
+        "payloads": Byteas([record.payload for record in expected]),
+    }
+    return [(statement("append_expected_records"), parameters)]
+
+
 def record_pauses(checkpoints: Sequence[Checkpoint]) -> list[Command]:
     """Return the statement that pauses the sources of a turn; an empty list if it pauses none."""
     paused = [(c, c.pause) for c in checkpoints if c.pause is not None]
