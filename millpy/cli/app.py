@@ -91,7 +91,7 @@ def status(graph: GraphArgument = None, database: DatabaseOption = None, as_json
         silences = admin.silences(name)
         if as_json:
             return {**found, "silences": silences}
-        lines = [{**row, "longest_silent": ", ".join(row["longest_silent"])} for row in silences]
+        lines: list[Row] = [{**row, "longest_silent": ", ".join(row["longest_silent"])} for row in silences]
         return {**found, "silences": lines} if lines else found
 
     show(graph, database, as_json, ask)
