@@ -80,7 +80,7 @@ class ClockWorld:
         store.worker = UUID(int=self.rng.getrandbits(128), version=4)
         clock = SkewedClock(self.true, offset_us=round(ahead_s * 1e6))
         name = f"w{len(self.machines) + 1}"
-        program = Program(self.graph)
+        program = Program(lambda: self.graph)
         machine = Machine(name, program, self.limits, clock, lambda: store, self.rng, lambda _, __: None)  # type: ignore[arg-type]
         machine.ended = copy_context().run(self.loop.start, machine.process, machine.process.main, machine.live)
         self.machines.append(machine)

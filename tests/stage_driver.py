@@ -14,6 +14,7 @@ from millpy.limits import Limits
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DedupeRun, Entries, Kind
 from millpy.model.delta import decode_document, encode_document
+from millpy.model.horizons import HorizonChange
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType
 from millpy.model.stage import (
@@ -28,6 +29,7 @@ from millpy.model.stage import (
     Work,
 )
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+from millpy.operators.deduplicate import DeduplicateLogic
 from millpy.store.memory.tables import column_values
 from millpy.windowing.logic import WindowedLogic
 
@@ -244,6 +246,14 @@ class StageDriver:
     def change_lateness(self, logic: WindowedLogic, before_us: int) -> None:
         """Continue from the stored state with the same windows of another lateness, as a deployment lets them."""
         self.horizon_floor = max(self.horizon_floor, Instant(self.watermark - before_us))
+        self.stage = logic.bind(self.binding)
+        self.interval = self.stage.open(self.recovered(Kind))
+
+    def change_within(self, logic: DeduplicateLogic, change: HorizonChange) -> None:
+        """Continue from the stored ids with another horizon of duplicates, as a deployment lets them."""
+        self.horizon_floor = max(self.horizon_floor, Instant(self.watermark - change.floor_us))
+        longer = max(change.longer_us, 0)
+        self.runs = [replace(run, expires_at=Instant(run.expires_at + longer)) for run in self.live_runs()]
         self.stage = logic.bind(self.binding)
         self.interval = self.stage.open(self.recovered(Kind))
 

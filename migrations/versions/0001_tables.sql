@@ -68,6 +68,9 @@ CREATE TABLE mill.result_tables (
     retention_us        bigint CHECK (retention_us > 0),  -- null for a table without partitions, which keeps its rows
     partition_us        bigint CHECK (partition_us > 0),  -- the length of a new partition
     dropped_to          bigint,  -- partitions up to this time were dropped; null if none was
+    copied_from         integer,  -- the generation from which it gets the rows of closed windows; null if from none
+    copied_until        bigint,   -- of windows that end by this time
+    copied_to           bigint,   -- the copy has come this far
     UNIQUE (graph_id, name),
     CHECK ((retention_us IS NULL) = (partition_us IS NULL))
 );
@@ -271,11 +274,26 @@ CREATE TABLE mill.dead_letters (
     attempts         integer NOT NULL DEFAULT 0,  -- failed replays
     state            text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'requested', 'replayed', 'discarded')),
     state_at         timestamptz NOT NULL DEFAULT now(),
-    dead_lettered_at timestamptz NOT NULL DEFAULT now()
+    dead_lettered_at timestamptz NOT NULL DEFAULT now(),
+    into_window      boolean NOT NULL DEFAULT false,  -- the request is to add it to windows that it is too late for
+    requested_by     text NOT NULL DEFAULT '',
+    why              text NOT NULL DEFAULT ''  -- in the words of the operator
 );
 CREATE INDEX dead_letters_requested ON mill.dead_letters (interval_id, dead_letter_id) WHERE state = 'requested';
 CREATE INDEX dead_letters_age ON mill.dead_letters (dead_lettered_at);
 CREATE INDEX dead_letters_settled ON mill.dead_letters (state_at) WHERE state IN ('replayed', 'discarded');
+
+-- The records that replayed dead letters became, on the way to their consumers: where one comes too late, it is added to
+-- its finished window.
+CREATE TABLE mill.expected_records (
+    expected_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    dead_letter_id bigint NOT NULL REFERENCES mill.dead_letters ON DELETE CASCADE,
+    computation    text NOT NULL,
+    input          integer NOT NULL,
+    event_time     bigint NOT NULL,
+    digest         bytea NOT NULL  -- SHA-256 of the payload that a late record of it has
+);
+CREATE INDEX expected_records_letter ON mill.expected_records (dead_letter_id);
 
 CREATE TABLE mill.late_records (
     late_record_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -299,8 +317,12 @@ CREATE TABLE mill.late_records (
     into_window    boolean NOT NULL DEFAULT false,  -- the request is to add it to its finished window
     requested_by   text NOT NULL DEFAULT '',
     why            text NOT NULL DEFAULT '',  -- in the words of the operator
-    detail         text NOT NULL DEFAULT ''  -- why the last such request failed
+    detail         text NOT NULL DEFAULT '',  -- why the last such request failed
+    recomputed     jsonb,  -- the window by an archive: {"values": [accumulator, …], "row": the row that they give}
+    dead_letter_id bigint,  -- the dead letter that was replayed into the window; NULL for another record
+    expected_id    bigint
 );
+CREATE INDEX late_records_expected ON mill.late_records (expected_id) WHERE expected_id IS NOT NULL;
 CREATE INDEX late_records_requested ON mill.late_records (interval_id, late_record_id) WHERE state = 'requested';
 CREATE INDEX late_records_age ON mill.late_records (recorded_at);
 CREATE INDEX late_records_settled ON mill.late_records (state_at) WHERE state IN ('replayed', 'discarded');
@@ -314,6 +336,8 @@ CREATE TABLE mill.corrections (
     window_start   bigint NOT NULL,
     window_end     bigint NOT NULL,
     late_record_id bigint,  -- NULL if an operator gave the values
+    dead_letter_id bigint,  -- whose replay the late record is; NULL for another one
+    recomputed     boolean NOT NULL DEFAULT false,  -- from an archive, since the row does not tell enough
     bundle         bigint NOT NULL DEFAULT 0,
     old_row        jsonb,  -- NULL if there was no row
     new_row        jsonb,  -- NULL if there is no row any more
@@ -323,6 +347,17 @@ CREATE TABLE mill.corrections (
 );
 CREATE INDEX corrections_age ON mill.corrections (corrected_at);
 CREATE INDEX corrections_record ON mill.corrections (late_record_id);
+
+-- Windows whose corrections were forgotten, as old as events may become: an audit and a repair still leave them out. At
+-- most one for each row that is kept.
+CREATE TABLE mill.corrected_windows (
+    graph_id     integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
+    table_name   text NOT NULL,
+    key          text NOT NULL,
+    window_start bigint NOT NULL,
+    window_end   bigint NOT NULL,
+    PRIMARY KEY (graph_id, table_name, key, window_start, window_end)
+);
 
 -- Source partitions that are paused until an operator resumes them.
 CREATE TABLE mill.pauses (
@@ -440,6 +475,7 @@ CREATE TABLE mill.audits (
     rows        bigint NOT NULL,
     differences bigint NOT NULL,
     uncertain   bigint NOT NULL,
+    corrected   bigint NOT NULL DEFAULT 0,  -- rows that differ because operators corrected them, not in differences
     examples    jsonb NOT NULL,  -- the first differences, bounded in number and bytes
     audited_at  timestamptz NOT NULL,
     differs_at  timestamptz,  -- when an audit first found just these differences, and raised an event; NULL for none

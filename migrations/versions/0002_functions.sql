@@ -152,6 +152,20 @@ BEGIN
     END IF;
 END $$;
 
+-- What an event says of a correction: the row, who changed it, why, and the columns that are different, before and after.
+CREATE FUNCTION mill.correction(p_made mill.corrections) RETURNS jsonb LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp AS $$
+    SELECT jsonb_strip_nulls(jsonb_build_object(
+               'table', p_made.table_name, 'key', p_made.key::jsonb, 'window_start', mill.moment(p_made.window_start),
+               'window_end', mill.moment(p_made.window_end), 'by', p_made.requested_by, 'why', p_made.why,
+               'late_record_id', p_made.late_record_id, 'dead_letter_id', p_made.dead_letter_id, 'recomputed', nullif(p_made.recomputed, false)))
+           || jsonb_build_object('old', jsonb_object_agg(name, p_made.old_row -> name) FILTER (WHERE p_made.old_row ? name),
+                                 'new', jsonb_object_agg(name, p_made.new_row -> name) FILTER (WHERE p_made.new_row ? name))
+      FROM jsonb_object_keys(coalesce(p_made.old_row, '{}') || coalesce(p_made.new_row, '{}')) AS name
+     WHERE p_made.old_row -> name IS DISTINCT FROM p_made.new_row -> name
+       AND name NOT IN ('pane_index', 'pane_timing', 'late_count', 'emitted_at', 'interval_id', 'bundle')
+$$;
+
 -- Raises MW007 unless every request still exists: an operator may have withdrawn one in the meantime.
 CREATE FUNCTION mill.check_settled(p_settled bigint, p_sent bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

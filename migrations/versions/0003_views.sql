@@ -281,7 +281,7 @@ SELECT w.graph, w.result_table, w.device, count(*) AS hours, sum(w.windows)::big
 CREATE VIEW millpy.result_tables AS
 SELECT g.name AS graph, t.name, t.kind, c.name AS computation, t.key_columns, t.value_columns,
        t.allowed_lateness_us * interval '1 microsecond' AS allowed_lateness,
-       make_interval(secs => t.retention_us / 1e6) AS retention
+       make_interval(secs => t.retention_us / 1e6) AS retention, mill.moment(t.dropped_to) AS dropped_to
   FROM mill.result_tables AS t
   JOIN mill.computations AS c USING (computation_id)
   JOIN mill.graphs AS g ON g.graph_id = t.graph_id;
@@ -300,7 +300,7 @@ SELECT g.name AS graph, t.name AS result_table, mill.moment(p.range_lo) AS start
 
 CREATE VIEW millpy.audits AS
 SELECT g.name AS graph, a.table_name AS result_table, mill.moment(a.hour) AS hour, a.engine, a.by_service, a.rows,
-       a.differences, a.uncertain, a.examples, a.audited_at
+       a.differences, a.uncertain, a.examples, a.audited_at, a.corrected
   FROM mill.audits AS a JOIN mill.graphs AS g USING (graph_id);
 
 CREATE VIEW millpy.events AS
@@ -499,7 +499,7 @@ CREATE VIEW millpy.dead_letters AS
 SELECT g.name AS graph, d.computation, d.stream, d.reason, d.detail, d.source_position, d.key,
        mill.moment(d.event_time) AS event_time, mill.readable(d.payload) AS payload_text, d.payload, d.traceback,
        d.dead_lettered_at, d.dead_letter_id, d.state, d.state_at, d.attempts, d.corrected, d.stream <> '' AS replayable,
-       d.retracts
+       d.retracts, d.into_window, d.requested_by, d.why
   FROM mill.dead_letters AS d
   JOIN mill.intervals AS i USING (interval_id)
   JOIN mill.graphs AS g ON g.graph_id = i.graph_id;
@@ -509,7 +509,7 @@ SELECT g.name AS graph, l.computation, l.stream, l.key, mill.moment(l.event_time
        mill.moment(l.watermark) AS watermark, mill.moment(l.window_start) AS window_start,
        mill.moment(l.window_end) AS window_end, mill.readable(l.payload) AS payload_text, l.payload, l.recorded_at,
        l.late_record_id, l.state, l.state_at, l.attempts, l.whole AS replayable, l.retracts, l.into_window,
-       l.requested_by, l.why, l.detail
+       l.requested_by, l.why, l.detail, l.dead_letter_id
   FROM mill.late_records AS l
   JOIN mill.intervals AS i USING (interval_id)
   JOIN mill.graphs AS g ON g.graph_id = i.graph_id;
@@ -518,8 +518,17 @@ SELECT g.name AS graph, l.computation, l.stream, l.key, mill.moment(l.event_time
 CREATE VIEW millpy.corrections AS
 SELECT g.name AS graph, c.table_name, c.key, mill.moment(c.window_start) AS window_start,
        mill.moment(c.window_end) AS window_end, c.why, c.requested_by, c.corrected_at, c.old_row, c.new_row,
-       c.late_record_id, c.correction_id
+       c.late_record_id, c.correction_id, c.recomputed, c.dead_letter_id
   FROM mill.corrections AS c JOIN mill.graphs AS g USING (graph_id);
+
+-- The windows whose rows operators have changed, also those of which nobody knows any more who, when and why.
+CREATE VIEW millpy.corrected_windows AS
+SELECT g.name AS graph, c.table_name, c.key, mill.moment(c.window_start) AS window_start,
+       mill.moment(c.window_end) AS window_end
+  FROM (SELECT graph_id, table_name, key, window_start, window_end FROM mill.corrections
+         UNION
+        SELECT graph_id, table_name, key, window_start, window_end FROM mill.corrected_windows) AS c
+  JOIN mill.graphs AS g USING (graph_id);
 
 -- Dead letters and late records by cause: how many occurred (`seen`), how many of these were stored (`kept`; the others
 -- are only counted), and how many were deleted by age (`expired`).
@@ -540,11 +549,14 @@ SELECT graph, table_name, stream, computation, reason, sum(seen)::bigint AS seen
 
 -- Requests the replay of dead letters. Returns the number of requests. The owner of the interval that dead-lettered a
 -- record processes it like any other record, and marks it in the same transaction: as replayed, or as open again when
--- it fails. A dead letter that is not a record (a timer, a result row) cannot be replayed.
-CREATE FUNCTION millpy.replay_dead_letters(p_ids bigint[]) RETURNS bigint
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+-- it fails. A dead letter that is not a record (a timer, a result row) cannot be replayed. With p_into_window, a record
+-- that comes too late for a window is added to its row, as by millpy.replay_into_window.
+CREATE FUNCTION millpy.replay_dead_letters(p_ids bigint[], p_into_window boolean DEFAULT false, p_why text DEFAULT '')
+RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH requested AS (
-        UPDATE mill.dead_letters SET state = 'requested', state_at = now()
+        UPDATE mill.dead_letters
+           SET state = 'requested', state_at = now(), into_window = p_into_window, requested_by = session_user,
+               why = left(coalesce(p_why, ''), 1000)
          WHERE dead_letter_id = ANY (p_ids) AND state = 'open' AND stream <> ''
         RETURNING interval_id
     ), notified AS (
@@ -555,10 +567,11 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 $$;
 
 -- Requests the replay of one dead letter with a corrected payload. The record keeps its dedupe id.
-CREATE FUNCTION millpy.replay_dead_letter(p_id bigint, p_payload bytea) RETURNS bigint
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION millpy.replay_dead_letter(p_id bigint, p_payload bytea, p_into_window boolean DEFAULT false,
+                                          p_why text DEFAULT '')
+RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     UPDATE mill.dead_letters SET corrected = p_payload WHERE dead_letter_id = p_id AND state = 'open' AND stream <> '';
-    SELECT millpy.replay_dead_letters(ARRAY[p_id])
+    SELECT millpy.replay_dead_letters(ARRAY[p_id], p_into_window, p_why)
 $$;
 
 -- Requests the replay of late records. Returns the number of requests. Only rows with `whole` can be replayed: a record
@@ -567,7 +580,8 @@ CREATE FUNCTION millpy.replay_late_records(p_ids bigint[]) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH requested AS (
         UPDATE mill.late_records
-           SET state = 'requested', state_at = now(), into_window = false, requested_by = session_user, why = '', detail = ''
+           SET state = 'requested', state_at = now(), into_window = false, requested_by = session_user, why = '', detail = '',
+               recomputed = NULL
          WHERE late_record_id = ANY (p_ids) AND state = 'open' AND whole
         RETURNING interval_id
     ), notified AS (
@@ -579,15 +593,19 @@ $$;
 
 -- Requests that late records are added to their finished windows. Returns the number of requests. The owner of the window
 -- adds them to its row, and marks them in the same transaction: as replayed, or as open again, with the reason in
--- `detail`. Each row of a record that missed several windows is for its own window.
-CREATE FUNCTION millpy.replay_into_window(p_ids bigint[], p_why text DEFAULT '') RETURNS bigint
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-    WITH requested AS (
-        UPDATE mill.late_records
+-- `detail`. Each row of a record that missed several windows is for its own window. p_recomputed has what an archive says
+-- of the window of each record (`millpy late replay --into-window --archive`), where its row does not say enough.
+CREATE FUNCTION millpy.replay_into_window(p_ids bigint[], p_why text DEFAULT '', p_recomputed jsonb[] DEFAULT NULL)
+RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    WITH asked AS (
+        SELECT DISTINCT ON (id) id, recomputed FROM unnest(p_ids, p_recomputed) AS a (id, recomputed) ORDER BY id
+    ), requested AS (
+        UPDATE mill.late_records AS l
            SET state = 'requested', state_at = now(), into_window = true, requested_by = session_user,
-               why = left(coalesce(p_why, ''), 1000), detail = ''
-         WHERE late_record_id = ANY (p_ids) AND state = 'open' AND window_start IS NOT NULL
-        RETURNING interval_id
+               why = left(coalesce(p_why, ''), 1000), detail = '', recomputed = a.recomputed
+          FROM asked AS a
+         WHERE l.late_record_id = a.id AND l.state = 'open' AND l.window_start IS NOT NULL
+        RETURNING l.interval_id
     ), notified AS (
         SELECT pg_notify('millpy_' || graph_id, 'replay')
           FROM (SELECT DISTINCT i.graph_id FROM requested JOIN mill.intervals AS i USING (interval_id)) AS graphs
@@ -704,6 +722,36 @@ SELECT d.graph, d.stream, d.source_partition, d.key::jsonb #>> '{}', d.key, mill
 $$;
 
 CREATE VIEW millpy.fleet AS SELECT * FROM mill.devices();
+
+-- The devices that are silent now by a `silent_after` step, with their last record (NULL for one that never sent any).
+-- Such a step has these cells and the gauge "silent". It is found by its description first, so that only its intervals
+-- are read.
+CREATE FUNCTION mill.silent_devices()
+RETURNS TABLE (graph text, computation text, device text, last_event_time timestamptz, key text)
+LANGUAGE sql VOLATILE ROWS 100 SET jit = off  -- as mill.account()
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+WITH watched AS MATERIALIZED (
+    SELECT p.graph, p.computation, p.interval_id
+      FROM mill.graphs AS g
+     CROSS JOIN LATERAL jsonb_each(g.description -> 'computations') AS c (name, described)
+      JOIN mill.places AS p ON p.graph_id = g.graph_id AND p.computation = c.name
+     WHERE c.described #> '{identity,cells}' @> '[["told"], ["pending"], ["roster"]]'
+), found AS MATERIALIZED (
+    SELECT w.*, e.kind, e.value
+      FROM watched AS w
+     CROSS JOIN LATERAL (SELECT n.kind, n.value FROM mill.entries AS n
+                          WHERE n.interval_id = w.interval_id
+                            AND (n.kind, n.namespace) IN (('counter', 'silent'), ('state', 'told'))) AS e
+)
+SELECT f.graph, f.computation,
+       CASE WHEN starts_with(f.value ->> 0, '"') THEN (f.value ->> 0)::jsonb #>> '{}' ELSE f.value ->> 0 END,
+       mill.moment((f.value ->> 1)::bigint), f.value ->> 0
+  FROM found AS f
+ WHERE f.kind = 'state' AND EXISTS (SELECT FROM found AS k WHERE k.interval_id = f.interval_id AND k.kind = 'counter')
+ ORDER BY 1, 2, 4 NULLS FIRST, 5
+$$;
+
+CREATE VIEW millpy.silent_devices AS SELECT * FROM mill.silent_devices();
 
 -- Keys that stopped at a failing record or timer, with the records that wait behind it.
 CREATE VIEW millpy.parked AS
@@ -1050,13 +1098,21 @@ BEGIN
         EXECUTE format('INSERT INTO %1$I.%2$I SELECT (jsonb_populate_record(NULL::%1$I.%2$I, $1)).*', found.nspname,
                        found.relname || '_history') USING new_row || '{"is_retraction": false}';
     END IF;
-    INSERT INTO mill.corrections (graph_id, table_name, key, window_start, window_end, old_row, new_row, why, requested_by)
-    SELECT found.graph_id, found.name,
-           CASE WHEN count(*) = 1 THEN min((old_row -> (c ->> 0))::text)
-                ELSE jsonb_agg(old_row -> (c ->> 0) ORDER BY place)::text END,
-           mill.instant((old_row ->> 'window_start')::timestamptz), mill.instant((old_row ->> 'window_end')::timestamptz),
-           old_row, new_row, p_why, session_user
-      FROM jsonb_array_elements(found.key_columns) WITH ORDINALITY AS k (c, place);
+    WITH made AS (
+        INSERT INTO mill.corrections AS m
+               (graph_id, table_name, key, window_start, window_end, old_row, new_row, why, requested_by)
+        SELECT found.graph_id, found.name,
+               CASE WHEN count(*) = 1 THEN min(part::text) ELSE jsonb_agg(part ORDER BY place)::text END,
+               mill.instant((old_row ->> 'window_start')::timestamptz), mill.instant((old_row ->> 'window_end')::timestamptz),
+               old_row, new_row, p_why, session_user
+          FROM jsonb_array_elements(found.key_columns) WITH ORDINALITY AS k (c, place)
+         CROSS JOIN LATERAL (  -- a key has bytes as base64
+               SELECT CASE WHEN c ->> 1 = 'bytea'
+                           THEN to_jsonb(translate(encode((old_row ->> (c ->> 0))::bytea, 'base64'), E'\n', ''))
+                           ELSE old_row -> (c ->> 0) END AS part) AS p
+        RETURNING m.*
+    )
+    INSERT INTO mill.events (graph_id, kind, detail) SELECT graph_id, 'corrected', mill.correction(made) FROM made;
     RETURN new_row;
 END $$;
 

@@ -30,18 +30,20 @@ SELECT CASE WHEN has_schema_privilege('mill', 'USAGE') THEN has_table_privilege(
 RECORD = """
 WITH recorded AS (
     INSERT INTO mill.audits AS a
-           (graph_id, table_name, hour, engine, by_service, rows, differences, uncertain, examples, audited_at,
-            differs_at)
-    SELECT g.graph_id, :table, h.hour, :engine, :by_service, h.rows, h.differences, h.uncertain, h.examples, t.now,
+           (graph_id, table_name, hour, engine, by_service, rows, differences, uncertain, corrected, examples,
+            audited_at, differs_at)
+    SELECT g.graph_id, :table, h.hour, :engine, :by_service, h.rows, h.differences, h.uncertain,
+           coalesce(h.corrected, 0), h.examples, t.now,
            CASE WHEN h.differences > 0 THEN t.now END
       FROM mill.graphs AS g,
            (SELECT clock_timestamp() AS now) AS t,
            jsonb_to_recordset(CAST(:hours AS jsonb))
-               AS h(hour bigint, rows bigint, differences bigint, uncertain bigint, examples jsonb)
+               AS h(hour bigint, rows bigint, differences bigint, uncertain bigint, corrected bigint, examples jsonb)
      WHERE g.name = :graph
     ON CONFLICT (graph_id, table_name, hour) DO UPDATE
        SET engine = excluded.engine, by_service = a.by_service OR excluded.by_service, rows = excluded.rows,
-           differences = excluded.differences, uncertain = excluded.uncertain, examples = excluded.examples,
+           differences = excluded.differences, uncertain = excluded.uncertain, corrected = excluded.corrected,
+           examples = excluded.examples,
            audited_at = excluded.audited_at,
            differs_at = CASE WHEN a.differences = excluded.differences AND a.examples = excluded.examples
                              THEN a.differs_at ELSE excluded.differs_at END
@@ -64,9 +66,14 @@ SELECT c.relname AS name, c.oid::bigint AS oid, row_security_active(c.oid) AS is
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
  WHERE n.nspname = :graph AND c.relkind IN ('r', 'p')
 """
+DROPPED = """
+SELECT name, (extract(epoch FROM dropped_to) * 1000000)::bigint AS dropped_us FROM millpy.result_tables
+ WHERE graph = :graph AND dropped_to IS NOT NULL
+"""
 LIST = """
 SELECT * FROM (
-    SELECT graph, result_table, hour, engine, by_service, rows, differences, uncertain, audited_at FROM millpy.audits
+    SELECT graph, result_table, hour, engine, by_service, rows, differences, corrected, uncertain, audited_at
+      FROM millpy.audits
      WHERE graph = :graph AND (CAST(:start AS timestamptz) IS NULL OR hour >= CAST(:start AS timestamptz))
        AND (CAST(:end AS timestamptz) IS NULL OR hour < CAST(:end AS timestamptz))
      ORDER BY hour DESC, result_table LIMIT :rows_max) AS newest
@@ -122,6 +129,9 @@ def closed_hours(admin: Admin, graph: str, table: TableSpec, *, reach_us: int, a
             # Rows are older than the archive: it was added later, or its retention has deleted their records.
             after = max(after, -(-(files["begins"] + reach_us) // HOUR_US) * HOUR_US)
         times += [(files["lo"], files["hi"])] if files["lo"] is not None else []
+    dropped = dropped_before(admin, graph).get(table.name)
+    if dropped is not None:
+        after = max(after, -(-dropped // HOUR_US) * HOUR_US)
     since = changed_since(described(admin, graph), table.computation) if may_record(admin) else INSTANT_MIN
     if since > INSTANT_MIN:
         after = max(after, -(-(since + reach_us) // HOUR_US) * HOUR_US)  # earlier hours have two definitions
@@ -165,6 +175,11 @@ def tables_of(admin: Admin, graph: str) -> dict[str, Row]:
     return {row["name"]: row for row in admin.ask(TABLES, graph=graph)}
 
 
+def dropped_before(admin: Admin, graph: str) -> dict[str, int]:
+    """Return table -> the time before which its retention has dropped rows, in µs; only tables of which it has."""
+    return {row["name"]: row["dropped_us"] for row in admin.ask(DROPPED, graph=graph)}
+
+
 def described(admin: Admin, graph: str) -> Description:
     """Return the description of a deployed graph; the role must be one that may record."""
     (found,) = admin.ask("SELECT description FROM mill.graphs WHERE name = :graph", graph=graph)
@@ -180,7 +195,7 @@ def record_hours(
         admin: the database; its role may write.
         graph: the graph's present name.
         table: the result table.
-        hours: each with hour (µs), rows, differences, uncertain, and examples as values that JSON has.
+        hours: each with hour (µs), rows, differences, uncertain, corrected, and examples as values that JSON has.
         engine: what has recomputed the table.
         by_service: whether the auditor did it, which is expected to do the next hours as well.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping, Sequence, Set
 from decimal import Decimal
 from typing import Any
@@ -21,16 +22,17 @@ _CORRECT = """
         AS new_row"""
 
 _WINDOWS = """
-    SELECT DISTINCT key, window_start, window_end FROM mill.corrections
-     WHERE graph_id = :graph_id AND table_name = :table"""
+    SELECT key, (extract(epoch FROM window_start) * 1000000)::bigint AS window_start,
+           (extract(epoch FROM window_end) * 1000000)::bigint AS window_end
+      FROM millpy.corrected_windows WHERE graph = :graph AND table_name = :table"""
 Window = tuple[str, ...]
 """The keys of a window as text, as SQL casts them, then its start and end in µs."""
 
 
-def corrected_windows(admin: Admin, graph_id: int, table: str) -> set[Window]:
+def corrected_windows(admin: Admin, graph: str, table: str) -> set[Window]:
     """Return the windows of a table whose rows operators have corrected."""
     found = set()
-    for row in admin.ask(_WINDOWS, graph_id=graph_id, table=table):
+    for row in admin.ask(_WINDOWS, graph=graph, table=table):
         key = json.loads(row["key"])
         keys = key if isinstance(key, list) else [key]
         texts = (part if isinstance(part, str) else json.dumps(part) for part in keys)
@@ -43,11 +45,21 @@ def without_corrected(
 ) -> list[tuple[str, Sequence[Any]]]:
     """Return the rows of a repair (kind, and columns as text) whose windows nobody has corrected."""
     widths = {len(window) for window in corrected}
-    return [
-        (kind, values)
-        for kind, values in rows
-        if not any(tuple(map(str, values[:width])) in corrected for width in widths)
-    ]
+
+    def is_corrected(values: Sequence[Any]) -> bool:
+        texts = list(map(str, values))
+        forms = (texts, list(map(_base64_of, texts)))
+        return any(tuple(form[:width]) in corrected for width in widths for form in forms)
+
+    return [(kind, values) for kind, values in rows if not is_corrected(values)]
+
+
+def _base64_of(text: str) -> str:
+    """Return bytes as a key has them, from the text that PostgreSQL reads; any other text as it is."""
+    try:
+        return b64encode(bytes.fromhex(text.removeprefix("\\x"))).decode() if text.startswith("\\x") else text
+    except ValueError:
+        return text
 
 
 def corrections(admin: Admin, graph: str | None, table: str, limit: int) -> list[Row]:

@@ -12,6 +12,14 @@ from millpy.admin.queries import Admin, Row
 progress = logging.getLogger("millpy.observability.status_line")
 TEXT_CHARACTERS = 60
 AT_ONCE = 10_000
+RECOMPUTED_AT_ONCE = 50
+_INTO_RECOMPUTED = """
+    SELECT millpy.replay_into_window(CAST(:ids AS bigint[]), :why, CAST(:recomputed AS jsonb[])) AS n"""
+_REPLAY_LETTERS = "SELECT millpy.replay_dead_letters(CAST(:ids AS bigint[]), :into_window, :why) AS n"
+_REPLAY_LETTER = "SELECT millpy.replay_dead_letter(:id, :payload, :into_window, :why) AS n"
+_LATE_OF = """
+    SELECT state, count(*) AS n FROM millpy.late_records
+     WHERE dead_letter_id = ANY (CAST(:ids AS bigint[])) GROUP BY state"""
 _CAUSE = ("graph", "computation", "stream", "reason")
 _ONLY_COUNTED = """
     SELECT graph, stream, computation, reason, not_kept FROM millpy.retention
@@ -54,7 +62,6 @@ class Statements:
     rows: str
     ids: str
     states: str
-    replay: str
     discard: str
 
 
@@ -91,26 +98,60 @@ class RecordTable:
         """Return how many of these records are in each state."""
         return {row["state"]: row["n"] for row in admin.ask(self.statements.states, ids=list(ids))}
 
-    def replay(self, admin: Admin, ids: Sequence[int]) -> int:
-        """Request the replay of records; return the number of requests made."""
-        return _in_pieces(admin, self.statements.replay, ids)
-
-    def replay_into_window(self, admin: Admin, ids: Sequence[int], why: str) -> int:
-        """Request that late records are added to their finished windows; return the number of requests made."""
-        return _in_pieces(admin, "SELECT millpy.replay_into_window(CAST(:ids AS bigint[]), :why) AS n", ids, why=why)
-
     def discard(self, admin: Admin, ids: Sequence[int]) -> int:
         """Discard records; return the number of records discarded."""
         return _in_pieces(admin, self.statements.discard, ids)
 
-    def replay_corrected(self, admin: Admin, number: int, payload: bytes) -> int:
-        """Request the replay of a dead letter with another payload; return the number of requests made."""
-        found = admin.change("SELECT millpy.replay_dead_letter(:id, :payload) AS n", id=number, payload=payload)
-        return int(found[0]["n"])
-
     def short(self, row: Row) -> Mapping[str, Any]:
         """Return the columns of a row that fit one line, long texts cut."""
         return {name: _short(row[name]) for name in self.columns}
+
+
+def request_letters(
+    admin: Admin, ids: Sequence[int], payload: bytes | None, *, into_window: bool = False, why: str = ""
+) -> int:
+    """Request the replay of dead letters; return the number of requests made.
+
+    Args:
+        admin: the database.
+        ids: the dead letters; one, if `payload` is given.
+        payload: another payload for it.
+        into_window: whether they are to be added to windows that they are too late for.
+        why: the reason.
+    """
+    wanted = {"into_window": into_window, "why": why}
+    if payload is None:
+        return _in_pieces(admin, _REPLAY_LETTERS, ids, **wanted)
+    (number,) = ids
+    return int(admin.change(_REPLAY_LETTER, id=number, payload=payload, **wanted)[0]["n"])
+
+
+def late_of(admin: Admin, letters: Sequence[int]) -> dict[str, int]:
+    """Return how many late records of these dead letters are in each state."""
+    return {row["state"]: row["n"] for row in admin.ask(_LATE_OF, ids=list(letters))}
+
+
+def request_late(admin: Admin, ids: Sequence[int]) -> int:
+    """Request the replay of late records; return the number of requests made."""
+    return _in_pieces(admin, "SELECT millpy.replay_late_records(CAST(:ids AS bigint[])) AS n", ids)
+
+
+def request_into_window(admin: Admin, ids: Sequence[int], why: str, recomputed: Mapping[int, str]) -> int:
+    """Request that late records are added to their finished windows; return the number of requests made.
+
+    Args:
+        admin: the database.
+        ids: the late records.
+        why: the reason.
+        recomputed: what an archive says of the windows of some of them, as JSON.
+    """
+    plain = [one for one in ids if one not in recomputed]
+    done = _in_pieces(admin, "SELECT millpy.replay_into_window(CAST(:ids AS bigint[]), :why) AS n", plain, why=why)
+    for start in range(0, len(recomputed), RECOMPUTED_AT_ONCE):
+        given = dict(list(recomputed.items())[start : start + RECOMPUTED_AT_ONCE])
+        parameters = {"ids": list(given), "why": why, "recomputed": list(given.values())}
+        done += int(admin.change(_INTO_RECOMPUTED, **parameters)[0]["n"])
+    return done
 
 
 def _in_pieces(admin: Admin, statement: str, ids: Sequence[int], **more: Any) -> int:
@@ -154,7 +195,6 @@ DEAD_LETTERS = RecordTable(
         states="""
             SELECT state, count(*) AS n FROM millpy.dead_letters
              WHERE dead_letter_id = ANY (CAST(:ids AS bigint[])) GROUP BY state""",
-        replay="SELECT millpy.replay_dead_letters(CAST(:ids AS bigint[])) AS n",
         discard="SELECT millpy.discard_dead_letters(CAST(:ids AS bigint[])) AS n",
     ),
 )
@@ -179,7 +219,6 @@ LATE_RECORDS = RecordTable(
         states="""
             SELECT state, count(*) AS n FROM millpy.late_records
              WHERE late_record_id = ANY (CAST(:ids AS bigint[])) GROUP BY state""",
-        replay="SELECT millpy.replay_late_records(CAST(:ids AS bigint[])) AS n",
         discard="SELECT millpy.discard_late_records(CAST(:ids AS bigint[])) AS n",
     ),
 )

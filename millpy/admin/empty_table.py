@@ -36,7 +36,7 @@ def why_empty(admin: Admin, table: DeployedTable) -> str:
         if end == "infinity":
             return f"the window from {start} on is open, and only its trigger writes rows"
         return (
-            f"the window from {start} to {end} is open until the watermark{reached} reaches its end;"
+            f"the window from {start} to {end} is open until the watermark{reached and f'{reached},'} reaches its end;"
             f" `millpy watermarks --explain {name}` shows what it waits for"
         )
     if table.kind == "windowed":

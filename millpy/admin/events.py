@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -114,13 +115,30 @@ def _describe_other(kind: str, detail: Mapping[str, Any]) -> str:
     if kind == "repaired":
         done = ", ".join(f"{detail[what]} {what}" for what in ("replaced", "added", "deleted"))
         return f"{detail['by']} repaired {detail['table']}: {done}"
+    if kind == "corrected":
+        return _describe_correction(detail)
     if kind in ("source_disconnected", "source_still_disconnected", "source_connected"):
         return _describe_connection(kind, detail)
     if kind == "database_restored":
         return f"the database did not answer worker {detail['worker'][:8]} from {_times(detail)}: {detail['why']}"
+    if kind in ("devices_silent", "devices_back"):
+        return _describe_devices(kind, detail)
+    if kind in ("dead_letters_not_kept", "late_records_not_kept"):
+        what = _counted(detail["count"], kind.removesuffix("s_not_kept").replace("_", " "))
+        return f"{what} only counted, because enough of them are kept: {', '.join(detail['names'])}"
     if "what" in detail:
         return f"source {detail.get('stream', '')} ({detail.get('partition', '')}): {detail['what']}"
     return ", ".join(f"{name} {value}" for name, value in detail.items())
+
+
+def _describe_correction(detail: Mapping[str, Any]) -> str:
+    window = f"{detail['table']}, key {json.dumps(detail['key'])}, window {detail['window_start']}"
+    old, new = detail["old"], detail["new"]
+    if not old or not new:
+        done = "added" if new else "deleted" if old else "left as it was"
+    else:
+        done = ", ".join(f"{name} {json.dumps(old.get(name))} -> {json.dumps(new[name])}" for name in new)
+    return f"{detail['by']} corrected {window}: {done} ({detail.get('why') or 'no reason given'})"
 
 
 def _describe_connection(kind: str, detail: Mapping[str, Any]) -> str:
@@ -130,6 +148,14 @@ def _describe_connection(kind: str, detail: Mapping[str, Any]) -> str:
         return f"{source} is connected again; it was not from {_times(detail)}{failed}: {detail['why']}"
     still = "still " if kind == "source_still_disconnected" else ""
     return f"{source} is {still}disconnected since {detail['since']}{failed}: {detail['why']}"
+
+
+def _describe_devices(kind: str, detail: Mapping[str, Any]) -> str:
+    count, names = detail["count"], detail["names"]
+    more = f" and {count - len(names)} more" if count > len(names) else ""
+    state = "silent" if kind == "devices_silent" else "back"
+    verb = "is" if count == 1 else "are"
+    return f"{_counted(count, 'device')} of {detail['computation']} {verb} {state}: {', '.join(names)}{more}"
 
 
 def _times(detail: Mapping[str, Any]) -> str:

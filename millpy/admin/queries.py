@@ -25,6 +25,7 @@ NOT_MIGRATED = {NO_TABLE, "42883", "3F000"}  # no such table, function, schema
 NOT_ONE_COMPUTATION = {"P0002", "42P09"}  # no such computation, or in several graphs
 NOT_A_VALUE = {"22P02", "22007", "22008", "22003"}  # text that is not a number, time, uuid, …
 CANCELLED = "57014"
+PROTOCOL_VIOLATION = "08P01"
 RIGHTS_HINT = "log in as a member of a role with these rights; `millpy migrate --roles` creates the roles"
 NO_RIGHTS = "42501"
 NO_CORRECTION = "MW010"  # of millpy.correct
@@ -46,6 +47,14 @@ SELECT device, max(last_event_time) AS last_event_time, min(lag) AS lag, max(sil
  GROUP BY graph, stream, device, key
 HAVING min(silent_for) >= make_interval(secs => :silent_s)
  ORDER BY silent_since, key LIMIT :rows_max
+"""
+
+SILENCES = """
+SELECT graph, computation, count(*) AS silent_devices, min(last_event_time) AS silent_since,
+       (array_agg(device ORDER BY last_event_time NULLS FIRST, key))[1:5] AS longest_silent
+  FROM millpy.silent_devices
+ WHERE CAST(:graph AS text) IS NULL OR graph = :graph
+ GROUP BY graph, computation ORDER BY graph, computation
 """
 
 
@@ -104,6 +113,10 @@ class Admin:
         A device has one row for each stream, whichever of its source partitions the records came through.
         """
         return self.ask(FLEET, graph=graph, silent_s=silent_s, rows_max=rows_max)
+
+    def silences(self, graph: str | None = None) -> list[Row]:
+        """Return the number of silent devices of each `silent_after` step that has some, and the first of them."""
+        return self.ask(SILENCES, graph=graph)
 
     def archives(self, graph: str | None = None) -> list[Row]:
         """Return the archives: their files and records, and what is not archived yet."""
@@ -166,6 +179,8 @@ class Admin:
         Raises:
             UsageError: the text is not SQL, names something that does not exist, or would change the database.
         """
+        if not statement.strip():
+            raise UsageError("the statement is empty", hint='for example: millpy sql "SELECT * FROM millpy.graphs"')
         try:
             with self._engine.connect() as connection:
                 connection.execute(text("SELECT"))  # begin the transaction, with its settings
@@ -173,7 +188,7 @@ class Admin:
         except (DBAPIError, psycopg.Error) as error:
             wrapped = error if isinstance(error, DBAPIError) else DBAPIError(None, None, error)
             state = getattr(wrapped.orig, "sqlstate", None) or ""
-            if state.startswith(("22", "42")) and state != NO_RIGHTS:
+            if state.startswith(("22", "42", PROTOCOL_VIOLATION)) and state != NO_RIGHTS:  # a parameter, $1
                 raise UsageError(
                     _first_line(wrapped), hint="correct the statement; docs/views.md describes the views"
                 ) from None

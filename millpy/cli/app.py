@@ -84,10 +84,15 @@ def _main(
 
 @handle_errors
 def status(graph: GraphArgument = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
-    """Show workers, source partitions and the accounting of records."""
+    """Show workers, source partitions, the accounting of records, and steps with silent devices."""
 
     def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
-        return {"workers": admin.workers(name), "sources": admin.sources(name), "accounting": admin.accounting(name)}
+        found = {"workers": admin.workers(name), "sources": admin.sources(name), "accounting": admin.accounting(name)}
+        silences = admin.silences(name)
+        if as_json:
+            return {**found, "silences": silences}
+        lines = [{**row, "longest_silent": ", ".join(row["longest_silent"])} for row in silences]
+        return {**found, "silences": lines} if lines else found
 
     show(graph, database, as_json, ask)
 

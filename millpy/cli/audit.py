@@ -191,6 +191,8 @@ def show_audit(schema: str, table: TableAudit) -> None:
     tables.say(f"{schema}.{table.table}: {table.rows:,} rows, {table.differences:,} differences")
     if table.left_out:
         tables.say(f"(not compared: {', '.join(table.left_out)})")
+    if table.corrected:
+        tables.say(f"({table.corrected:,} rows that operators have corrected: see `millpy corrections`)")
     if table.uncertain:
         tables.say(f"({table.uncertain:,} windows not compared, because a record may have missed them)")
     if table.examples:

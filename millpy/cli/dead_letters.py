@@ -5,14 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from millpy.admin.dead_letters import AT_ONCE, DEAD_LETTERS, LATE_RECORDS, RecordFilter, RecordTable
+from millpy.admin.dead_letters import (
+    AT_ONCE,
+    DEAD_LETTERS,
+    LATE_RECORDS,
+    RecordFilter,
+    RecordTable,
+    late_of,
+    request_into_window,
+    request_late,
+    request_letters,
+)
 from millpy.admin.loaders import utc_text
 from millpy.admin.queries import Admin
 from millpy.cli import text_table as tables
@@ -26,9 +37,13 @@ from millpy.cli.options import (
     print_json,
     settings_of,
 )
+from millpy.cli.recomputation import recomputed
 from millpy.clock import SystemClock
 from millpy.errors import UsageError
 from millpy.process.exit import EXIT_FAILED
+
+if TYPE_CHECKING:
+    from millpy.process.window_recomputation import Recomputation
 
 progress = logging.getLogger("millpy.observability.status_line")
 LOOK_EVERY_S = 0.1
@@ -115,21 +130,13 @@ def _replay(
     table: RecordTable,
     ids: Sequence[int],
     admin: Admin,
-    payload: str,
+    requested: int,
     wait_s: float,
     *,
     as_json: bool,
-    into_window: bool = False,
-    why: str = "",
+    more: Callable[[], tuple[Mapping[str, Any], Sequence[str]]] = lambda: ({}, ()),
 ) -> int:
-    if payload and len(ids) != 1:
-        raise UsageError(f"--payload replays one record, not {len(ids)}", hint="give the id of one dead letter")
-    if payload:
-        requested = table.replay_corrected(admin, ids[0], _read(payload))
-    elif into_window:
-        requested = table.replay_into_window(admin, ids, why)
-    else:
-        requested = table.replay(admin, ids)
+    """Say how many of some records were requested, and wait for them; `more` has what else JSON or people get then."""
     if not as_json:
         tables.say(
             f"requested {requested} of {len(ids)} replays"
@@ -137,27 +144,46 @@ def _replay(
         )
         if requested < len(ids):
             tables.say(f"the others are requested or settled already, or missing: see `millpy {table.command} show ID`")
-    states = _await(table, ids, admin, wait_s) if requested and wait_s else None
+    states = _await(partial(table.states, admin, ids), wait_s) if requested and wait_s else None
+    document, lines = more()
     if as_json:
-        print_json({"requested": requested, "of": len(ids), "states": states})
+        print_json({"requested": requested, "of": len(ids), "states": states, **document})
     elif states is not None:
         tables.say(_counted(states))
         if states.get("requested"):
             tables.say("some requests still wait: check with `millpy status` that a worker of this graph runs")
-    if into_window and states is not None and states.get("open") and not as_json:
-        found = table.rows(admin, RecordFilter(ids=tuple(ids)), AT_ONCE)
-        for detail in sorted({str(row["detail"]) for row in found if row["detail"]}):
-            tables.say(f"not added: {detail}")
+    for line in () if as_json else lines:
+        tables.say(line)
     if states is None:
         return 0 if requested else EXIT_FAILED
     return EXIT_FAILED if states.get("requested") or states.get("open") else 0
 
 
-def _await(table: RecordTable, ids: Sequence[int], admin: Admin, wait_s: float) -> Mapping[str, int]:
-    """Wait at most `wait_s` until every request is settled. Return the number of records by state."""
+def _late_of_letters(admin: Admin, ids: Sequence[int], wait_s: float) -> tuple[Mapping[str, Any], Sequence[str]]:
+    """Return what became of dead letters that were too late for their windows."""
+    late = _await(partial(late_of, admin, ids), wait_s) if wait_s else {}
+    lines = [f"too late for finished windows: {_counted(late)}"] if late else []
+    if late.get("open"):
+        lines.append("some could not be added: `millpy late list --json` has the reasons in `detail`")
+    return {"into_windows": late}, lines
+
+
+def _refusals(admin: Admin, ids: Sequence[int], found: Recomputation | None) -> tuple[Mapping[str, Any], Sequence[str]]:
+    """Return why late records could not be added to their windows."""
+    rows = LATE_RECORDS.rows(admin, RecordFilter(ids=tuple(ids)), AT_ONCE)
+    reasons = {str(row["detail"]) for row in rows if row["detail"] and row["state"] == "open"}
+    document: dict[str, Any] = {}
+    if found is not None:
+        reasons.update(found.refused.values())
+        document = {"recomputed": len(found.recomputed), "refused": found.refused}
+    return document, [f"not added: {reason}" for reason in sorted(reasons)]
+
+
+def _await(ask: Callable[[], Mapping[str, int]], wait_s: float) -> Mapping[str, int]:
+    """Wait at most `wait_s` until every request is settled. Return the number of records by state, as `ask` does."""
     clock = SystemClock()
     until = clock.monotonic() + wait_s
-    while (states := table.states(admin, ids)).get("requested") and clock.monotonic() < until:
+    while (states := ask()).get("requested") and clock.monotonic() < until:
         progress.debug("waiting for the replay: %s", _counted(states))
         asyncio.run(clock.sleep(LOOK_EVERY_S))
     return states
@@ -187,6 +213,11 @@ def _discard(table: RecordTable, ids: Sequence[int], admin: Admin, *, as_json: b
     else:
         tables.say(f"discarded {gone} of {len(ids)}; the accounting still counts them")
     return 0 if gone else EXIT_FAILED
+
+
+def _check_why(why: str, *, into_window: bool) -> None:
+    if why and not into_window:
+        raise UsageError("--why belongs to --into-window", hint="give both, or neither")
 
 
 @dead_letters.command("list")
@@ -227,15 +258,27 @@ def replay_dead_letters(
     stream: StreamOption = "",
     reason: ReasonOption = "",
     payload: PayloadOption = "",
+    into_window: Annotated[
+        bool, typer.Option("--into-window", help="Add a record that comes too late to the row of its finished window.")
+    ] = False,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for millpy.corrections.")] = "",
     wait_s: WaitOption = 0.0,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Replay dead letters after a fix, each once and under its original dedupe id."""
+    _check_why(why, into_window=into_window)
     with _opened(words or [], database) as (admin, graph, ids):
         wanted = RecordFilter(graph=graph or "", computation=computation, stream=stream, reason=reason)
         chosen = _chosen(DEAD_LETTERS, admin, _wanted(ids, everything, wanted))
-        return _replay(DEAD_LETTERS, chosen, admin, payload, wait_s, as_json=as_json)
+        if payload and len(chosen) != 1:
+            raise UsageError(f"--payload replays one record, not {len(chosen)}", hint="give the id of one dead letter")
+        mended = _read(payload) if payload else None
+        requested = request_letters(admin, chosen, mended, into_window=into_window, why=why)
+        if not into_window:
+            return _replay(DEAD_LETTERS, chosen, admin, requested, wait_s, as_json=as_json)
+        more = partial(_late_of_letters, admin, chosen, wait_s)
+        return _replay(DEAD_LETTERS, chosen, admin, requested, wait_s, as_json=as_json, more=more)
 
 
 @dead_letters.command("discard")
@@ -295,17 +338,34 @@ def replay_late(
         bool, typer.Option("--into-window", help="Add each record to the row of the finished window that it missed.")
     ] = False,
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for millpy.corrections.")] = "",
+    archive: Annotated[
+        str,
+        typer.Option(
+            "--archive", metavar="PLACE", help="Recompute windows whose rows do not say enough from this archive."
+        ),
+    ] = "",
     wait_s: WaitOption = 0.0,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Replay late records. A record that is still too late for its window stays late, unless it goes --into-window."""
-    if why and not into_window:
-        raise UsageError("--why belongs to --into-window", hint="give both, or neither")
+    _check_why(why, into_window=into_window)
+    if archive and not into_window:
+        raise UsageError("--archive belongs to --into-window", hint="give both, or neither")
+    files = [word for word in words or [] if not word.isdecimal()]
+    if archive and not files:
+        raise UsageError("--archive needs the graph's file, to recompute windows", hint="name it: graph.py")
     with _opened(words or [], database) as (admin, graph, ids):
         wanted = RecordFilter(graph=graph or "", computation=computation, stream=stream)
         chosen = _chosen(LATE_RECORDS, admin, _wanted(ids, everything, wanted))
-        return _replay(LATE_RECORDS, chosen, admin, "", wait_s, as_json=as_json, into_window=into_window, why=why)
+        if not into_window:
+            requested = request_late(admin, chosen)
+            return _replay(LATE_RECORDS, chosen, admin, requested, wait_s, as_json=as_json)
+        found = recomputed(admin, files[0], archive, chosen) if archive else None
+        given, refused = ({}, {}) if found is None else (found.recomputed, found.refused)
+        requested = request_into_window(admin, [one for one in chosen if one not in refused], why, given)
+        more = partial(_refusals, admin, chosen, found)
+        return _replay(LATE_RECORDS, chosen, admin, requested, wait_s, as_json=as_json, more=more)
 
 
 @late.command("discard")

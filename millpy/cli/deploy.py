@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from millpy.cli import text_table as tables
+from millpy.cli.copied_results import check_generation, copy_all, described, show_plan
 from millpy.cli.options import DatabaseOption, JsonOption, handle_errors, print_json, settings_of
 from millpy.errors import GraphError, UsageError
 from millpy.model.deployment import GraphSpec, Upgrade
@@ -39,6 +40,10 @@ def deploy(
             help="Delete all that is stored of this computation, which begins anew; repeatable.",
         ),
     ] = None,
+    copy_results: Annotated[
+        bool,
+        typer.Option("--copy-results", help="A new generation gets the rows of closed windows of the current one."),
+    ] = False,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -53,15 +58,27 @@ def deploy(
     upgrades = loaded.upgrades if upgrade else {}
     if reset and (upgrade or back):
         raise UsageError("--reset takes neither --upgrade nor --back", hint="deploy the changes first")
+    if copy_results:
+        check_generation(loaded.spec())
+        if reset or upgrade or back:
+            raise UsageError("--copy-results takes no --reset, --upgrade or --back", hint="do it afterwards")
     with connected(settings_of(database), graph, create=not dry_run) as url, working(f"deploying graph {loaded.name}"):
         if reset:
             asyncio.run(_reset(url, loaded.spec(), list(dict.fromkeys(reset)), dry_run=dry_run, as_json=as_json))
         else:
-            asyncio.run(_deploy(url, loaded.spec(), upgrades, back=back, dry_run=dry_run, as_json=as_json))
+            how = {"back": back, "copy_results": copy_results, "dry_run": dry_run, "as_json": as_json}
+            asyncio.run(_deploy(url, loaded.spec(), upgrades, **how))
 
 
 async def _deploy(
-    url: str, spec: GraphSpec, upgrades: Mapping[str, Upgrade], *, back: bool, dry_run: bool, as_json: bool
+    url: str,
+    spec: GraphSpec,
+    upgrades: Mapping[str, Upgrade],
+    *,
+    back: bool,
+    copy_results: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     async with PostgresStore(url) as store:
         found = await store.compare(spec, upgrades=upgrades, back=back)
@@ -69,12 +86,25 @@ async def _deploy(
         refused = refusals(changes, upgrades)
         deployed = version
         notes: Sequence[str] = ()
-        if not (dry_run or refused) and (version is None or changes):
-            deployment = await store.deploy(spec, on_purpose=True, upgrades=upgrades, back=back)
+        copies = await store.plan_copies(spec) if copy_results else ()
+        deployment = None
+        if not (dry_run or refused) and (version is None or changes or copy_results):
+            how: dict[str, Any] = {"upgrades": upgrades, "back": back, "copy_results": copy_results}
+            deployment = await store.deploy(spec, on_purpose=True, **how)
             deployed = deployment.version
             notes = deployment.changes if version is None else ()
         lacks = bool(refused) and await _only_lacks(store, spec, upgrades)
-    _show(spec, version, deployed, changes, notes, refused=bool(refused), dry_run=dry_run, as_json=as_json)
+        more: dict[str, Any] = {"copies": described(copies)} if copy_results else {}
+        if deployment is not None and copy_results and as_json:
+            more["copied"] = await copy_all(store, spec, deployment.graph_id, say=False)
+        how = {"refused": bool(refused), "dry_run": dry_run, "as_json": as_json}
+        _show(spec, version, deployed, changes, notes, more, **how)
+        if copy_results and not as_json and not refused:
+            if deployment is None:
+                show_plan(copies)
+            else:
+                copied = await copy_all(store, spec, deployment.graph_id, say=True)
+                tables.say(f"copied {sum(copied.values())} rows; all rows of closed windows are there")
     if refused:
         raise GraphError(
             cannot_deploy(spec.name, refused),
@@ -127,6 +157,7 @@ def _show(
     deployed: int | None,
     changes: Sequence[GraphChange],
     notes: Sequence[str],
+    more: Mapping[str, Any],
     *,
     refused: bool,
     dry_run: bool,
@@ -142,6 +173,7 @@ def _show(
             "refused": refused,
             "changes": [{"kind": c.kind, "subject": c.subject, "difference": c.difference} for c in changes],
             "notes": list(notes),
+            **more,
         }
         print_json(answer)
         return

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from millpy.admin.audits import described, may_record, record_hours, tables_of
+from millpy.admin.audits import described, dropped_before, may_record, record_hours, tables_of
+from millpy.admin.corrections import corrected_windows
 from millpy.admin.queries import Admin, Row
 from millpy.cli.json_output import json_text
 from millpy.clock import SystemClock
@@ -79,12 +80,19 @@ class GraphAudit:
             self._check_description(deployed)
             for table in tables:
                 self._check_since(deployed, table)
-        before = tables_of(self._admin, self.graph)
+        before, dropped = tables_of(self._admin, self.graph), dropped_before(self._admin, self.graph)
         for table in tables:
             self._check_table(table, before.get(table.name))
         yield
+        newly_dropped = _when_back(lambda: dropped_before(self._admin, self.graph))
         after = _when_back(lambda: tables_of(self._admin, self.graph))
         for table in tables:
+            lost = newly_dropped.get(table.name, INSTANT_MIN)
+            if lost > max(self._span[0], dropped.get(table.name, INSTANT_MIN)):
+                raise TableSwitchedError(
+                    f"old rows of {self.graph}.{table.name} were dropped while it was audited",
+                    hint="audit it again, or only newer times with --from",
+                )
             if after.get(table.name, {}).get("oid") != before[table.name]["oid"]:
                 raise TableSwitchedError(
                     f"{self.graph}.{table.name} was switched to another table, or dropped, while it was audited",
@@ -115,7 +123,7 @@ class GraphAudit:
         ):
             raise UsageError(
                 f"{self.graph} is not deployed as in the file: {changes_text(changes)}",
-                hint="audit with the file with which the workers run",
+                hint="give the file with which the workers run",
             )
 
     def _check_since(self, deployed: Description, table: TableSpec) -> None:
@@ -198,7 +206,8 @@ class GraphAudit:
 
     def _with_records(self, session: Any, found: TableAudit, directory: str) -> TableAudit:
         """Add the archived records of the windows that differ, where an archive has just these."""
-        from millpy.spark.contributing import archived_input, archived_records, with_records
+        from millpy.spark.contributing import archived_records, with_records
+        from millpy.store.archive.input import archived_input
 
         (table,) = (table for table in self.spec.tables if table.name == found.table)
         of = archived_input(self.spec, table)
@@ -223,7 +232,13 @@ class GraphAudit:
     def _scope(self, final: dict[str, int] | None = None) -> AuditScope:
         from millpy.spark.audit import AuditScope
 
-        return AuditScope(self.graph, final or self.final, *self._span, self._admin.url)
+        corrected = {
+            table.name: corrected_windows(self._admin, self.graph, table.name)
+            for table in self.spec.tables
+            if table.kind == "windowed"
+        }
+        dropped = dropped_before(self._admin, self.graph)
+        return AuditScope(self.graph, final or self.final, *self._span, self._admin.url, dropped, corrected)
 
 
 def _when_back(ask: Callable[[], T]) -> T:
@@ -265,6 +280,7 @@ def _hours(table: TableAudit, spec: TableSpec) -> list[dict[str, Any]]:
             "rows": hour.rows,
             "differences": hour.differences,
             "uncertain": hour.uncertain,
+            "corrected": hour.corrected,
             "examples": examples.get(hour.start_us, []),
         }
         for hour in table.hours

@@ -65,7 +65,7 @@ def repair(
         ):
             found, rows = graph_audit.differing(session, hosted, table)
         of = (graph_audit.graph, number)
-        corrected = set() if also_corrected else corrected_windows(admin, number, table.name)
+        corrected = set() if also_corrected else corrected_windows(admin, graph_audit.graph, table.name)
         wrong = without_corrected(rows, corrected)
         done = None if dry_run else repair_rows(admin, of, table, wrong, span)
     if as_json:

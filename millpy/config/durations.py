@@ -52,7 +52,8 @@ def format_duration(duration: timedelta | float, *, exact: bool = False) -> str:
     if not isinstance(duration, timedelta):
         duration = timedelta(seconds=float(duration))
     if duration < timedelta(0):
-        return f"-{format_duration(-duration, exact=exact)}"
+        positive = format_duration(-duration, exact=exact)
+        return positive if positive == "0 s" else f"-{positive}"
     rest_us = duration // timedelta(microseconds=1)
     parts: list[tuple[int | str, str]] = []
     for unit, unit_us in _PRINTED:

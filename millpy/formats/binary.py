@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from millpy.config.extras import to_install
-from millpy.errors import ConfigError
+from millpy.errors import ConfigError, GraphError
 from millpy.formats.json_objects import Json
 from millpy.formats.message import Format, Message, Part, Reader, check_objects
 from millpy.formats.values import json_of
@@ -29,6 +29,10 @@ class _Binary(Format):
     """
 
     inside: Json = _PLAIN
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inside, Json):
+            raise GraphError(f"inside={self.inside!r} is no Json", hint='for example Json(many="readings")')
 
     @property
     def reads_lines(self) -> bool:

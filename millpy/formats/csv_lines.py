@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import codecs
 import csv
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from io import StringIO
+from datetime import date, datetime
+from decimal import Decimal
+from uuid import UUID
 
 import msgspec
 
@@ -17,8 +20,12 @@ from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 
 _BOM = b"\xef\xbb\xbf"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_FOR_EXCEL = re.compile(r"sep=.")
 _COLUMNS_MAX = 10_000
 _HEADERS_MAX = 100
+_TRIMMED = (int, float, bool, Decimal, datetime, date, UUID)
+_LONE_RETURN = re.compile(r"\r(?!\n)")
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -32,11 +39,14 @@ class Csv(Format):
     Args:
         delimiter: one character between cells.
         decimal: the decimal mark. With a comma, a number that has a point is rejected.
-        encoding: the encoding of the text, such as "cp1252"; one in which a newline is one byte.
-        null: cells that mean no value; such a cell is None, or the default of its field.
+        encoding: the encoding of the text, such as "cp1252"; one in which a newline is one byte. What begins with the
+            byte order mark of UTF-8 is UTF-8.
+        null: cells that mean no value; such a cell is None, or the default of its field. In a str that may not be None,
+            and has no default, an empty cell is empty text. Space around a cell counts only in a field of text.
         quote: the character around cells that have delimiters in them, doubled inside; None or "" for none.
         header: True if the first line names the columns; or the names of the columns, if no line does. "" skips one.
-        rename: name in the header -> field, for names that are no identifiers.
+        rename: name in the header -> field, for names that are no identifiers. Columns that get the same field are
+            joined by a space, in the order of the header: a date and a time of day.
     """
 
     delimiter: str
@@ -58,7 +68,7 @@ class Csv(Format):
         header: bool | Sequence[str] = True,
         rename: dict[str, str] | None = None,
     ) -> None:
-        if len(delimiter) != 1 or delimiter in '\r\n\0"':
+        if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '\r\n\0"':
             raise GraphError(f"delimiter={delimiter!r} must be one character", hint='for example ";" or "\\t"')
         if decimal not in (".", ",") or decimal == delimiter:
             raise GraphError(
@@ -68,6 +78,10 @@ class Csv(Format):
         quote = quote or None
         if quote is not None and (len(quote) != 1 or quote in (delimiter, decimal, "\n", "\r")):
             raise GraphError(f"quote={quote!r} must be one character, and not the delimiter", hint="None for no quotes")
+        if isinstance(null, str) or not all(isinstance(cell, str) for cell in null):
+            raise GraphError(f"null={null!r} is no list of texts", hint='null=["", "---"]')
+        if rename is not None and not isinstance(rename, dict):
+            raise GraphError(f"rename={rename!r} is no dict", hint='rename={"Temperature [C]": "temperature"}')
         if header is False:
             raise GraphError("header=False does not say what the columns are", hint='header=("device", "at", "value")')
         names: bool | tuple[str, ...] = True if header is True else tuple(header)
@@ -126,11 +140,35 @@ class Csv(Format):
 
     def header_names(self, line: bytes) -> Sequence[str]:
         """Return the names of the columns of a file, renamed. Raises ValueError."""
+        text, _ = _decoded(line, self.encoding)
+        return [name for name, _ in self.places(self.header_cells(text))]
+
+    def places(self, cells: Sequence[str]) -> list[tuple[str, list[int]]]:
+        """Return the names of columns, renamed, and the places of each; different columns of one name are joined."""
+        found: list[tuple[str, list[int]]] = []
+        joined: dict[str, list[int]] = {}
+        columns = [cell.strip() for cell in cells]
+        for place, column in enumerate(columns):
+            name = self.rename.get(column, column)
+            if column in self.rename and name in joined and column not in columns[:place]:
+                joined[name].append(place)
+                continue
+            found.append((name, [place]))
+            if column in self.rename:
+                joined.setdefault(name, found[-1][1])
+        return found
+
+    def header_cells(self, text: str) -> Sequence[str]:
+        """Split a header. Raises ValueError."""
+        plain = text.rstrip("\r\n")
+        if _LONE_RETURN.search(plain):
+            raise ValueError("its lines end in a carriage return alone: convert them to newlines")
+        if _FOR_EXCEL.fullmatch(plain):
+            raise ValueError("it is a note for Excel: remove that line")
         try:
-            cells = self.cells(line.removeprefix(_BOM).decode(self.encoding).rstrip("\r\n"))
+            return self.cells(plain)
         except csv.Error as error:
             raise ValueError(str(error)) from error
-        return [self.rename.get(cell.strip(), cell.strip()) for cell in cells]
 
     def reader(self, record_type: RecordType) -> Reader:
         """Return a function that reads the rows of a message."""
@@ -146,23 +184,26 @@ class _CsvReader:
         self._fields = {name: own for own, name in encoded_names(record_type).items()}
         self._defaults = {f.encode_name for f in msgspec.structs.fields(record_type.struct) if not f.required}
         self._null = frozenset(dialect.null)
+        self._record = None if dialect.quote is None else _record_pattern(dialect.delimiter, dialect.quote)
         self._known: dict[str, _HeaderColumns] = {}
         self._fixed = None if isinstance(dialect.header, bool) else self._columns_of(dialect.header)
 
     def read(self, message: Message) -> Iterable[Part]:
         """Yield the rows of a message."""
         dialect = self._dialect
-        text = message.payload.removeprefix(_BOM).decode(dialect.encoding)
-        quoted = dialect.quote is not None and dialect.quote in text
-        lines = _records(text, dialect.quote or "") if quoted else text.split("\n")
-        columns, header = self._fixed, b""
+        columns, header, encoding = self._fixed, b"", dialect.encoding
         if columns is None and message.header is not None:
-            columns = self._columns_under(message.header.removeprefix(_BOM).decode(dialect.encoding))
+            names, encoding = _decoded(message.header, encoding)
+            columns = self._columns_under(names)
+        text, encoding = _decoded(message.payload, encoding)
+        is_quoted = self._record is not None and (dialect.quote or "") in text
+        lines = _records(text, self._record) if self._record is not None and is_quoted else text.split("\n")
+        mark = _BOM if encoding != dialect.encoding else b""
         if columns is None:
             first = next((i for i, line in enumerate(lines) if line.strip()), None)
             if first is None:
                 return
-            columns, header = self._columns_under(lines[first]), lines[first].encode(dialect.encoding) + b"\n"
+            columns, header = self._columns_under(lines[first]), lines[first].encode(encoding) + b"\n"
             lines = lines[first + 1 :]
         for line in lines:
             if not line.strip():
@@ -170,16 +211,21 @@ class _CsvReader:
             try:
                 yield self._row(line.removesuffix("\r"), columns)
             except (ValueError, csv.Error) as error:
-                yield BadPart(header + line.encode(dialect.encoding), str(error))
+                yield BadPart(mark + header + line.encode(encoding), str(error))
 
     def _row(self, line: str, columns: _HeaderColumns) -> bytes:
         cells = self._dialect.cells(line)
         if len(cells) != columns.count:
             raise ValueError(f"{len(cells)} cells instead of {columns.count}")
         parts = []
-        for index, name, write, empty in columns.fields:
-            cell = cells[index]
-            if cell not in self._null:
+        for index, others, name, write, empty, nulls, is_text in columns.fields:
+            cell = cells[index] if is_text else cells[index].strip()
+            is_null = cell in nulls
+            if others:
+                more = [cells[place].strip() for place in others]
+                is_null = is_null or not nulls.isdisjoint(more)
+                cell = " ".join((cell.strip(), *more))
+            if not is_null:
                 parts.append(name + write(cell))
             elif empty is not None:
                 parts.append(name + empty)
@@ -190,17 +236,15 @@ class _CsvReader:
         if found is None:
             if len(self._known) >= _HEADERS_MAX:
                 self._known.clear()
-            found = self._known[header] = self._columns_of(self._dialect.cells(header.rstrip("\r\n")))
+            found = self._known[header] = self._columns_of(self._dialect.header_cells(header))
         return found
 
     def _columns_of(self, names: Sequence[str]) -> _HeaderColumns:
         if len(names) > _COLUMNS_MAX:
             raise ValueError(f"the header has more than {_COLUMNS_MAX} columns")
-        rename = self._dialect.rename
         found = _HeaderColumns(len(names), [])
         seen = set()
-        for index, column in enumerate(names):
-            name = rename.get(column.strip(), column.strip())
+        for name, (index, *others) in self._dialect.places(names):
             own = self._fields.get(name)
             if own is None:
                 continue
@@ -209,8 +253,14 @@ class _CsvReader:
             seen.add(name)
             # What an empty cell becomes: None, or nothing so that the default holds, or else an error.
             empty = None if name in self._defaults and not self._type.is_nullable(own) else b"null"
-            write = cell_writer(self._type.field_type(own), self._dialect.decimal)
-            found.fields.append((index, msgspec.json.encode(name) + b":", write, empty))
+            kind = self._type.field_type(own)
+            write = cell_writer(kind, self._dialect.decimal)
+            # A text that must be there may be empty.
+            is_needed = kind is str and name not in self._defaults and not self._type.is_nullable(own)
+            key, is_text = msgspec.json.encode(name) + b":", kind not in _TRIMMED
+            nulls = self._null if is_text and not others else frozenset(text.strip() for text in self._null)
+            nulls = nulls - {""} if is_needed and not others else nulls
+            found.fields.append((index, others, key, write, empty, nulls, is_text))
         if not found.fields:
             raise ValueError(f"no column is a field of {self._type.struct.__name__}: {', '.join(names)[:200]}")
         return found
@@ -222,26 +272,44 @@ class _HeaderColumns:
 
     Attributes:
         count: how many there are.
-        fields: for each field, its column, its name as JSON, how its cells are written, and what an empty one becomes.
+        fields: for each field, its column, the columns that are joined to it, its name as JSON, how its cells are
+            written, what one without a value becomes, which cells those are, and whether space around a cell counts.
     """
 
     count: int
-    fields: list[tuple[int, bytes, Callable[[str], bytes], bytes | None]]
+    fields: list[tuple[int, list[int], bytes, Callable[[str], bytes], bytes | None, frozenset[str], bool]]
 
 
-def _records(text: str, quote: str) -> list[str]:
-    """Split text at newlines outside of quotes; if quotes do not match, at every newline."""
-    if text.count(quote) % 2:
-        return text.split("\n")
-    found: list[str] = []
-    waiting: list[str] = []
-    odd = False
-    for line in StringIO(text, newline="\n"):
-        waiting.append(line)
-        odd ^= line.count(quote) % 2 == 1
-        if not odd:
-            found.append("".join(waiting).removesuffix("\n"))
-            waiting.clear()
-    if waiting:
-        found.append("".join(waiting))
+def _decoded(data: bytes, encoding: str) -> tuple[str, str]:
+    """Return the text of bytes, and the encoding that they have: UTF-8 if they begin with its mark.
+
+    Raises:
+        ValueError: they are not in the encoding, or begin with the mark of UTF-16.
+    """
+    if data.startswith(_BOM):
+        data, encoding = data[len(_BOM) :], "utf-8"
+    elif data.startswith(_UTF_16):
+        raise ValueError("it is UTF-16: convert it to UTF-8")
+    return data.decode(encoding), encoding
+
+
+def _record_pattern(delimiter: str, quote: str) -> re.Pattern[str]:
+    """Return a pattern of one record, up to its newline. A quote counts only at the beginning of a cell.
+
+    Each character can match in one way only, so matching is linear.
+    """
+    d, q = re.escape(delimiter), re.escape(quote)
+    cell = f"(?:{q}[^{q}]*+(?:{q}{q}[^{q}]*+)*{q}(?!{q})[^{d}\\n]*+|(?!{q})[^{d}\\n]*+)"
+    return re.compile(f"{cell}(?:{d}{cell})*(?=\\n|\\Z)")
+
+
+def _records(text: str, record: re.Pattern[str]) -> list[str]:
+    """Split text at newlines outside of quotes; a quote that is not closed spoils its own line."""
+    found, start = [], 0
+    while start < len(text):
+        whole = record.match(text, start)
+        end = text.find("\n", start) if whole is None else whole.end()
+        end = len(text) if end < 0 else end
+        found.append(text[start:end])
+        start = end + 1
     return found

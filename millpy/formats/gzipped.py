@@ -15,6 +15,8 @@ from millpy.model.record import RecordType
 
 EXPANDED_BYTES_MAX = 4_000_000
 """The most bytes of one message after it is decompressed."""
+MEMBERS_MAX = 100
+"""The most members of one message, each of which is compressed by itself (RFC 1952)."""
 _ANY_HEADER = 32 + 15  # gzip or zlib, as the bytes say
 
 
@@ -22,7 +24,7 @@ _ANY_HEADER = 32 + 15  # gzip or zlib, as the bytes say
 class Gzip(Format):
     """A payload compressed by gzip or zlib, of at most 4 MB when expanded: `Gzip(Json(many="readings"))`.
 
-    A payload that is not compressed is a dead letter.
+    A payload that is not compressed is a dead letter. One may have up to 100 members, as appended files have.
 
     Args:
         format: the format of the payload inside.
@@ -62,15 +64,18 @@ class Gzip(Format):
 
 def expanded(payload: bytes) -> bytes:
     """Decompress a payload. Raises ValueError if it is damaged, or too large."""
-    machine = zlib.decompressobj(_ANY_HEADER)
-    try:
-        found = machine.decompress(payload, EXPANDED_BYTES_MAX + 1)
-    except zlib.error as error:
-        raise ValueError(f"not gzip: {error}") from error
-    if len(found) > EXPANDED_BYTES_MAX:
-        raise ValueError(f"expands to more than {EXPANDED_BYTES_MAX} bytes")
-    if not machine.eof:
-        raise ValueError("the compressed payload is cut off")
-    if machine.unused_data:
-        raise ValueError("bytes follow the compressed payload")
-    return found
+    found = b""
+    for _ in range(MEMBERS_MAX):
+        machine = zlib.decompressobj(_ANY_HEADER)
+        try:
+            found += machine.decompress(payload, EXPANDED_BYTES_MAX + 1 - len(found))
+        except zlib.error as error:
+            raise ValueError(f"not gzip: {error}") from error
+        if len(found) > EXPANDED_BYTES_MAX:
+            raise ValueError(f"expands to more than {EXPANDED_BYTES_MAX} bytes")
+        if not machine.eof:
+            raise ValueError("the compressed payload is cut off")
+        payload = machine.unused_data.lstrip(b"\0")  # zeros may pad the end
+        if not payload:
+            return found
+    raise ValueError(f"has more than {MEMBERS_MAX} members")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,6 +12,7 @@ import msgspec
 
 from millpy.errors import GraphError
 from millpy.formats.message import (
+    BadPart,
     Format,
     Message,
     Part,
@@ -36,10 +37,16 @@ Path = str | tuple[str, ...]
 def _steps(path: Path | None, setting: str) -> tuple[str, ...]:
     if path is None:
         return ()
-    steps = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
+    steps = tuple(path.split(".")) if isinstance(path, str) else tuple(path) if isinstance(path, tuple | list) else ()
     if not steps or not all(isinstance(step, str) and step for step in steps):
         raise GraphError(f"{setting}={path!r} is not a path", hint='separate names by dots: "uplink_message.rx.0.rssi"')
     return steps
+
+
+def _paths(paths: Mapping[str, Path] | None, setting: str) -> dict[str, tuple[str, ...]]:
+    if paths is not None and not isinstance(paths, Mapping):
+        raise GraphError(f"{setting}={paths!r} is no dict", hint=f'field -> path: {setting}={{"device": "info.name"}}')
+    return {name: _steps(own, f"{setting}[{name!r}]") for name, own in (paths or {}).items()}
 
 
 def _found(text: bytes, steps: tuple[str, ...]) -> bytes | None:
@@ -96,8 +103,8 @@ class Json(Format):
         values = {
             "path": _steps(path, "path"),
             "many": _steps(many, "many"),
-            "envelope": {name: _steps(own, f"envelope[{name!r}]") for name, own in (envelope or {}).items()},
-            "fields": {name: _steps(own, f"fields[{name!r}]") for name, own in (fields or {}).items()},
+            "envelope": _paths(envelope, "envelope"),
+            "fields": _paths(fields, "fields"),
             "arrival": arrival,
         }
         for name, value in values.items():
@@ -144,12 +151,21 @@ class _JsonReader:
             return
         text.decode()  # msgspec does not check the text that it skips
         _ANY.decode(text)
-        envelopes = map(bytes, _LIST.decode(text)) if text.lstrip(_SPACE)[:1] == b"[" else (text,)
-        for envelope in envelopes:
-            taken = [(name, _found(envelope, steps)) for name, steps in self._envelope]
-            outer = {name: msgspec.Raw(value) for name, value in taken if value is not None}
-            for record in self._records(envelope):
-                yield self._merged(message, outer, record)
+        if text.lstrip(_SPACE)[:1] != b"[":
+            yield from self._parts(message, text)
+            return
+        for envelope in map(bytes, _LIST.decode(text)):
+            try:
+                yield from self._parts(message, envelope)
+            except ValueError as error:  # raised before the first record
+                yield BadPart(envelope, str(error))
+
+    def _parts(self, message: Message, envelope: bytes) -> Iterable[Part]:
+        """Yield the records of an envelope. Raises ValueError, before the first, if it has none."""
+        taken = [(name, _found(envelope, steps)) for name, steps in self._envelope]
+        outer = {name: msgspec.Raw(value) for name, value in taken if value is not None}
+        for record in self._records(envelope):
+            yield self._merged(message, outer, record)
 
     def _records(self, envelope: bytes) -> Iterable[bytes]:
         record = _found(envelope, self._path)
@@ -198,22 +214,29 @@ class Scalar(Format):
             true, 1, on, yes or t, or the opposite, in any case. Text is the whole payload, in UTF-8.
         decimal: the decimal mark of a number.
         arrival: the field that gets the time of arrival: a datetime, or an int in µs.
+        null: texts that mean no value, such as "nan" or "unavailable", for a field that may be None. Empty payloads and
+            `null` mean it anyway.
     """
 
     field: str
     decimal: str
     arrival: str | None
+    null: tuple[str, ...]
 
-    def __init__(self, field: str, *, decimal: str = ".", arrival: str | None = None) -> None:
+    def __init__(self, field: str, *, decimal: str = ".", arrival: str | None = None, null: Sequence[str] = ()) -> None:
         if decimal not in (".", ","):
             raise GraphError(f"decimal={decimal!r} is no decimal mark", hint='choose "." or ","')
+        if isinstance(null, str) or not all(isinstance(text, str) for text in null):
+            raise GraphError(f"null={null!r} is no list of texts", hint='null=["nan", "unavailable"]')
         object.__setattr__(self, "field", field)
         object.__setattr__(self, "decimal", decimal)
         object.__setattr__(self, "arrival", arrival)
+        object.__setattr__(self, "null", tuple(null))
 
     def identity(self) -> Identity:
         """Describe the field and how its value is written."""
-        more = {} if self.arrival is None else {"arrival": self.arrival}
+        more: dict[str, Any] = {} if self.arrival is None else {"arrival": self.arrival}
+        more |= {"null": list(self.null)} if self.null else {}
         return {"kind": "scalar", "field": self.field, **({} if self.decimal == "." else {"decimal": ","}), **more}
 
     def validate(self, record_type: RecordType) -> None:
@@ -222,6 +245,11 @@ class Scalar(Format):
         kind = check_field(record_type, self.field, "Scalar")
         if kind not in (float, int, str, bool, datetime, UUID):
             raise GraphError(f"Scalar: {self.field!r} cannot hold a bare value", hint="use a number, str or bool field")
+        if self.null and not record_type.is_nullable(self.field):
+            name = getattr(kind, "__name__", kind)
+            raise GraphError(
+                f"Scalar: {self.field!r} cannot be None, as null= asks", hint=f"declare {self.field}: {name} | None"
+            )
         check_arrival(record_type, self.arrival)
 
     def reader(self, record_type: RecordType) -> Reader:
@@ -230,7 +258,9 @@ class Scalar(Format):
         begin = b"{" + msgspec.json.encode(names[self.field]) + b":"
         kind = record_type.field_type(self.field)
         write = cell_writer(kind, self.decimal)
-        nullable = record_type.is_nullable(self.field)
+        nothing = set(self.null)
+        if record_type.is_nullable(self.field):
+            nothing |= {"", "null"}
         arrived = None if self.arrival is None else arrival_writer(record_type, self.arrival)
         arrival = b"" if self.arrival is None else b"," + msgspec.json.encode(names[self.arrival]) + b":"
 
@@ -238,7 +268,7 @@ class Scalar(Format):
             text = message.payload.decode()
             if kind is not str and len(text) > 1 and text.startswith('"') and text.rstrip().endswith('"'):
                 text = text.strip()[1:-1]  # "21.5" is what some bridges make of a number
-            value = b"null" if nullable and text.strip() in ("", "null") else write(text)
+            value = b"null" if text.strip() in nothing else write(text)
             yield begin + value + (b"" if arrived is None else arrival + arrived(message)) + b"}"
 
         return read

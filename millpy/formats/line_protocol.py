@@ -18,7 +18,7 @@ import msgspec
 
 from millpy.errors import GraphError
 from millpy.formats.message import BadPart, Format, Message, Part, Reader, check_field, check_objects, encoded_names
-from millpy.formats.values import number_text
+from millpy.formats.values import number_text, whole_text
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 
@@ -29,7 +29,7 @@ _MEASUREMENT = re.compile(r"(?:[^, \\]|\\.)+")
 _TAG = re.compile(rf",({_NAME})=({_NAME})")
 _FIELD = re.compile(rf'({_NAME})=(?:"((?:[^"\\]|\\.)*)"|([^, "]+))', re.DOTALL)
 _TIME = re.compile(r"-?[0-9]{1,19}")
-_INTEGER = re.compile(r"(-?[0-9]{1,20})[iu]")
+_INTEGER = re.compile(r"(-?[0-9]{1,20})i|([0-9]{1,20})u")
 _MARKS = re.compile(r'\\[^\n]|["\n]')
 _SPACES = re.compile(" *")
 _UNESCAPE_MEASUREMENT = re.compile(r"\\([, ])")
@@ -176,7 +176,10 @@ def _plain(text: str) -> str:
 def _tag_value(text: str, kind: type) -> bytes:
     """Return a tag, which is text, as the JSON of a field of this type."""
     if kind in (int, float):
-        return number_text(text) or msgspec.json.encode(text)
+        found = number_text(text)
+        if found is None:
+            return msgspec.json.encode(text)
+        return whole_text(found) if kind is int else found
     if kind is bool and text in (*_TRUE, *_FALSE):
         return b"true" if text in _TRUE else b"false"
     return msgspec.json.encode(text)
@@ -187,7 +190,7 @@ def _field_value(field: re.Match[str]) -> bytes:
         return msgspec.json.encode(_UNESCAPE_TEXT.sub(r"\1", field[2]))
     text = field[3]
     if integer := _INTEGER.fullmatch(text):
-        return str(int(integer[1])).encode()
+        return str(int(integer[1] or integer[2])).encode()
     if text in _TRUE:
         return b"true"
     if text in _FALSE:

@@ -150,8 +150,8 @@ def encoded_names(record_type: RecordType) -> dict[str, str]:
     return dict(zip(record_type.fields, record_type.struct.__struct_encode_fields__, strict=True))
 
 
-def checked_format(format: Any, decode: Any) -> Any:
-    """Return the format that a source is given as `format=` or `decode=`; None, and a name, as they are.
+def checked_format(format: Any, decode: Any, *, named: bool = False) -> Any:
+    """Return the format that a source is given as `format=` or `decode=`; None as it is, and a name if it may be one.
 
     Raises:
         ConfigError: both are given, or neither a format nor a function.
@@ -162,7 +162,7 @@ def checked_format(format: Any, decode: Any) -> Any:
         if format is not None:
             raise ConfigError("give either format= or decode=, not both", hint="a function can decode any format")
         return Decode(decode)
-    if format is None or isinstance(format, str | Format):
+    if format is None or isinstance(format, Format) or (named and isinstance(format, str)):
         return format
     if isinstance(format, type) and issubclass(format, Format):
         raise ConfigError(f"format= is the class {format.__name__}", hint=f"call it: format={format.__name__}(…)")

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +19,8 @@ _NUMBER = re.compile(r"([-+]?)([0-9]*)(?:\.([0-9]*))?([eE][-+]?[0-9]+)?")
 _TRUE = frozenset(("true", "t", "1", "on", "yes"))
 _FALSE = frozenset(("false", "f", "0", "off", "no"))
 _CHARACTERS_MAX = 400
+_DIGITS_MAX = 18
+_NO_NUMBER = msgspec.Raw(b"1e999")
 _INT64 = range(-(2**63), 2**64)
 VALUE_SIZE_MAX = 4_000_000
 """The most values, characters and bytes of one value together; a shared value counts as often as it occurs."""
@@ -29,13 +31,16 @@ SHARED_MAX = 16
 def json_of(value: Any, payload_size: int | None = None) -> bytes:
     """Encode a value of a binary payload, or a record of a user's function.
 
+    NaN and infinities become a number that is too large for any field. So only the record whose field has one is
+    rejected, not all records of its message.
+
     Args:
         value: the value.
         payload_size: the bytes of the payload that it was in, of which each value, character and byte takes one.
 
     Raises:
-        ValueError: JSON cannot hold it: NaN, an integer beyond 64 bits, a key that is no text, deep nesting. Or it is
-            too large: a few bytes of CBOR that share values can mean billions of them.
+        ValueError: JSON cannot hold it: an integer beyond 64 bits, a key that is no text, deep nesting. Or it is too
+            large: a few bytes of CBOR that share values can mean billions of them.
     """
     room = VALUE_SIZE_MAX if payload_size is None else min(VALUE_SIZE_MAX, SHARED_MAX * payload_size)
     return msgspec.json.encode(_Checker(room).checked(value, NESTING_MAX))
@@ -69,9 +74,7 @@ class _Checker:
         if kind is str or kind is bool or value is None:
             return value
         if kind is float:
-            if not math.isfinite(value):
-                raise ValueError(f"{value} is not a number that can be stored")
-            return value
+            return value if math.isfinite(value) else _NO_NUMBER
         if kind is int:
             if value not in _INT64:
                 raise ValueError("an integer exceeds 64 bits")
@@ -95,7 +98,7 @@ def _of_other_type(value: Any) -> Any:
         return value
     if isinstance(value, Decimal):
         if not value.is_finite():
-            raise ValueError(f"{value} is not a number that can be stored")
+            return _NO_NUMBER
         return msgspec.Raw(str(value).encode()) if JSON_NUMBER.fullmatch(str(value)) else str(value)
     raise ValueError(f"a value of type {type(value).__name__} has no form in JSON")
 
@@ -120,19 +123,38 @@ def number_text(text: str) -> bytes | None:
     return f"{'-' if found[1] == '-' else ''}{whole}{fraction}{found[4] or ''}".encode()
 
 
+def whole_text(number: bytes) -> bytes:
+    """Return the JSON of a whole number without fraction and exponent (`12.0`, `1e3`); other numbers unchanged."""
+    if number.lstrip(b"-").isdigit():
+        return number
+    try:
+        exact = Decimal(number.decode())
+        if not exact:
+            return b"0"
+        if exact.adjusted() <= _DIGITS_MAX and exact == exact.to_integral_value():
+            return b"%d" % int(exact)
+    except InvalidOperation:  # its exponent has too many digits
+        pass
+    return number
+
+
 def cell_writer(kind: type, decimal: str = ".") -> Callable[[str], bytes]:
     """Return a function from text to JSON, by the type of the record's field.
 
-    A text that is no number becomes JSON text in a number field, so that decoding rejects the record and says why.
+    A text that is no number becomes JSON text in a number field, so that decoding rejects the record and says why. The
+    function raises ValueError for a number with a point where the decimal mark is a comma: `lax` would read it.
     """
 
     def number(text: str) -> bytes:
         plain = text.strip()
         if decimal != ".":
             if "." in plain:
-                return msgspec.json.encode(text)  # 1.234,5 and 1.234 may mean anything
+                raise ValueError(f"{text[:50]!r} has a point, which may mean anything where decimals have a comma")
             plain = plain.replace(decimal, ".", 1)
-        return number_text(plain) or msgspec.json.encode(text)
+        found = number_text(plain)
+        if found is None:
+            return msgspec.json.encode(text)
+        return whole_text(found) if kind is int else found
 
     def truth(text: str) -> bytes:
         plain = text.strip().lower()

@@ -361,7 +361,8 @@ def _lax_fields(lax: object, record_type: RecordType) -> tuple[str, ...]:
 def _check_source(source: Any) -> None:
     name = type(source).__name__
     if not isinstance(source, Source):
-        raise GraphError(f"{name} is not a source", hint="derive its class from millpy.sources.Source")
+        hint = 'for example Mqtt("sensors/+/reading") or File("readings.ndjson"); your own derives from Source'
+        raise GraphError(f"{source!r} is not a source", hint=hint)
     identity = source.identity()
     if not isinstance(identity, dict) or not isinstance(identity.get("kind"), str):
         raise GraphError(

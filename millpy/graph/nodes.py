@@ -161,7 +161,7 @@ class StageNode:
 
     def settings(self) -> Identity:
         """Describe what only records to come depend on, so that it may change."""
-        return self.logic.settings() if isinstance(self.logic, WindowedLogic) else {}
+        return self.logic.settings() if isinstance(self.logic, WindowedLogic | DeduplicateLogic) else {}
 
     def input_specs(self) -> tuple[InputSpec, ...]:
         """Return the inputs as the stage sees them."""

@@ -15,7 +15,16 @@ import msgspec
 
 from millpy.ingest.dead_letters import is_message
 from millpy.limits import Limits
-from millpy.model.checkpoint import Checkpoint, DeadLetter, Entries, Kind, LateRows, RecordTableName
+from millpy.model.checkpoint import (
+    NOTICE_NAMES_MAX,
+    Checkpoint,
+    DeadLetter,
+    Entries,
+    Kind,
+    LateRows,
+    Notice,
+    RecordTableName,
+)
 
 NO_KEY = b'""'
 _DAY_US = 86_400_000_000
@@ -67,12 +76,22 @@ class DeadLetterSampler:
             return checkpoint
         unstored = Counter((letter.computation, letter.reason) for letter in checkpoint.dead_letters)
         unstored.subtract(Counter((letter.computation, letter.reason) for letter in letters))
+        unstored = +unstored
+        unstored_late = sum(map(len, checkpoint.late)) - sum(map(len, late))
+        notices = [*checkpoint.notices]
+        if unstored:
+            causes = [f"{computation} ({reason})" for computation, reason in unstored]
+            notices.append(Notice("dead_letters_not_kept", unstored.total(), causes[:NOTICE_NAMES_MAX]))
+        if unstored_late:
+            computations = dict.fromkeys(rows.computation for rows in checkpoint.late)
+            notices.append(Notice("late_records_not_kept", unstored_late, [*computations][:NOTICE_NAMES_MAX]))
         return replace(
             checkpoint,
             dead_letters=letters,
             late=[rows for rows in late if len(rows)],
-            unstored={cause: count for cause, count in unstored.items() if count},
-            unstored_late=sum(map(len, checkpoint.late)) - sum(map(len, late)),
+            unstored=unstored,
+            unstored_late=unstored_late,
+            notices=notices,
             delta=(*checkpoint.delta, *self._entries(touched)),
         )
 

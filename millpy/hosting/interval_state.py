@@ -28,8 +28,11 @@ from millpy.store.protocol import OwnerSnapshot
 
 NO_KEY = b'""'
 COUNTED = ("produced", "filtered", "added", "consumed", "late", "dead_lettered", "duplicate", "emitted", "written",
-           "unmatched")  # fmt: skip
-"""Names of the counters, which are kept per subscription; `emitted` and `written` are kept per result table."""
+           "unmatched", "silent")  # fmt: skip
+"""Names of the counters, which are kept per subscription; `emitted` and `written` are kept per result table.
+
+`silent` is a gauge of the interval: how many devices are silent.
+"""
 
 
 StateT = TypeVar("StateT", bound="IntervalState")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
@@ -26,14 +26,14 @@ from millpy.hosting.plan import ComputationPlan, OutgoingSubscription
 from millpy.ingest.decode import Decoder
 from millpy.ingest.protocol import SourceBatch
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import DeadLetter, LateRows, Request, RequestOutcome
+from millpy.model.checkpoint import DeadLetter, ExpectedRecord, LateRows, PastWindow, Request, RequestOutcome
 from millpy.model.dead_letter import payload_of
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType
 from millpy.model.stage import InputBundle, WindowCorrection
 from millpy.model.time import INSTANT_MAX, Instant
 
-NO_WINDOWS = "only fixed, calendar and sliding windows can be corrected, and not those with watermark_by"
+NO_WINDOWS = "only windows can be corrected"
 RecordId = tuple[int, int, bytes, bool]
 
 
@@ -43,6 +43,23 @@ class Replay:
 
     requests: tuple[Request, ...]
     arrived_at: Instant
+
+
+class ExpectedRecords:
+    """The records that a replayed dead letter becomes, if an operator wants it in windows that it is too late for."""
+
+    def __init__(self, replay: Replay | None) -> None:
+        first = None if replay is None else replay.requests[0]
+        wanted = first is not None and first.table == "dead_letters" and first.into_window
+        self._letter = first.id if first is not None and wanted else None
+        self.found: list[ExpectedRecord] = []
+
+    def add(self, consumer: str, place: int, records: Records) -> None:
+        """Note records that one input of a consumer gets."""
+        if self._letter is None:
+            return
+        for record, at in zip(records.objects(), records.event_times.tolist(), strict=True):
+            self.found.append(ExpectedRecord(self._letter, consumer, place, at, payload_of(record)))
 
 
 def is_emission(request: Request, interval: IntervalState) -> bool:
@@ -111,7 +128,7 @@ def retake_corrections(interval: IntervalState, replay: Replay, isolation: Isola
 
 
 def corrected_outcomes(
-    retaken: ReplayBatch, corrected: Mapping[int, str | None], watermark: Instant
+    retaken: ReplayBatch, corrected: Mapping[int, str | None], windows: Mapping[int, PastWindow], watermark: Instant
 ) -> list[RequestOutcome]:
     """Return the outcomes of corrections. One that a later turn has to decide has none, and stays requested."""
     outcomes = []
@@ -120,7 +137,7 @@ def corrected_outcomes(
         if detail:
             outcomes.append(RequestOutcome(request, watermark=watermark, detail=detail))
         elif detail is not None:
-            outcomes.append(RequestOutcome(request))
+            outcomes.append(RequestOutcome(replace(request, window=windows.get(number, request.window))))
     return outcomes
 
 

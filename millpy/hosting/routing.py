@@ -15,6 +15,7 @@ import numpy as np
 
 from millpy.hosting.interval_state import IntervalState
 from millpy.hosting.plan import OutgoingSubscription
+from millpy.hosting.replay import ExpectedRecords
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter, Segment, StoredSlice
@@ -74,12 +75,14 @@ class Router:
         intervals: Mapping[int, IntervalState],
         deliveries: dict[int, list[Delivery]],
         again: Mapping[int, Records],
+        expected: ExpectedRecords,
     ) -> tuple[list[Segment], list[DeadLetter]]:
         """Route a bundle's productions: in memory to current local consumers, to all others as segments.
 
         On the way the records go through the operators of each consumer; a record on which an operator fails becomes a
         dead letter. `emitted` is the number of records per stream, as their producer counted them (I8). `again` holds
-        replayed records that operators had dead-lettered, by subscription.
+        replayed records that operators had dead-lettered, by subscription. `expected` gets what a replayed dead letter
+        becomes for each consumer.
         """
         if self._observe is not None:
             self._observe(producer, productions)
@@ -91,11 +94,15 @@ class Router:
         for subscription in producer.plan.outgoing:
             producer.count("produced", str(subscription.subscription_id), emitted.get(subscription.stream, 0))
             parts = self._through(producer, subscription, chains, productions, letters)
+            replayed = list(parts) if producer.plan.stage is None else []
             if (retried := again.get(subscription.subscription_id)) is not None:
                 producer.count("dead_lettered", str(subscription.subscription_id), -len(retried))
                 before = {subscription.stream: retried}
                 again_through = Chains(before, self._limits.record_attempts_max, self._progress)
-                parts += self._through(producer, subscription, again_through, before, letters)
+                passed = self._through(producer, subscription, again_through, before, letters)
+                parts, replayed = [*parts, *passed], [*replayed, *passed]
+            for part in replayed:
+                expected.add(subscription.consumer, subscription.input, part)
             progress = None if subscription.archived else sites_by_stream.get(subscription.stream)
             if not parts and progress is None:
                 continue

@@ -24,6 +24,7 @@ from millpy.hosting.interval_state import IntervalState, PauseState
 from millpy.hosting.isolation import Isolation, PoisonRecord
 from millpy.hosting.plan import Plan
 from millpy.hosting.replay import (
+    ExpectedRecords,
     Replay,
     ReplayBatch,
     corrected_outcomes,
@@ -227,7 +228,9 @@ class Steps:
         interval.input_watermark = interval.low_watermark = advance(interval.low_watermark, result.watermark)
         interval.bundle += 1
         productions = {interval.plan.name: records}
-        segments, failed = self._router.emit(interval, productions, emitted, intervals, deliveries, retaken.emitted)
+        expected = ExpectedRecords(replay)
+        made = (productions, emitted)
+        segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted, expected)
         outcomes, failed, _ = match_outcomes(retaken, failed)
         return Checkpoint(
             grant=interval.grant,
@@ -239,6 +242,7 @@ class Steps:
             dedupe_run=result.dedupe_run,
             dead_letters=[*result.dead_letters, *refused, *failed],
             outcomes=[*result.outcomes, *outcomes],
+            expected=expected.found,
             pause=result.pause,
         )
 
@@ -351,7 +355,10 @@ class Steps:
         corrected = _uncount(interval, retaken, result, before)
         self._takes.add(interval, consumed, work, result, unarchived)
         made = (result.productions, result.emitted_by_stream)
-        segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted)
+        expected = ExpectedRecords(inbox.replays.get(interval.interval_id))
+        for arrival in retaken.arrived:
+            expected.add(interval.plan.name, arrival.bundle.input, arrival.bundle.records)
+        segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted, expected)
         outcomes, letters, late = match_outcomes(retaken, [*result.dead_letters, *failed], result.late)
         interval.committed_at = inbox.monotonic
         return Checkpoint(
@@ -370,7 +377,9 @@ class Steps:
             dedupe_run=result.dedupe_run,
             dead_letters=[*letters, *(letter for _, letter in refused)],
             outcomes=[*outcomes, *corrected],
+            expected=expected.found,
             release_ids=[release.release_id for release in releases],
+            notices=result.notices,
             archived=result.archived,
         )
 
@@ -472,7 +481,9 @@ def _unarchived(retaken: ReplayBatch, releases: Sequence[Release], refused: Sequ
 
 
 def _count(interval: IntervalState, refused: Sequence[tuple[int, DeadLetter]], result: StepResult) -> None:
-    """Count a stage's input, output and result rows (I8)."""
+    """Count a stage's input, output and result rows (I8), and move its gauges."""
+    for name, change in result.gauges.items():
+        interval.count(name, "", change)
     for subscription in interval.plan.incoming.values():
         of, place = str(subscription.subscription_id), subscription.input
         interval.count("consumed", of, result.consumed_by_input.get(place, 0))
@@ -494,7 +505,7 @@ def _uncount(
 
     Return the outcomes of corrections. Late records that are in their finished windows now count as consumed.
     """
-    outcomes = corrected_outcomes(retaken, result.corrected, watermark)
+    outcomes = corrected_outcomes(retaken, result.corrected, result.corrected_windows, watermark)
     of = {subscription.input: str(subscription.subscription_id) for subscription in interval.plan.incoming.values()}
     for request, (place, *_) in retaken.taken if retaken.arrived else ():
         interval.count("late" if request.table == "late_records" else "dead_lettered", of[place], -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -176,10 +176,18 @@ class DeadLetterCollector:
         for refused in self.decoded.refused:
             self._by_row[refused.row] = self._letter_of_row(refused.row, refused.reason, refused.detail)
 
-    def add(self, which: Mask, reason: str, detail: str, times: Instants | None = None) -> None:
-        """Dead-letter the decoded records that `which` selects; `times` are the event times of all, if known."""
+    def add(self, which: Mask, reason: str, detail: str | Callable[[int], str], times: Instants | None = None) -> None:
+        """Dead-letter the decoded records that `which` selects.
+
+        Args:
+            which: which of the decoded records.
+            reason: the reason.
+            detail: more about it; or a function from the index of a decoded record.
+            times: the event times of all of them, if known.
+        """
         for index in np.flatnonzero(which).tolist():
-            letter = self.letter_of(index, reason, detail, None if times is None else int(times[index]))
+            more = detail if isinstance(detail, str) else detail(index)
+            letter = self.letter_of(index, reason, more, None if times is None else int(times[index]))
             self._by_row[int(self.decoded.rows[index])] = letter
 
     def letter_of(self, index: int, reason: str, detail: str, event_time: int | None) -> DeadLetter:

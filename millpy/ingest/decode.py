@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -23,14 +23,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millpy.formats.values import whole_text
 from millpy.ingest.arrow_columns import TableColumns, long_rows, row_of, row_text
 from millpy.ingest.local_times import LocalTimeCounts, TimeFormatError, TimeReader
 from millpy.ingest.protocol import RejectedRow, SourceBatch
+from millpy.ingest.rejections import NO_ZONE, Explainer, shown
 from millpy.ingest.text_columns import PARSED, CsvColumns, JsonColumns, fields_of, is_utf8, takes
 from millpy.limits import RECORD_BYTES_MAX
-from millpy.model.dead_letter import error_text
 from millpy.model.field_types import JSON_DEPTH_MAX, decimal_problem, decimal_text
-from millpy.model.record import SMALL_RECORDS_MAX, RecordType, without_none
+from millpy.model.record import SMALL_RECORDS_MAX, RecordType, column_of, getter, without_none
 from millpy.model.step_progress import is_user_error
 
 # `record_bytes_max` bounds fields; the columnar reader has no limit of its own either.
@@ -60,6 +61,13 @@ class DecodeResult:
     batch: pa.RecordBatch | None = None
     objects: list[Any] | None = None
     refused: list[RejectedRow] = field(default_factory=list)
+
+    def value(self, index: int, name: str) -> Any:
+        """Return the value of a field of an accepted record."""
+        if self.objects is not None:
+            return getter(name)(self.objects[index])
+        assert self.batch is not None
+        return column_of(self.batch, name)[index].as_py()
 
 
 class Decoder:
@@ -235,6 +243,7 @@ class _OneByOne:
         self._json = msgspec.json.Decoder(record_type.struct)
         self._fields = fields_of(record_type)
         self._time_field = time_field
+        self._explainer = Explainer(record_type, time_field)
         self._time_name = "" if times is None else self._fields[time_field].encode_name
         self._whole_numbers = self._named(int)
         self._moments = self._named(datetime)
@@ -280,7 +289,8 @@ class _OneByOne:
                 if not is_user_error(error):
                     raise
                 self._restore(before)
-                refused.append(RejectedRow(row, "undecodable", error_text(error)))
+                said = None if taken.batch is not None else payload(row)  # a row of columns may be no value of Python
+                refused.append(RejectedRow(row, "undecodable", self._explainer.explain(error, said)))
                 continue
             problem = self._problem(record)
             if problem is not None:
@@ -324,7 +334,7 @@ class _OneByOne:
         try:
             return msgspec.convert(value, self._type.annotations[name], strict=False)
         except msgspec.ValidationError as error:
-            raise ValueError(f"{name}: {error}") from None
+            raise ValueError(f"{name}: {error}: {shown(value)}") from None
 
     def _timed(self, values: Any) -> Any:
         """Read the event time of a record's plain values by its format and zone; write times with minutes of offset."""
@@ -409,15 +419,10 @@ def _whole_number(cell: str) -> str:
     """
     if not ("." in cell or "e" in cell or "E" in cell) or not _NUMBER.fullmatch(cell):
         return cell
-    try:
-        number = Decimal(cell)
-        if not number:
-            return "0"
-        if number.adjusted() <= 18 and number == number.to_integral_value():
-            return str(int(number))
-    except InvalidOperation:
-        pass
-    raise ValueError(f"{cell[:50]} is not a 64-bit whole number")
+    whole = whole_text(cell.encode()).decode()
+    if not whole.lstrip("-").isdigit():
+        raise ValueError(f"{cell[:50]} is not a 64-bit whole number")
+    return whole
 
 
 def _in_utc(moment: datetime) -> datetime | None:
@@ -431,7 +436,7 @@ def _in_utc(moment: datetime) -> datetime | None:
 
 
 def _moment_problem(moment: datetime) -> str:
-    return "datetime without a time zone" if moment.tzinfo is None else "outside the years 1 to 9999 in UTC"
+    return NO_ZONE if moment.tzinfo is None else "outside the years 1 to 9999 in UTC"
 
 
 def _check_text(value: str) -> str | None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+import msgspec
+
 from millpy.errors import SourceUnavailableError
 from millpy.formats import BadPart, Format, Message, Part, SchemaPendingError
 from millpy.ingest.json_append import completed
@@ -26,6 +28,7 @@ from millpy.model.step_progress import is_user_error
 PENDING_S_MAX = 5.0
 """How long a replay waits for a schema registry."""
 SCHEMAS_OF_A_MESSAGE = 3
+EMPTY = "the payload is empty"
 EXPANDED_RECORDS_MAX = 8_192
 """The most records of a bundle that a source expands in the event loop, which must not stop for long."""
 
@@ -210,7 +213,9 @@ class Expander:
         except BaseException as error:  # a user's function, and libraries, may raise anything
             if not is_user_error(error):
                 raise
-            return [BadPart(message.payload, error_text(error))], "undecodable"
+            is_empty = isinstance(error, msgspec.DecodeError) and not message.payload.strip()
+            detail = EMPTY if is_empty else error_text(error)
+            return [BadPart(message.payload, detail)], "undecodable"
         return parts, "undecodable"
 
 

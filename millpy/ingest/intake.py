@@ -38,8 +38,10 @@ from millpy.ingest.error_rate import RecentErrorRate
 from millpy.ingest.event_times import LocalTimeCounters, arrivals_of, field_times, rising_arrivals
 from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import SourceBatch
+from millpy.ingest.rejections import time_problems
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, IdlePolicy, Wait
 from millpy.ingest.site_watermarks import SiteColumn, SiteWatermarks, sites_of
+from millpy.ingest.source_position import NOWHERE, SourcePosition
 from millpy.limits import RING_SLOTS, Limits
 from millpy.model.checkpoint import DeadLetter, DedupeRun, Delta, Entries, Kind, Pause, Request, RequestOutcome
 from millpy.model.dead_letter import key_problem
@@ -49,7 +51,6 @@ from millpy.model.stage import StoredInterval
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, ClockReading, Instant, describe
 
 NO_KEY = b'""'
-NOWHERE = msgspec.Raw(b"null")
 KEPT_KINDS = (Kind.DISORDER, Kind.FLEET, Kind.SITE)
 """Of a step's delta, what does not change when one of its records is dead-lettered later."""
 COUNTERS = ("injected", "accepted", "duplicate", "dead_lettered")
@@ -79,30 +80,6 @@ class IntakeSettings:
     def sites(self) -> str:
         """The field with a watermark for each value; empty for one watermark."""
         return self.event_time.watermark_by or ""
-
-
-class SourcePosition(msgspec.Struct, kw_only=True):
-    """The stored state of a source partition: its position, and the origin of its watermark for operators.
-
-    Attributes:
-        position: the source's position in its own format; null if the broker keeps it.
-        promised: what the watermark would be by `max_disorder` alone; the same unless a percentile is set.
-        max_event_time: the largest event time, at most that of arrival: it determines the watermark.
-        arrived_at: wall time of the last take.
-        unsure_us: uncertainty of `arrived_at`: the true time may have been later by this much. It widens the tolerance
-            for records from the future.
-        dedupe_shift_us: offset from the time of arrival to the dedupe clock, for a source that names no clock, so that
-            a step of the machine's clock neither forgets ids nor keeps them.
-    """
-
-    position: msgspec.Raw = NOWHERE
-    watermark: int = INSTANT_MIN
-    promised: int = INSTANT_MIN
-    max_event_time: int = INSTANT_MIN
-    arrived_at: int = INSTANT_MIN
-    unsure_us: int = 0
-    dedupe_shift_us: int = 0
-    finished: bool = False
 
 
 @dataclass(slots=True)
@@ -176,6 +153,9 @@ class Intake:
         self.notes: dict[str, bytes] = {}  # the stored notes, for the source when it is opened
         for entries in recovered.entries:
             self._absorb(entries)
+        if self._source.finished and recovered.low_watermark < INSTANT_MAX:  # its end was set back
+            self._source.finished = False
+            self._source.watermark = self._source.promised = recovered.low_watermark
         if recovered.low_watermark > self._source.watermark:  # a new partition joins at the published watermark
             self._advance(recovered.low_watermark)
         self._quiet_since: int | None = None
@@ -216,6 +196,11 @@ class Intake:
     def finished(self) -> bool:
         """Whether the source has ended."""
         return self._source.finished
+
+    @property
+    def ended_at(self) -> Instant:
+        """The watermark that a source which has ended had before its end."""
+        return Instant(self._source.ended_at)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -286,11 +271,7 @@ class Intake:
                 self._source.position = msgspec.Raw(taken.position)
             self._state(taken.watermark)
             if taken.finished:
-                self._source.finished = True
-                self._state(INSTANT_MAX)
-                if self._settings.dedupe is not None:
-                    run = result.dedupe_run or DedupeRun(b"", b"", INSTANT_MIN, INSTANT_MAX)
-                    result.dedupe_run = replace(run, clock=INSTANT_MAX)  # a finished source needs no ids
+                self._end(result)
         elif not (self._sites and len(self._sites)) and (candidate := self._idle_watermark(clock)) is not None:
             self._advance(candidate, self._disorder.bound_us - self._settings.event_time.max_disorder_us)
         self._advance_sites(result, clock, quiet)
@@ -305,6 +286,16 @@ class Intake:
         if result.changed:
             result.delta = self._whole_delta(clock.now_us)
         return result
+
+    def _end(self, result: IntakeResult) -> None:
+        """Let the source end with this batch: it reports the greatest time, and needs no ids."""
+        if not self._source.finished:
+            self._source.ended_at = self._source.watermark
+        self._source.finished = True
+        self._state(INSTANT_MAX)
+        if self._settings.dedupe is not None:
+            run = result.dedupe_run or DedupeRun(b"", b"", INSTANT_MIN, INSTANT_MAX)
+            result.dedupe_run = replace(run, clock=INSTANT_MAX)
 
     def _follow(self, clock: ClockReading) -> None:
         """Account for the time of this step. The dedupe clock follows elapsed time only (see `dedupe_shift_us`)."""
@@ -411,6 +402,9 @@ class Intake:
             self._fleet.take_duplicates(self._devices_of(letters, fresh), clock.now_us)
         times, accepted = self._event_times(letters, fresh, by_site)
         result.accepted = int(np.count_nonzero(accepted))
+        if result.accepted:
+            newest = int(times[accepted].max())
+            self._source.newest_event_time = max(self._source.newest_event_time, newest)
         self._counts["accepted"] += result.accepted
         self._counts["duplicate"] += duplicates
         self._counts["dead_lettered"] += len(letters)
@@ -517,7 +511,7 @@ class Intake:
         times, timed = field_times(letters.decoded, settings.field, settings.unit)
         latest = self._latest(letters.taken)
         future = times > latest
-        letters.add(fresh & ~timed, "event_time", f"{settings.field} is missing or outside the years 1 to 9999")
+        letters.add(fresh & ~timed, "event_time", time_problems(letters.decoded, settings.field, settings.unit))
         letters.add(fresh & timed & future, "future", f"{settings.field} is after {describe(latest)}", times)
         accepted = fresh & timed & ~future
         if settings.sorted and not letters.requests:

@@ -281,9 +281,11 @@ class Source(GraphPart, ABC):
         return False
 
     def unread(self, setup: SourceSetup) -> Sequence[str]:
-        """Say what a partition that has ended will not read, because it came after the end; by default nothing.
+        """Say what has come to a partition since it ended; by default nothing.
 
-        It is called in a thread, beside the turns. What it raises is logged, and stops nothing.
+        If anything has, the worker connects to the partition again at its position, and it is read on; windows that
+        its end has closed stay closed. It is called in a thread, beside the turns, once when a worker claims an ended
+        partition. What it raises is logged, and stops nothing, except a BrokenFileError.
         """
         del setup
         return ()

@@ -16,7 +16,7 @@ from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
 from millpy.model.keys import KEY_TYPES
 from millpy.model.record import RecordType
-from millpy.model.time import check_length, duration_text, microseconds, minutes
+from millpy.model.time import check_length, check_positive, duration_text, microseconds, minutes
 from millpy.model.time_zone import time_zone
 
 Unit = Literal["s", "ms", "us", "ns"]
@@ -168,7 +168,7 @@ class EventTime:
                     f"event time {field!r}: percentile= learns one bound, not one for each site of watermark_by=",
                     hint="omit percentile=: the watermark of a site waits for max_disorder",
                 )
-        check_length("max_disorder", max_disorder or timedelta(0))
+        check_length("max_disorder", timedelta(0) if max_disorder is None else max_disorder)
         check_length("future_tolerance", future_tolerance)
         if max_disorder is not None and max_disorder < timedelta(0):
             raise GraphError(f"event time {field!r}: max_disorder must not be negative: {max_disorder}")
@@ -306,9 +306,7 @@ class Dedupe(GraphPart):
     def __init__(self, *fields: str, within: timedelta, time: str | None = None, unit: Unit | None = None) -> None:
         if not fields:
             raise GraphError("dedupe needs at least one id field", hint='for example Dedupe("id", within=hours(1))')
-        if within <= timedelta(0):
-            raise GraphError(f"dedupe: within must be positive, not {within}")
-        check_length("within", within)
+        check_positive("within", within, 'for example Dedupe("id", within=hours(1))')
         if unit is not None and (time is None or unit not in UNITS):
             raise GraphError(
                 f"dedupe: invalid unit={unit!r}",
@@ -396,9 +394,7 @@ class AdvanceWithClock(GraphPart):
     after: timedelta
 
     def __post_init__(self) -> None:
-        if self.after <= timedelta(0):
-            raise GraphError(f"AdvanceWithClock: after must be positive, not {self.after}")
-        check_length("after", self.after)
+        check_positive("after", self.after, "for example AdvanceWithClock(after=seconds(30))")
 
     def identity(self) -> Identity:
         """Describe the policy."""

@@ -278,6 +278,10 @@ class PastWindow:
         table_id: id of the result table; None if the computation writes none.
         newest_pane: index of the newest pane in the table's history, where a repair adds panes, too; -1 without any.
         dropped: whether the table has a retention, and rows of the window's time were dropped.
+        recomputed: the accumulators of the window by an archive, as JSON; None if nobody has recomputed it.
+        recomputed_fits: whether the row is still the one that they give.
+        overlapping: without a row, the first rows of the key whose windows intersect this one, at most two, each with
+            the newest pane of its history: a session may contain it.
     """
 
     key: bytes
@@ -288,6 +292,9 @@ class PastWindow:
     table_id: int | None = None
     newest_pane: int = -1
     dropped: bool = False
+    recomputed: bytes | None = None
+    recomputed_fits: bool = False
+    overlapping: tuple[tuple[bytes, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +305,7 @@ class Request:
         table, id: table and row of the record.
         interval_id: interval that rejected the record; its owner replays it.
         payload: payload of the record, or its correction by an operator.
+        into_window: whether the record is to be added to finished windows that it is too late for.
         window: the finished window that a late record is to be added to; None to replay it as a record.
     """
 
@@ -313,6 +321,7 @@ class Request:
     event_time: int | None = None
     dedupe_id: bytes | None = None
     retracts: bool = False
+    into_window: bool = False
     window: PastWindow | None = None
 
 
@@ -338,10 +347,49 @@ class RequestOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedRecord:
+    """A record that a dead letter became on its way to one consumer, for whose finished windows an operator wants it.
+
+    Attributes:
+        dead_letter_id: the dead letter.
+        computation, input: the consumer, and the index of its input.
+        event_time: its event time.
+        payload: as a late record of it has it.
+    """
+
+    dead_letter_id: int
+    computation: str
+    input: int
+    event_time: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """A source partition stops reading until an operator resumes it: too many of its records became dead letters."""
 
     reason: str
+
+
+NOTICE_NAMES_MAX = 10
+"""How many names a notice has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a bundle tells operators, of devices for example. The commit stores it as an event, or adds it to one.
+
+    Notices of one kind and interval are one event a minute, however many there are.
+
+    Attributes:
+        kind: kind of the event.
+        count: number of devices, or of records.
+        names: the devices, or causes; at most NOTICE_NAMES_MAX, each of them once.
+    """
+
+    kind: str
+    count: int
+    names: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,11 +434,15 @@ class Checkpoint:
     late: Sequence[LateRows] = ()
     dead_letters: Sequence[DeadLetter] = ()
     outcomes: Sequence[RequestOutcome] = ()
+    expected: Sequence[ExpectedRecord] = ()
+    """Records of replayed dead letters that are to be added to windows that they are too late for."""
     pause: Pause | None = None
     unstored: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(computation, reason) -> number of dead letters that are counted but not stored."""
     unstored_late: int = 0
     """Number of late rows that are counted but not stored."""
+    notices: Sequence[Notice] = ()
+    """Notices for operators, at most one of each kind."""
     release_ids: Sequence[int] = ()
     """Finished requests to release parked keys, whether or not they had an effect."""
     archived: Sequence[Bundle] = ()

@@ -19,7 +19,7 @@ from datetime import timedelta
 from itertools import takewhile
 from typing import Any, Literal
 
-from millpy.model.horizons import HORIZON, LATENESS, by_site, effect_of, horizon_changes
+from millpy.model.horizons import HORIZON, HORIZONS, KEPT, LATENESS, by_site, effect_of, horizon_changes
 from millpy.model.identity import allows_none, or_none
 from millpy.model.identity_text import fields_text, identity_text, parameter_name, parameter_text, type_text
 
@@ -39,6 +39,7 @@ _PARTS = {
     "source": "the source",
     "event_time": "the event time",
     HORIZON: "the horizon of dedupe ids",
+    KEPT: "the horizon of duplicates",
 }
 GROWING = {"mqtt": "filters"}
 """Kind of a source -> the list in its identity that may get more members, each of which is a source partition."""
@@ -189,7 +190,7 @@ def _horizons(stored: Description, wanted: Description) -> Iterator[GraphChange]
 def _parts(kind: Kind, name: str, before: Description, after: Description) -> Iterator[GraphChange]:
     for part in sorted({*before, *after}):
         was, now = (found.get(part, _LEFT_OUT.get(part)) for found in (before, after))
-        if was == now or (part in (LATENESS, HORIZON) and None in (was, now)):  # with the step or the ids
+        if was == now or (part in HORIZONS and None in (was, now)):  # with the step or the ids
             continue
         if part == "cells":
             yield from _cells(name, dict(was or ()), dict(now or ()))
@@ -201,7 +202,7 @@ def _parts(kind: Kind, name: str, before: Description, after: Description) -> It
             yield from _parameters(kind, name, was or {}, now or {})
         else:
             words = _changed(_PARTS.get(part, parameter_name(part)), *(_part_text(part, value) for value in (was, now)))
-            yield GraphChange(kind, name, words + effect_of(part, was, now), name if part == LATENESS else "")
+            yield GraphChange(kind, name, words + effect_of(part, was, now), name if part in (LATENESS, KEPT) else "")
 
 
 def _source(name: str, before: Description, after: Description) -> Iterator[GraphChange]:

@@ -1,9 +1,10 @@
-"""Horizons that change while state is stored: the allowed lateness of windows, and the horizon of dedupe ids.
+"""Horizons that change while state is stored: the allowed lateness of windows, and the horizons of ids.
 
 A longer one does not bring back what is gone. At the change, each interval remembers a floor in its header:
 
     windows      those that end by the floor were over: the input watermark had reached their end + the earlier lateness
-    dedupe ids   those that were last seen before the floor were forgotten
+    dedupe ids   those that were last seen before the floor were forgotten; a `deduplicate` step forgets an id at
+                 2 · within behind the watermark, and no longer judges records from before the floor: they are late
 
 So a record behind the change is judged by two rules, both functions of the order of input and of the place of the
 change in it (I9): the present horizon, and the floor. A floor never falls, so any number of changes adds up. A shorter
@@ -20,6 +21,9 @@ LATENESS = "allowed_lateness_us"
 """Setting of a windowed step: how long after its end a window takes late records, in µs."""
 HORIZON = "within_us"
 """Setting of a source with dedupe ids: for how long an id is remembered, in µs."""
+KEPT = "deduplicated_within_us"
+"""Setting of a `deduplicate` step: how far apart records of one id are duplicates, in µs of event time."""
+HORIZONS = (LATENESS, HORIZON, KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class HorizonChange:
 
     Attributes:
         computation: name of the windowed step, or of the source.
-        setting: `LATENESS` or `HORIZON`.
+        setting: one of `HORIZONS`.
         before_us: the earlier horizon.
         after_us: the new one.
     """
@@ -38,13 +42,25 @@ class HorizonChange:
     before_us: int
     after_us: int
 
+    @property
+    def floor_us(self) -> int:
+        """How far the floor is behind the clock of the interval: the watermark, or that of dedupe ids."""
+        return 2 * self.before_us if self.setting == KEPT else self.before_us
+
+    @property
+    def longer_us(self) -> int:
+        """How much longer ids are to be stored, in µs; not positive if they are not."""
+        if self.setting == LATENESS:
+            return 0
+        return (self.after_us - self.before_us) * (2 if self.setting == KEPT else 1)
+
 
 def horizon_changes(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[HorizonChange]:
     """Return the horizons that differ between the descriptions of a deployed and a wanted graph."""
     found = []
     for name, computation in wanted["computations"].items():
         before = stored["computations"].get(name, {"settings": {}})["settings"]
-        for setting in (LATENESS, HORIZON):
+        for setting in HORIZONS:
             was, now = before.get(setting), computation["settings"].get(setting)
             if was is not None and now is not None and was != now:
                 found.append(HorizonChange(name, setting, was, now))
@@ -56,7 +72,9 @@ def effect_of(setting: str, before_us: int, after_us: int) -> str:
     if setting == LATENESS:
         over = "windows that are over stay over" if after_us > before_us else "windows beyond it are over at once"
         return f"; {over}"
-    if setting == HORIZON:
+    if setting == KEPT and after_us > before_us:
+        return "; forgotten ids stay forgotten, and records from before them are late"
+    if setting in (HORIZON, KEPT):
         return f"; {'forgotten ids stay forgotten' if after_us > before_us else 'ids beyond it are forgotten at once'}"
     return ""
 

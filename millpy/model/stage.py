@@ -19,7 +19,17 @@ from typing import Any, Protocol
 
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import DeadLetter, DedupeRun, DeletedRows, Delta, Entries, LateRows, PastWindow, ResultRows
+from millpy.model.checkpoint import (
+    DeadLetter,
+    DedupeRun,
+    DeletedRows,
+    Delta,
+    Entries,
+    LateRows,
+    Notice,
+    PastWindow,
+    ResultRows,
+)
 from millpy.model.identity import Identity
 from millpy.model.keys import Key
 from millpy.model.lookup import Tables
@@ -158,8 +168,14 @@ class StepResult:
     """Bundles to archive."""
     fired: Mapping[Key, int] = field(default_factory=dict)
     """Key -> number of timers that fired at the end, for `Work.fires`; empty unless due timers were left."""
-    corrected: Mapping[int, str | None] = field(default_factory=dict)
+    notices: Sequence[Notice] = ()
+    """Notices for operators, at most one of each kind."""
+    gauges: Mapping[str, int] = field(default_factory=dict)
+    """Name of a gauge, which is kept beside the counters -> by how much it has changed."""
+    corrected: dict[int, str | None] = field(default_factory=dict)
     """Request of a correction -> "" if it was made, why it cannot be, or None if a later turn has to decide."""
+    corrected_windows: dict[int, PastWindow] = field(default_factory=dict)
+    """Request of a correction -> the session that contains the record, where this is not the record's own."""
     unfinished: bool = False
     """Whether more was due than the turn may hold. The low watermark stays until later turns have done the rest."""
 

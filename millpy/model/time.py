@@ -61,8 +61,10 @@ def plausible_floor(floor: Instant, clock: ClockReading, step_us: int) -> Instan
     return floor if floor <= clock.latest_us + step_us else clock.now_us
 
 
-def check_length(what: str, duration: timedelta) -> None:
-    """Raise GraphError if a duration exceeds DURATION_MAX; `what` names it in the message."""
+def check_length(what: str, duration: object) -> None:
+    """Raise GraphError for what is no duration, or exceeds DURATION_MAX; `what` names it in the message."""
+    if not isinstance(duration, timedelta):
+        raise GraphError(f"{what} must be a duration, not {duration!r}", hint=f"for example {what}=seconds(10)")
     if duration > DURATION_MAX:
         raise GraphError(f"{what} of {duration!r} is longer than a thousand years", hint="use a shorter duration")
 

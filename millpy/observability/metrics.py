@@ -19,6 +19,7 @@ from millpy.hosting.interval_state import PauseState
 from millpy.model.checkpoint import Checkpoint, Kind
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN
 from millpy.operators.interval_join import IntervalJoin
+from millpy.operators.keyed import KeyedInterval
 from millpy.runtime.observer import TurnTimes
 from millpy.runtime.owned_interval import OwnedInterval
 from millpy.runtime.turn import Turn
@@ -149,7 +150,7 @@ class Gauges(Collector):
         """Return the gauges without values, because registration must not read the worker."""
         return [
             *(self._lease(None), *self._of_computations([]), *self._of_backlog(None)),
-            *(*self._of_joins([]), *self._of_lookups(None), *self._of_sources(None)),
+            *(*self._of_joins([]), self._of_silences([]), *self._of_lookups(None), *self._of_sources(None)),
         ]
 
     def collect(self) -> Iterable[Metric]:
@@ -158,7 +159,8 @@ class Gauges(Collector):
         intervals = [] if worker is None else list(worker.owned.intervals.values())
         return [
             *(self._lease(worker), *self._of_computations(intervals), *self._of_backlog(worker)),
-            *(*self._of_joins(intervals), *self._of_lookups(worker), *self._of_sources(worker)),
+            *(*self._of_joins(intervals), self._of_silences(intervals)),
+            *(*self._of_lookups(worker), *self._of_sources(worker)),
         ]
 
     def _gauge(self, name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
@@ -217,6 +219,18 @@ class Gauges(Collector):
             records.add_metric([self._graph, name, "right"], right)
             size.add_metric([self._graph, name], used)
         return [records, size]
+
+    def _of_silences(self, intervals: Sequence[OwnedInterval]) -> Metric:
+        devices = self._gauge(
+            "millpy_silent_devices", "Devices that a silent_after step has found silent.", "computation"
+        )
+        silent: Tally[str] = Tally()
+        for interval in intervals:
+            if isinstance(interval.stage, KeyedInterval) and "silent" in interval.stage.gauges:
+                silent[interval.plan.name] += interval.counters.get(("silent", ""), 0)
+        for name, count in silent.items():
+            devices.add_metric([self._graph, name], count)
+        return devices
 
     def _of_lookups(self, worker: Worker | None) -> list[Metric]:
         rows = self._gauge("millpy_lookup_rows", "Rows of the version of a lookup table that is in use.", "table")

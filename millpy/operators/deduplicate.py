@@ -1,7 +1,8 @@
 """Deduplicate: a keyed step that keeps the first record of each id; the id is its key.
 
 The step is for feeds that share ids across source partitions. `operators/first_seen.py` defines a duplicate. A record
-more than `within` behind the watermark cannot be judged and goes to `late_records`; any other record is judged exactly
+more than `within` behind the watermark, or behind the ids that an earlier `within` has forgotten, cannot be judged and
+goes to `late_records`; any other record is judged exactly
 once, regardless of bundles, crashes and takeovers. Ids are stored as runs in the ring of the sources' dedupe ids: a
 duplicate writes nothing, and an id does not take a row.
 
@@ -22,6 +23,7 @@ from millpy.ingest.settings import Dedupe
 from millpy.model.arrivals import judging_watermarks
 from millpy.model.checkpoint import DedupeRun, LateRows
 from millpy.model.dead_letter import payload_of
+from millpy.model.horizons import KEPT
 from millpy.model.identity import Identity
 from millpy.model.keys import key_text
 from millpy.model.record import Instants, Mask, Records, concat, retractions_of
@@ -45,9 +47,13 @@ class DeduplicateLogic:
         return DeduplicateStage(self, binding)
 
     def identity(self) -> Identity:
-        """Describe the horizon; the id is part of the subscription."""
-        described: dict[str, Any] = {"kind": "deduplicate", "within_us": microseconds(self.within)}
+        """Describe the step; the id is part of the subscription."""
+        described: dict[str, Any] = {"kind": "deduplicate"}
         return described | ({"takes_retractions": True} if self.takes_retractions else {})
+
+    def settings(self) -> Identity:
+        """Describe the horizon, which may change: `horizons.py` says what becomes of the stored ids."""
+        return {KEPT: microseconds(self.within)}
 
 
 class DeduplicateStage:
@@ -70,12 +76,13 @@ class DeduplicateInterval(ResidentInterval):
     def __init__(self, logic: DeduplicateLogic, binding: StageBinding, recovered: StoredInterval) -> None:
         self._binding = binding
         self._within_us = microseconds(logic.within)
+        self._floor = recovered.horizon_floor
         self._ids = DedupeIds(Dedupe(*logic.by, within=logic.within), binding.inputs[0].record_type)
         self._seen: FirstSeen | KeptRecords
         if logic.takes_retractions:
-            self._seen = KeptRecords(self._within_us, recovered.dedupe_runs)
+            self._seen = KeptRecords(self._within_us, recovered.dedupe_runs, floor=self._floor)
         else:
-            self._seen = FirstSeen(self._within_us, recovered.dedupe_runs)
+            self._seen = FirstSeen(self._within_us, recovered.dedupe_runs, floor=self._floor)
         self._outlet = outlets_of(binding)[None]
 
     def step(self, work: Work) -> StepResult:
@@ -110,7 +117,7 @@ class DeduplicateInterval(ResidentInterval):
         """Return the records that can be judged; count the others as late."""
         records = arrival.bundle.records
         watermarks = judging_watermarks(arrival, work)
-        late = records.event_times < watermarks - self._within_us
+        late = records.event_times < np.maximum(watermarks - self._within_us, self._floor)
         if not late.any():
             return records
         rows = np.flatnonzero(late)

@@ -45,12 +45,13 @@ class FirstSeen:
     Args:
         within_us: the horizon.
         runs: the stored runs.
+        floor: ids with an earlier event time are forgotten, although they are within the horizon.
 
     Attributes:
         let_in: number of records that the last `check` accepted.
     """
 
-    def __init__(self, within_us: int, runs: Sequence[DedupeRun] = ()) -> None:
+    def __init__(self, within_us: int, runs: Sequence[DedupeRun] = (), *, floor: Instant = INSTANT_MIN) -> None:
         self._within_us = within_us
         self._tiers: list[_SeenTier] = []
         self._filter = IdFilter()
@@ -60,7 +61,9 @@ class FirstSeen:
         ids = b"".join(run.ids for run in runs)
         if ids:
             times = np.concatenate([np.frombuffer(run.times, "<i8") for run in runs]).astype(np.int64)
-            self._push(_SeenTier(*halves_of(ids), times).in_order())
+            known = _SeenTier(*halves_of(ids), times).take(times >= floor)
+            if len(known.at):
+                self._push(known.in_order())
 
     def __len__(self) -> int:
         """Return the number of ids in memory, some of which may have expired."""

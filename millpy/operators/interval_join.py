@@ -459,6 +459,8 @@ class IntervalJoin(ResidentInterval):
             if entries.kind is Kind.POSITION and entries.values and entries.values[-1] is not None:
                 self._place = msgspec.json.decode(entries.values[-1], type=_Place)
                 self._clock = Instant(max(self._clock, self._place.left_until))
+        if self._clock >= INSTANT_MAX:  # the end was set back, or is still reached
+            self._clock = recovered.input_watermark
         pieces = [piece for run in runs for piece in pieces_of(run.times, self._types)]
         if not pieces:
             return

@@ -35,12 +35,13 @@ class KeptRecords:
     Args:
         within_us: the horizon.
         runs: the stored runs, oldest first.
+        floor: records with an earlier event time are forgotten, although they are within the horizon.
 
     Attributes:
         let_in: number of records that the last `check` let pass.
     """
 
-    def __init__(self, within_us: int, runs: Sequence[DedupeRun] = ()) -> None:
+    def __init__(self, within_us: int, runs: Sequence[DedupeRun] = (), *, floor: Instant = INSTANT_MIN) -> None:
         self._within_us = within_us
         self._entries: dict[_Name, tuple[int, int]] = {}
         self._times_of: dict[bytes, list[int]] = {}
@@ -51,7 +52,7 @@ class KeptRecords:
         self._stored_until = max((run.expires_at for run in runs if run.ids), default=INSTANT_MIN)
         self.let_in = 0
         for run in runs:
-            self._load(run)
+            self._load(run, floor)
         self._changed.clear()
         self._forget()
 
@@ -163,7 +164,8 @@ class KeptRecords:
         self._stored_until = INSTANT_MIN
         return DedupeRun(b"", b"", Instant(self._clock - 1), self._clock)
 
-    def _load(self, run: DedupeRun) -> None:
+    def _load(self, run: DedupeRun, floor: Instant) -> None:
         """Apply the changes of a stored run. A merged one has several bundles' changes, in their order."""
         for row, (at, mark, number) in enumerate(np.frombuffer(run.times, _ROW).tolist()):
-            self._set(run.ids[ID_BYTES * row : ID_BYTES * (row + 1)], at, mark, number)
+            if at >= floor:
+                self._set(run.ids[ID_BYTES * row : ID_BYTES * (row + 1)], at, mark, number)

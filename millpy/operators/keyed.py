@@ -27,11 +27,12 @@ from millpy.model.lookup import LookupTable
 from millpy.model.stage import Release, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import Instant
 from millpy.operators.callbacks import CallbackStep, Calls, payload_of_timer
+from millpy.operators.device_monitor import DeviceMonitor
 from millpy.operators.event_loop import PrivateLoop
 from millpy.operators.outputs import StreamOutlet, outlets_of
 from millpy.operators.parking import ParkedKeys, ParkedRow, ReleasedKey, discarded, failure_of, with_released
 from millpy.operators.rows import gather
-from millpy.operators.state import ENTRY_BYTES, Store, identity_of_cell, store_of
+from millpy.operators.state import ENTRY_BYTES, MapStore, Store, identity_of_cell, store_of
 from millpy.operators.state_migration import StateFunction, StateUpgrade
 from millpy.operators.timers import TimerBook
 
@@ -107,6 +108,9 @@ class KeyedInterval:
         self._book = TimerBook()
         self._outlets = outlets_of(binding)
         by_cell = {cell: self._stores[name] for name, cell in computation.cells().items()}
+        self._monitor = computation if isinstance(computation, DeviceMonitor) else None
+        counted = {} if self._monitor is None else self._monitor.gauges
+        self.gauges = {n: store for n, cell in counted.items() if isinstance(store := by_cell[cell], MapStore)}
         self._calls = Calls(computation, binding, by_cell, self._outlets, self._book, loop, parks=parks)
         self._only_computes = computation.immediate and not self._calls.awaits
         self._hasher = KeyHasher()
@@ -148,7 +152,7 @@ class KeyedInterval:
 
     def step(self, work: Work) -> StepResult:
         """Apply one turn's work to the soft state and return what has to be committed for it."""
-        rows = gather(work)
+        rows, before = gather(work), self._sizes()
         released = self._release(work.releases)
         if released:
             rows = with_released(rows, [self._rows_of(key, parked) for key, parked in released])
@@ -175,8 +179,13 @@ class KeyedInterval:
             unfinished=step.cut,
         )
         self._emit(result, step, due)
+        result.gauges = {name: size - before[name] for name, size in self._sizes().items()}
         self._evict(step)
         return result
+
+    def _sizes(self) -> dict[str, int]:
+        """Return the number of entries in memory of each cell that a gauge counts."""
+        return {name: store.size() for name, store in self.gauges.items()}
 
     def oldest_work(self) -> Instant:
         """Return the smallest time at which a timer, hold or parked record keeps the low watermark back."""
@@ -379,6 +388,8 @@ class KeyedInterval:
                 result.emitted_by_table[outlet.table_id] = made
         for outlet, (records, times) in by_outlet.items():
             assert isinstance(outlet, StreamOutlet), outlet
+            if self._monitor is not None:
+                result.notices = self._monitor.notices(records)
             productions, rows = outlet.gather(records, times)
             if productions is not None:
                 result.productions[outlet.stream] = productions

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -31,6 +31,8 @@ import xxhash
 from millpy.computation import Computation, Context, MapCell, Value
 from millpy.errors import GraphError
 from millpy.model.bundle import Bundle
+from millpy.model.checkpoint import Notice
+from millpy.model.dead_letter import unstorable_keys
 from millpy.model.identity import Identity
 from millpy.model.keys import Key, key_from_text, key_text
 from millpy.model.lookup import LookupTable
@@ -38,6 +40,7 @@ from millpy.model.record import Records, RecordType
 from millpy.model.stage import ResidentInterval, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MIN, Instant, check_positive, microseconds, to_datetime
 from millpy.model.timer import Timer
+from millpy.operators.device_monitor import DeviceMonitor, notice
 from millpy.operators.keyed_output import key_values, output_type
 from millpy.operators.outputs import outlets_of
 
@@ -223,7 +226,7 @@ class Roster(msgspec.Struct, array_like=True):
     version: str | None = None
 
 
-class DeviceSilence(Computation):
+class DeviceSilence(DeviceMonitor):
     """Of each bucket of devices: tells silences and returns, without the time of common gaps.
 
     Items come in event-time order, those of one bundle before the timers that are due with it; so each item first
@@ -241,10 +244,12 @@ class DeviceSilence(Computation):
     told = MapCell(str, ToldSilence)
     known = MapCell(str, bool)
     roster = Value(Roster)
+    gauges: ClassVar = {"silent": told}
 
     def __init__(self, after: timedelta, key: Mapping[str, type], devices: Sequence[str] | None) -> None:
         self.after = after
         self._after_us = microseconds(after)
+        self._fields = tuple(key)
         self._key_types = tuple(key.values())
         self._devices = devices
         self._expects = devices is not None
@@ -259,6 +264,17 @@ class DeviceSilence(Computation):
         """Return the version of the expected devices, and a function that returns their keys as JSON text."""
         devices = self._devices or ()
         return xxhash.xxh3_128_hexdigest("\n".join(devices).encode()), lambda: devices
+
+    def notices(self, records: Sequence[Any]) -> list[Notice]:
+        """Return the devices that have fallen silent, and those that are back."""
+        silent = [self._name_of(record) for record in records if record.silent]
+        back = [self._name_of(record) for record in records if not record.silent]
+        return [notice(kind, names) for kind, names in (("devices_silent", silent), ("devices_back", back)) if names]
+
+    def _name_of(self, record: Any) -> str:
+        """Return the name of the device of a record: its key, as JSON text if it has several fields."""
+        values = tuple(getattr(record, field) for field in self._fields)
+        return str(values[0]) if len(values) == 1 else key_text(values).decode()
 
     def process_record(self, context: Context, item: SilenceItem) -> None:
         """Take one item."""
@@ -381,7 +397,7 @@ def silence_of(after: timedelta, key: Mapping[str, type], devices: Sequence[Any]
     """Return the last step, for devices that are expected from a list, from a table, or not at all.
 
     Raises:
-        GraphError: a device is none, there are too many, or the key of the table has other types.
+        GraphError: a device is none or cannot be stored, there are too many, or the key of the table has other types.
     """
     check_positive("after", after, "for example minutes(30)")
     if microseconds(after) < 2:
@@ -402,7 +418,20 @@ def silence_of(after: timedelta, key: Mapping[str, type], devices: Sequence[Any]
         if len(values) != len(types) or not all(map(isinstance, values, types)):
             names = ", ".join(f"{field}: {kind.__name__}" for field, kind in key.items())
             raise GraphError(f"devices= contains {device!r}, which is no key ({names})")
-    return DeviceSilence(after, key, sorted({key_text(_key_of(device)).decode() for device in devices}))
+    try:
+        texts = sorted({key_text(_key_of(device)) for device in devices})
+    except UnicodeEncodeError as error:
+        raise GraphError(
+            f"devices= contains {error.object!r}, which has half of a surrogate pair",
+            hint="no record can come from such a device: correct the list",
+        ) from None
+    if unstorable := unstorable_keys(texts):
+        place, problem = min(unstorable.items())
+        raise GraphError(
+            f"devices= contains {texts[place].decode()}: {problem}",
+            hint="no record can come from such a device: correct the list",
+        )
+    return DeviceSilence(after, key, [text.decode() for text in texts])
 
 
 def _key_of(device: Any) -> Key:

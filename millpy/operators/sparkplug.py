@@ -202,9 +202,10 @@ class _Call:
         """Take a message within a session."""
         node, kind, device = self._node, self._message.type, self._message.device
         if not node.online:
-            self._need_birth("the edge node is not born" if node.seq is None else "the edge node is dead")
+            why = "the edge node is not born" if node.seq is None else "the edge node is dead"
+            self._need_birth(why)
             if kind != "DDEATH":
-                self._reject_all("no birth of the edge node is before it")
+                self._reject_all(why)
             return
         self._count()
         if kind == "DBIRTH":
@@ -275,7 +276,7 @@ class _Call:
                 continue
             at = self._time_of(metric)
             if at > message.arrived_at + FUTURE_TOLERANCE_US:
-                self._reject(metric, "its time is in the future")
+                self._reject(metric, "its time is in the future", own.name)
                 continue
             try:
                 value, whole, text = value_of(metric, own.datatype)

@@ -208,6 +208,10 @@ class MapStore:
         """Return the keys with an entry in memory."""
         return self.encoded
 
+    def size(self) -> int:
+        """Return the number of entries in memory."""
+        return sum(map(len, self.encoded.values()))
+
     def take_entries(self, texts: Sequence[bytes], hashes: Sequence[int]) -> Entries | None:
         """Return this turn's changes and forget them; None without changes. Key texts and hashes are by code."""
         changed, self.changed = self.changed, {}

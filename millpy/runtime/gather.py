@@ -34,7 +34,8 @@ def next_replay(interval: OwnedInterval, arrived_at: Instant, records_max: int) 
     """Take the next waiting requests of an interval, at most `records_max`; return None when none waits.
 
     One replay has requests of one kind: the same payload format, and either all failed in an operator or none did.
-    Corrections of finished windows come together: two of one window are computed from the same row.
+    Corrections of finished windows come together: two of one window are computed from the same row. A dead letter that
+    is wanted in its windows comes alone, so that all records of its bundle are its own.
     """
     waiting = interval.requested
     if not waiting:
@@ -42,12 +43,13 @@ def next_replay(interval: OwnedInterval, arrived_at: Instant, records_max: int) 
     first = waiting[0]
 
     def alike(request: Request) -> bool:
-        if (request.window is None) != (first.window is None):
+        if (request.window is None, request.into_window) != (first.window is None, first.into_window):
             return False
         return (is_emission(request, interval), request.wire) == (is_emission(first, interval), first.wire)
 
     # A message of a payload format may become as many records as a turn may have.
-    bound = 1 if is_message(first.wire) else records_max if first.window is None else None
+    alone = is_message(first.wire) or (first.into_window and first.window is None)
+    bound = 1 if alone else records_max if first.window is None else None
     taken = tuple(islice(takewhile(alike, waiting), bound))
     del waiting[: len(taken)]
     return Replay(taken, arrived_at)

@@ -14,9 +14,11 @@ import platform
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 
 from millpy.errors import GraphVersionError, StaleSequencerError, TransientError
 from millpy.graph import InjectorNode
+from millpy.hosting.closed_ends import closed_ends, why_not_reopened
 from millpy.hosting.failpoints import Failpoint
 from millpy.hosting.interval_state import PauseState, intake_of
 from millpy.ingest.connection_state import ConnectionState
@@ -24,6 +26,7 @@ from millpy.ingest.intake import Intake
 from millpy.ingest.protocol import Injector, SourceSetup
 from millpy.model.checkpoint import Grant
 from millpy.model.deployment import DeployedInterval
+from millpy.model.time import describe
 from millpy.runtime.balance import moves
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.ended_sources import EndedSources
@@ -52,6 +55,7 @@ class OwnedIntervals:
             self._not_awaited = []
         self._ask_finished_at = 0.0
         self.ended_sources = EndedSources()
+        self._why_not: dict[str, str] = {}
         self.intervals: dict[int, OwnedInterval] = {}
 
     async def rebalance(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -110,6 +114,39 @@ class OwnedIntervals:
             return await self._store.finished(self._context.graph_id, without=self._not_awaited)
         except TransientError:
             return False
+
+    async def reopen_sources(self) -> bool:
+        """Let ended partitions be read on to which something has come; return whether any is.
+
+        The caller has no turn in flight, and recovers afterwards: the partitions and what is behind them are free.
+
+        Raises:
+            BrokenFileError: what has come cannot be read.
+            StaleSequencerError, TransientError: as `Store.reopen_source`.
+        """
+        if self.ended_sources.defect is not None:
+            raise self.ended_sources.defect
+        ends, reopened = partial(closed_ends, self._plan), False
+        for interval_id, what in list(self.ended_sources.unread.items()):
+            interval = self.intervals.get(interval_id)
+            if interval is None or interval.intake is None or not interval.finished:
+                continue  # another worker owns it, and looks at it, too
+            stream, graph_id = interval.plan.name, self._context.graph_id
+            detail: dict[str, object] = {"stream": stream, "partition": interval.deployed.partition, "what": what}
+            told, ended_at = Event("read_on", detail), interval.intake.ended_at
+            watermark = await self._store.reopen_source(graph_id, interval.grant, ended_at, ends, told)
+            if watermark is None:
+                continue  # a step behind it has not processed the end yet
+            del self.ended_sources.unread[interval_id]
+            reopened = True
+            log.info(
+                "source %s had ended and is read on: %s; its watermark is %s again, and windows that its end has "
+                "closed stay closed (event read_on has their ends)",
+                stream,
+                what,
+                describe(watermark),
+            )
+        return reopened
 
     async def fold(self) -> None:
         """Fold the deltas of all intervals on exit. On a release they stay: a new owner loads them faster unfolded."""
@@ -217,8 +254,10 @@ class OwnedIntervals:
         for interval in intervals:
             node = interval.plan.node
             if interval.finished and interval.intake is not None and isinstance(node, InjectorNode):
-                setup = self._setup(node, interval.deployed, interval.intake)
-                self.ended_sources.check(interval.interval_id, node.source, setup)
+                setup, why_not = self._setup(node, interval.deployed, interval.intake), self._why_not.get(node.name)
+                if why_not is None:
+                    why_not = self._why_not[node.name] = why_not_reopened(self._plan, node.name)
+                self.ended_sources.check(interval.interval_id, node.source, setup, why_not)
 
     async def _connect_one(self, interval: OwnedInterval) -> None:
         node, intake = interval.plan.node, interval.intake

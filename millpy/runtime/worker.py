@@ -84,7 +84,10 @@ class Worker:
                     raise asyncio.CancelledError
                 if not worked and not stop.is_set():
                     if await self.owned.have_finished():
-                        break
+                        await self.owned.ended_sources.await_checks()
+                        if not self.owned.ended_sources.is_pending:
+                            break
+                        self._claim_at = 0.0  # the next turn reads them on
                     await self._wait()
             finished = not stop.is_set()
             if finished:
@@ -131,6 +134,10 @@ class Worker:
         if now >= self._claim_at:
             self._claim_at = now + self.context.limits.claim_every_s * self.context.rng.uniform(0.8, 1.0)
             await self.balance()
+            if self.owned.ended_sources.is_pending:
+                await self.cycle.await_in_flight()
+                if await self.owned.reopen_sources():
+                    await self.recover()
         if not self.owned.intervals:
             return await self.cycle.await_in_flight()
         return await self.cycle.take_turn()
@@ -252,8 +259,6 @@ class Worker:
         try:
             async with asyncio.timeout(grace_s):
                 await self.cycle.await_in_flight()
-                if grace_s is None:
-                    await self.owned.ended_sources.await_checks()
                 with suppress(TransientError):  # an event is no reason to keep the intervals
                     await self.context.events.store_all()
                 await self.owned.leave(grace_s and grace_s / 2)

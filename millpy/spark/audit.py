@@ -1,14 +1,15 @@
 """Audit: what a history gives, against what is committed.
 
 A batch, or Spark by itself (`native`), recomputes the result tables; Spark joins them with the stored tables. Only what
-is final is compared: windows that can have no later pane, and records before the low watermark. `pane_index`,
-`pane_timing`, `late_count` and the columns of `pane_info` depend on how records were bundled when they arrived, and are
-not compared.
+is final is compared: windows that can have no later pane, and records before the low watermark; and only what the
+retention of the table has not dropped. A row that differs because an operator corrected it is counted apart.
+`pane_index`, `pane_timing`, `late_count` and the columns of `pane_info` depend on how records were bundled when they
+arrived, and are not compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import isclose, isnan
@@ -33,6 +34,8 @@ SHOWN_MAX = 100
 HOUR_US = 3_600_000_000
 HOURS_MAX = 10_000
 """How many hours of a table an audit tells apart, the newest."""
+CORRECTED = "corrected"
+"""The kind of a row that differs because an operator corrected it."""
 KIND, HOUR, ROWS, EXPECTED, STORED = "kind of row", "hour of row", "number of rows", "expected row", "stored row"
 """Columns of a comparison. No field has such a name."""
 
@@ -62,13 +65,14 @@ class AuditedHour:
 
     Attributes:
         start_us: its beginning, in µs.
-        rows, differences, uncertain: as in `TableAudit`.
+        rows, differences, uncertain, corrected: as in `TableAudit`.
     """
 
     start_us: int
     rows: int = 0
     differences: int = 0
     uncertain: int = 0
+    corrected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class TableAudit:
         left_out: value columns that were not compared, because Spark does not have their aggregates.
         hours: the hours that were compared whole, oldest first: the newest `HOURS_MAX`. Those without rows are among
             them if the scope has a start and an end.
+        corrected: number of rows that differ because operators have corrected them; not among the differences.
     """
 
     table: str
@@ -93,6 +98,7 @@ class TableAudit:
     uncertain: int = 0
     left_out: tuple[str, ...] = ()
     hours: list[AuditedHour] = field(default_factory=list)
+    corrected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,8 @@ class AuditScope:
         start_us, end_us: only windows that end after the start and at the end or before, and records that happened from
             the start to before the end. So scopes that follow each other leave no row out, and have none in common.
         database_url: the database; default: the session's.
+        dropped_us: table -> the time before which its retention has dropped rows, in µs; they are not compared.
+        corrected: table -> windows whose rows operators have corrected: the keys as text, then start and end in µs.
     """
 
     schema: str
@@ -112,6 +120,8 @@ class AuditScope:
     start_us: int = INSTANT_MIN
     end_us: int = INSTANT_MAX
     database_url: str | None = None
+    dropped_us: Mapping[str, int] = field(default_factory=dict)
+    corrected: Mapping[str, Collection[tuple[str, ...]]] = field(default_factory=dict)
 
 
 def audit(
@@ -157,19 +167,50 @@ def audit_natively(spark: SparkSession, table: NativeTable, plan: NativePlan, sc
 def _audited(
     spark: SparkSession, expected: DataFrame, spec: TableSpec, scope: AuditScope, without: DataFrame | None = None
 ) -> TableAudit:
-    compared = compare(spark, expected, spec, scope, without).persist()
+    compared = _without_corrections(compare(spark, expected, spec, scope, without), spec, scope).persist()
     try:
-        wrong_rows = F.when(F.col(f"`{KIND}`") == "same", 0).otherwise(F.col(f"`{ROWS}`"))
-        sums = compared.rollup(_hour(spec)).agg(F.sum(f"`{ROWS}`").alias("n"), F.sum(wrong_rows).alias("wrong"))
+        kind, each = F.col(f"`{KIND}`"), F.col(f"`{ROWS}`")
+        is_wrong = ~kind.isin("same", CORRECTED)
+        sums = compared.rollup(_hour(spec)).agg(
+            F.sum(each).alias("n"),
+            F.sum(F.when(is_wrong, each).otherwise(0)).alias("wrong"),
+            F.sum(F.when(kind == CORRECTED, each).otherwise(0)).alias("right"),
+        )
         counts = sums.orderBy(F.desc_nulls_first(f"`{HOUR}`")).limit(HOURS_MAX + 1).collect()
-        wrong = compared.where(F.col(f"`{KIND}`") != "same").orderBy(*_order(spec)).limit(SHOWN_MAX).collect()
+        wrong = compared.where(is_wrong).orderBy(*_order(spec)).limit(SHOWN_MAX).collect()
     finally:
         compared.unpersist()
     found = list(_differences([row.asDict(recursive=True) for row in wrong], spec))
-    rows, differences = (counts[0]["n"], counts[0]["wrong"]) if counts else (0, 0)  # the first sums them all up
-    of = {row[HOUR]: AuditedHour(row[HOUR], row["n"], row["wrong"]) for row in counts if row[HOUR] is not None}
+    of = {row[HOUR]: _counted(row) for row in counts if row[HOUR] is not None}
     hours = [of.get(start, AuditedHour(start)) for start in _whole(of, spec, scope)]
-    return TableAudit(spec.name, rows, differences, found, hours=hours)
+    total = replace(_counted(counts[0]), start_us=0) if counts else AuditedHour(0)  # the first sums them all up
+    return TableAudit(spec.name, total.rows, total.differences, found, hours=hours, corrected=total.corrected)
+
+
+def _counted(row: Any) -> AuditedHour:
+    return AuditedHour(row[HOUR], row["n"], row["wrong"], corrected=row["right"])
+
+
+def _without_corrections(compared: DataFrame, spec: TableSpec, scope: AuditScope) -> DataFrame:
+    """Mark the rows that differ in windows that operators have corrected."""
+    windows = [window for window in scope.corrected.get(spec.name, ()) if len(window) == len(spec.keys) + 2]
+    if spec.kind != "windowed" or not windows:
+        return compared
+    names = [f"of window {place}" for place in range(len(spec.keys) + 2)]
+    ddl = ", ".join(f"`{name}` string" for name in names)
+    marks = compared.sparkSession.createDataFrame(sorted(windows), ddl).withColumn("is corrected", F.lit(True))
+    texts = [*map(_key_text, spec.keys), *(F.col(column.name).cast("string") for column in _WINDOW)]
+    same = [F.col(f"`{name}`").eqNullSafe(text) for name, text in zip(names, texts, strict=True)]
+    marked = compared.join(F.broadcast(marks), same, "left")
+    kind = F.when((F.col(f"`{KIND}`") != "same") & F.col("`is corrected`"), CORRECTED).otherwise(F.col(f"`{KIND}`"))
+    return marked.withColumn(KIND, kind).select(*(F.col(f"`{name}`") for name in compared.columns))
+
+
+def _key_text(column: ColumnSpec) -> Column:
+    """Return a key in the text form that corrections have: as in JSON, text without quotes."""
+    value = F.col(f"`{column.name}`")
+    # Spark cuts base64 into lines of 76 characters.
+    return F.regexp_replace(F.base64(value), r"\s", "") if column.sql_type == "bytea" else value.cast("string")
 
 
 def compare(
@@ -214,13 +255,18 @@ def _hour(spec: TableSpec) -> Column:
     return (at - F.pmod(at, F.lit(HOUR_US))).alias(HOUR)
 
 
+def _dropped(spec: TableSpec, scope: AuditScope) -> int:
+    """Return the time before which rows were dropped, in µs."""
+    return scope.dropped_us.get(spec.name, INSTANT_MIN)
+
+
 def _whole(found: Iterable[int], spec: TableSpec, scope: AuditScope) -> list[int]:
     """Return the hours that a scope holds whole, oldest first; without its start and end, only those found."""
-    end = min(scope.end_us, final_us(spec, scope))
+    end, start = min(scope.end_us, final_us(spec, scope)), max(scope.start_us, _dropped(spec, scope))
     if scope.start_us > INSTANT_MIN and scope.end_us < INSTANT_MAX:
-        first = max(-(-scope.start_us // HOUR_US), end // HOUR_US - HOURS_MAX) * HOUR_US
+        first = max(-(-start // HOUR_US), end // HOUR_US - HOURS_MAX) * HOUR_US
         return list(range(first, end - HOUR_US + 1, HOUR_US))
-    return sorted(hour for hour in found if hour >= scope.start_us and hour + HOUR_US <= end)
+    return sorted(hour for hour in found if hour >= start and hour + HOUR_US <= end)
 
 
 _WINDOW = (ColumnSpec("window_start", "timestamptz", False), ColumnSpec("window_end", "timestamptz", False))
@@ -264,12 +310,12 @@ def _normal(frame: DataFrame, columns: Sequence[ColumnSpec]) -> DataFrame:
 
 
 def _final(frame: DataFrame, spec: TableSpec, scope: AuditScope) -> DataFrame:
-    final = final_us(spec, scope)
+    final, dropped = final_us(spec, scope), _dropped(spec, scope)
     if spec.kind == "windowed":
         ends = F.col("window_end")
-        return frame.where((ends <= final) & (ends > scope.start_us) & (ends <= scope.end_us))
+        return frame.where((ends <= final) & (ends > scope.start_us) & (ends <= scope.end_us) & (ends >= dropped))
     at = F.col("event_time")
-    return frame.where((at < final) & (at >= scope.start_us) & (at < scope.end_us))
+    return frame.where((at < final) & (at >= max(scope.start_us, dropped)) & (at < scope.end_us))
 
 
 def _windows(expected: DataFrame, stored: DataFrame, spec: TableSpec) -> DataFrame:

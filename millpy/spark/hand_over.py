@@ -20,7 +20,8 @@ import numpy as np
 
 from millpy.errors import UsageError
 from millpy.hosting.interval_state import COUNTED
-from millpy.ingest.intake import NOTES_NAMESPACE, POSITION_NAMESPACE, SourcePosition
+from millpy.ingest.intake import NOTES_NAMESPACE, POSITION_NAMESPACE
+from millpy.ingest.source_position import SourcePosition
 from millpy.model.checkpoint import Checkpoint, Cursor, DedupeRun, Delta, Entries, Kind
 from millpy.model.delta import decode_document, encode_documents
 from millpy.model.deployment import DeployedInterval, GraphSpec
@@ -240,6 +241,7 @@ def _without_position(entries: Entries) -> Entries:
         watermark=known.watermark,
         promised=known.promised,
         max_event_time=known.max_event_time,
+        newest_event_time=known.newest_event_time,
         arrived_at=known.arrived_at,
         unsure_us=known.unsure_us,
         dedupe_shift_us=known.dedupe_shift_us,

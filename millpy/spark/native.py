@@ -15,7 +15,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from millpy.model.deployment import GraphSpec, TableSpec
-from millpy.spark.contributing import EVENT_TIME, WATERMARK, ArchivedInput, archived_input, archived_records
+from millpy.spark.contributing import archived_records
+from millpy.store.archive.input import ArchivedInput, archived_input
+from millpy.store.archive.parquet import EVENT_TIME, WATERMARK
 
 START, END = "_start_us", "_end_us"
 WHOLE = "decimal(38,0)"

@@ -10,7 +10,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 from uuid import UUID
@@ -143,6 +143,10 @@ class Backlog:
 
     records: int
     bytes: int
+
+
+ClosedEnds = Callable[[Mapping[str, Instant]], Mapping[str, Instant]]
+"""Newest event time of each source -> the end up to which the windows of each windowed step are closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,6 +457,33 @@ class Store(Protocol):
 
     async def archives_are_available(self) -> bool:
         """Tell whether the files of archives can be written, where `commit` has raised ArchiveUnavailableError."""
+        ...
+
+    async def reopen_source(
+        self, graph_id: int, grant: Grant, watermark: Instant, closed_ends: ClosedEnds, told: Event
+    ) -> Instant | None:
+        """Let a source partition that has ended be read on: set the end of its watermark back.
+
+        The watermarks of the partition, and of the intervals behind it that have reached the end, become finite again
+        in one transaction. Their owners lose them. What the end has closed stays closed: each windowed step gets its
+        closed end as a floor (`StoredInterval.horizon_floor`), and the ids of dedupe steps and the rows of joins, which
+        the end has expired, are deleted.
+
+        Args:
+            graph_id: the graph.
+            grant: the grant on the partition.
+            watermark: the watermark that it had before its end.
+            closed_ends: newest event time of each source -> the end up to which the windows of each step are closed.
+            told: the event to record with it.
+
+        Returns:
+            The watermark from which the partition continues: `watermark`, or that of a step behind it which has other
+            inputs and is further. None, without a change, if the end is not stored yet, or not processed by all steps.
+
+        Raises:
+            StaleSequencerError: the grant is not current.
+            TransientError: a commit in flight does not end.
+        """
         ...
 
     async def finished(self, graph_id: int, *, without: Sequence[str] = ()) -> bool:

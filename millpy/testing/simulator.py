@@ -30,7 +30,7 @@ import msgspec
 
 from millpy.clock import SystemClock
 from millpy.testing.simulation.canaries import Canary
-from millpy.testing.simulation.edges import CANARIES
+from millpy.testing.simulation.live_canaries import CANARIES
 from millpy.testing.simulation.schedule import Schedule, draw
 from millpy.testing.simulation.shrink import shrink
 from millpy.testing.simulation.world import RunOutcome, World

@@ -1,8 +1,9 @@
 """Add late records to finished windows, at an operator's request.
 
 A finished window has no state: its row in the result table is all that is left. The owner of its key rebuilds the
-accumulators from that row (`rebuilding.py`), adds the records, and emits one more pane: the row is replaced, a history
-gets the pane, and consumers get what any late pane brings them, in the commit that settles the requests (I2).
+accumulators from that row (`rebuilding.py`), or has them from an archive (`recomputation.py`), adds the records, and
+emits one more pane: the row is replaced, a history gets the pane, and consumers get what any late pane brings them, in
+the commit that settles the requests (I2).
 
 The commit compares the row with the one that was read, so that a row which somebody else changed meanwhile is read
 again.
@@ -10,19 +11,27 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from millpy.model.checkpoint import DeletedRows, PastWindow, ResultRows
+from millpy.model.dead_letter import error_text
 from millpy.model.deployment import PANE_INFO
 from millpy.model.keys import Key, key_from_text
 from millpy.model.record import Records, concat
 from millpy.model.stage import StageBinding, StepResult, WindowCorrection
-from millpy.model.time import Instant
+from millpy.model.step_progress import is_user_error
+from millpy.model.time import Instant, instant
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.panes import Column, records_in_order, result_rows
 from millpy.windowing.rebuilding import NotRebuiltError, Rebuilder, read_row
+from millpy.windowing.recomputation import restored
 from millpy.windowing.timestamp_combiner import TimestampCombiner
 from millpy.windowing.window import SessionWindows
 from millpy.windowing.window_function import WindowFunction
@@ -40,6 +49,7 @@ class Corrections:
         accumulators: the operations of the aggregates.
         over_by: the windows that end by it are over; None if windows that are over have yet to leave.
         corrections: the records.
+        intersects_open: tells whether a session of a key, from start to end, would be one with an open session.
     """
 
     def __init__(
@@ -49,6 +59,7 @@ class Corrections:
         accumulators: AccumulatorSet,
         over_by: Instant | None,
         corrections: Sequence[WindowCorrection],
+        intersects_open: Callable[[Key, int, int], bool],
     ) -> None:
         self._spec = spec
         self._binding = binding
@@ -64,17 +75,26 @@ class Corrections:
         self._taken_back: list[list[Any]] = []
         self._given: list[list[Any]] = []
         self._corrected: dict[int, str | None] = {}
+        self._windows: dict[int, PastWindow] = {}
+        self._intersects_open = intersects_open
         by_window: dict[tuple[bytes, int, int], list[WindowCorrection]] = {}
         for correction in corrections:
+            if isinstance(self._spec.windows, SessionWindows):
+                found = self._of_session(correction, by_window)
+                if not isinstance(found, WindowCorrection):
+                    self._corrected[correction.request_id] = found
+                    continue
+                correction = found
             window = correction.window
             by_window.setdefault((window.key, window.start, window.end), []).append(correction)
         for of_window in by_window.values():
             answer = self._correct(of_window, over_by)
-            self._corrected.update((correction.request_id, answer) for correction in of_window)
+            for correction in of_window:
+                self._corrected.setdefault(correction.request_id, answer)
 
     def add_to(self, result: StepResult) -> None:
         """Add the panes to the result of a step, before those of other windows."""
-        result.corrected = self._corrected
+        result.corrected, result.corrected_windows = self._corrected, self._windows
         made = len(self._panes) + len(self._first)
         table_id = self._binding.tables.get(self._stream)
         if table_id is None or not (made or self._gone):
@@ -105,8 +125,47 @@ class Corrections:
         if produced:
             result.productions[self._stream] = concat(produced)
 
+    def _of_session(
+        self, correction: WindowCorrection, taken: Iterable[tuple[bytes, int, int]]
+    ) -> WindowCorrection | str | None:
+        """Return a correction for the session that contains the record, or that it is alone; else as `_correct`.
+
+        Args:
+            correction: the correction, for the session that the record would have opened.
+            taken: the sessions that this turn corrects already.
+        """
+        window = correction.window
+        if self._spec.windows.max_records is not None:  # type: ignore[union-attr]
+            return "sessions that are full with max_records depend on the order of their records: use millpy.correct()"
+        if window.row is not None:
+            return correction
+        if window.overlapping:
+            row, newest = window.overlapping[0]
+            start, end = _bounds(row)
+            if len(window.overlapping) > 1 or not start <= window.start <= window.end <= end:
+                return (
+                    "it would make a session longer, or one of two: only a record within the span of a session can be"
+                    " added to it. Put the row right with millpy.correct()"
+                )
+            window = replace(window, start=start, end=end, row=row, newest_pane=newest, overlapping=())
+            self._windows[correction.request_id] = window
+            return replace(correction, window=window)
+        key = key_from_text(window.key, self._input.key_types)
+        if self._intersects_open(key, window.start, window.end):
+            return "it would be one with a session that is still open: it can be decided once that is over"
+        name = (window.key, window.start, window.end)
+        if any(
+            other != name and other[0] == window.key and other[1] < window.end and window.start < other[2]
+            for other in taken
+        ):
+            return None
+        return correction
+
     def _correct(self, corrections: Sequence[WindowCorrection], over_by: Instant | None) -> str | None:
-        """Compute the new pane of a window. Return "", why there is none, or None if a later turn has to decide."""
+        """Compute the new pane of a window. Return "", why there is none, or None if a later turn has to decide.
+
+        A record with which user code fails gets an answer of its own, and is not in the pane.
+        """
         window = corrections[0].window
         if (why := self._refusal()) is not None:
             return why
@@ -119,23 +178,58 @@ class Corrections:
         key = key_from_text(window.key, self._input.key_types)
         row = None if window.row is None else self._read(window.row)
         try:
-            values = self._accumulators.empty() if row is None else self._rebuilder.accumulators_of(row)
+            values = self._accumulators.empty() if row is None else self._accumulators_of(row, corrections)
         except NotRebuiltError as error:
             return f"{error} ({error.hint})" if error.hint else str(error)
         own = self._accumulators.empty()[: len(values)]
+        added = 0
         for correction in corrections:
-            for target in (values, own):
-                change = self._accumulators.subtract if correction.retracts else self._accumulators.add
-                change(target, correction.record, correction.event_time)
+            try:
+                values, own = self._with(correction, values, own)
+            except BaseException as error:
+                if not (self._accumulators.calls_user and is_user_error(error)):
+                    raise
+                self._corrected[correction.request_id] = f"your code fails with it: {error_text(error)}"
+            else:
+                added += 1
         if self._accumulators.retracts and values[0] < 0:
             return "its window has no record that the retraction could take back"
-        self._emit(key, window, row, values, own, len(corrections))
+        if added:
+            self._emit(key, window, row, values, own, added)
         return ""
+
+    def _with(self, correction: WindowCorrection, values: list[Any], own: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Return accumulators with one record more, or less; what user code gets are copies, because it may fail."""
+        found = []
+        for target in (values, own):
+            changed = self._accumulators.copied(target) if self._accumulators.calls_user else target
+            change = self._accumulators.subtract if correction.retracts else self._accumulators.add
+            change(changed, correction.record, correction.event_time)
+            self._accumulators.check(changed)
+            found.append(changed)
+        return found[0], found[1]
+
+    def _accumulators_of(self, row: Mapping[str, Any], corrections: Sequence[WindowCorrection]) -> list[Any]:
+        """Return the accumulators of a window with this row: from the row, else as an archive has given them.
+
+        Raises:
+            NotRebuiltError: neither tells.
+        """
+        try:
+            return self._rebuilder.accumulators_of(row)
+        except NotRebuiltError:
+            given = next((c.window for c in corrections if c.window.recomputed_fits), None)
+            if given is None and all(c.window.recomputed is None for c in corrections):
+                raise
+        if given is None or given.recomputed is None:
+            raise NotRebuiltError("its row has changed since an archive was read", hint="ask again")
+        return restored(self._accumulators, self._spec.columns(), row, given.recomputed)
 
     def _refusal(self) -> str | None:
         """Return why no window of this stage can be corrected."""
-        if isinstance(self._spec.windows, SessionWindows | WindowFunction):
-            return "windows that depend on their records, such as sessions, cannot be corrected after they are over"
+        windows = self._spec.windows
+        if isinstance(windows, WindowFunction) and windows.merges:
+            return "windows of a function that merge cannot be corrected by a record: use millpy.correct()"
         if self._binding.tables.get(self._stream) is None:
             return "the windows have no result table, and so nothing stores them once they are over"
         if not self._subscribed:
@@ -158,11 +252,16 @@ class Corrections:
         """Emit the next pane of a window that has this row; `own` are the accumulators of the `added` records alone."""
         keys = [key] if self._width == 1 else list(key)  # type: ignore[arg-type]
         names = [*keys, window.start, window.end]
+        is_empty = self._accumulators.is_empty(values)
+        gives_part = self._subscribed and self._spec.accumulation is Accumulation.DISCARDING
+        # User code may raise here, so nothing is emitted before.
+        results = [] if is_empty else self._accumulators.results(values)
+        part = self._accumulators.results(own) if gives_part else []
         old = None if row is None else [*names, *(row[name] for name in self._result_names())]
         retracting = self._subscribed and self._spec.accumulation is Accumulation.RETRACTING
         if retracting and old is not None:
             self._taken_back.append(old)
-        if self._accumulators.is_empty(values):
+        if is_empty:
             if old is not None:
                 self._gone.append(names)
             return
@@ -171,10 +270,10 @@ class Corrections:
         info: list[Any] = []
         if self._spec.info_columns():
             info = [0 if row is None else int(row[PANE_INFO[0]]) + 1, True]
-        pane = [*names, *self._accumulators.results(values), *info, index, _LATE, late]
+        pane = [*names, *results, *info, index, _LATE, late]
         (self._first if row is None else self._panes).append(pane)
-        if self._subscribed and self._spec.accumulation is Accumulation.DISCARDING:
-            pane = [*names, *self._accumulators.results(own), *info, index, _LATE, added]
+        if gives_part:
+            pane = [*names, *part, *info, index, _LATE, added]
         self._given.append(pane)
 
     def _result_names(self) -> tuple[str, ...]:
@@ -183,6 +282,15 @@ class Corrections:
     def _read(self, row: bytes) -> dict[str, Any]:
         """Read a stored row, with results as a record has them."""
         return read_row(row, {name: self._output.annotations_along(name)[-1] for name in self._result_names()})
+
+
+def _bounds(row: bytes) -> tuple[int, int]:
+    """Return start and end of the window of a row, in µs."""
+    found = json.loads(row)
+    start, end = (found[name] for name in ("window_start", "window_end"))
+    if isinstance(start, str):
+        start, end = (instant(msgspec.convert(text, datetime)) for text in (start, end))
+    return start, end
 
 
 def _columns(panes: Sequence[Sequence[Any]]) -> list[Column]:

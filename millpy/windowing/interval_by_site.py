@@ -20,7 +20,15 @@ from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.keys import Key, key_from_text, key_text
 from millpy.model.record import Instants, Records, concat
-from millpy.model.stage import InputBundle, ResidentInterval, StageBinding, StepResult, StoredInterval, Work
+from millpy.model.stage import (
+    InputBundle,
+    ResidentInterval,
+    StageBinding,
+    StepResult,
+    StoredInterval,
+    WindowCorrection,
+    Work,
+)
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.windowing.operator import WindowedInterval
 from millpy.windowing.site_registry import SiteRegistry
@@ -143,32 +151,44 @@ class IntervalBySite(ResidentInterval):
             for place, site in self._sites.items()
             if place not in arrived and (site.is_due(reached.get(place, INSTANT_MIN)) or site.alarm <= work.now_us)
         ]
+        corrections = self._corrections(work)
         parts: list[StepResult] = []
         panes_left = work.panes_max
-        for place in sorted([*arrived, *due]):
+        for place in sorted({*arrived, *due, *corrections}):
             site = self._sites.get(place)
             if site is None:
                 site = self._sites[place] = self._opened(place, ())
             # Every site takes a step, if only for one pane: the watermark that is committed for it must have been seen.
-            parts.append(self._step(place, site, arrived.get(place, ()), work, max(1, panes_left)))
+            of_site = replace(
+                work,
+                arrived=arrived.get(place, ()),
+                panes_max=max(1, panes_left),
+                corrections=corrections.get(place, ()),
+            )
+            parts.append(self._step(place, site, of_site))
             panes_left -= sum(parts[-1].emitted_by_stream.values())
         self._look()
         result = _merged(parts)
         result.delta = (*result.delta, *registry.take_entries())
         return result
 
-    def _step(self, place: str, site: _Site, arrived: Sequence[InputBundle], work: Work, panes_max: int) -> StepResult:
+    def _corrections(self, work: Work) -> dict[str, list[WindowCorrection]]:
+        """Divide the corrections of a turn by site; whether a window is over, the watermark of its site tells."""
+        found: dict[str, list[WindowCorrection]] = {}
+        for correction in work.corrections:
+            key = key_from_text(correction.window.key, self._key_types)
+            found.setdefault(self._registry.place_of(self._site_of(key)), []).append(correction)
+        return found
+
+    def _step(self, place: str, site: _Site, work: Work) -> StepResult:
         """Step the windows of one site by its watermark, within what the other sites leave of the memory."""
         windows, registry = site.windows, self._registry
         self._bytes -= windows.open_bytes
         windows.share_memory(self._bytes)
         of_site = replace(
             work,
-            arrived=arrived,
             watermark_before=registry.before_turn(place),
             watermark=registry.reached.get(place, INSTANT_MIN),
-            panes_max=panes_max,
-            corrections=(),
         )
         result = windows.step(of_site)
         for entries in result.delta:
@@ -258,6 +278,8 @@ def _merged(parts: Sequence[StepResult]) -> StepResult:
         result.deleted += part.deleted
         result.late += part.late
         result.dead_letters += part.dead_letters
+        result.corrected.update(part.corrected)
+        result.corrected_windows.update(part.corrected_windows)
         result.unfinished = result.unfinished or part.unfinished
         for total, counted in (
             (result.consumed_by_input, part.consumed_by_input),

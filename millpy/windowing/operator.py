@@ -330,7 +330,12 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
         over_by = None
         if due > work.watermark_before or due == INSTANT_MAX:
             over_by = Instant(max(work.watermark_before - self._allowed_us, self._over_floor))
-        return Corrections(self._windowing, self._binding, self._accumulators, over_by, work.corrections)
+        of = (self._windowing, self._binding, self._accumulators)
+        return Corrections(*of, over_by, work.corrections, self._intersects_open)
+
+    def _intersects_open(self, key: Key, start: int, end: int) -> bool:
+        """Tell whether a session of a key would be one with an open session; other windows stand for themselves."""
+        return False
 
     def _with_room(self, result: StepResult, rows: JoinedRows, work: Work) -> JoinedRows:
         """Dead-letter the rows that would open windows beyond the bound on their memory. Return the other rows."""

@@ -136,7 +136,7 @@ class Rebuilder:
             return self._moments(name, member, result, row)
         raise NotRebuiltError(
             f"column {name} cannot be added to: its aggregate keeps more than its result",
-            hint="recompute the window from an archive with `millpy repair`, or correct the row with millpy.correct()",
+            hint="recompute it: `millpy late replay GRAPH.py --into-window --archive PLACE`; or use millpy.correct()",
         )
 
     def _moments(self, name: str, member: Accumulator, result: Any, row: Mapping[str, Any]) -> Any:

@@ -123,6 +123,10 @@ class SessionInterval(UnalignedInterval):
         self._replay = replay if self._bound is None else self._bound.replay
         self._recover(recovered)
 
+    def _intersects_open(self, key: Key, start: int, end: int) -> bool:
+        """Tell whether a session of a key would be one with an open session."""
+        return any(other.start < end and start < other.end for other in self._open.by_key.get(key, ()))
+
     def _storable(self, result: StepResult, rows: JoinedRows) -> JoinedRows:
         """Dead-letter the rows that cannot be stored, and those whose own gap is not one. Return the other rows."""
         rows = super()._storable(result, rows)

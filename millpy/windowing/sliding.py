@@ -151,7 +151,9 @@ class SlicedInterval(SpillingInterval[OpenSlices]):
         self._size_us, self._every_us = windows.size_us, windows.every_us
         self._windows_per_record = self._size_us // self._every_us
         fired = [int(e.values[0]) for e in recovered.entries if e.namespace == FIRED and e.values[0] is not None]
-        reached = Instant(min([self._trigger.latest_end(recovered.input_watermark), *fired]))
+        # After an end that was set back, the windows up to the floor have fired beyond the watermark.
+        passed = max(self._trigger.latest_end(recovered.input_watermark), recovered.horizon_floor)
+        reached = Instant(min([passed, *fired]))
         self._open = OpenSlices(self._accumulators, windows, self._allowed_us, reached)
         self._arrived: PaneColumns | None = None
         self._firing_ahead: dict[Key, Instant] = {}

@@ -99,7 +99,8 @@ class OpenSlices(OpenWindows):
         return keys_left[-panes_max:] if len(keys_left) > panes_max else []
 
     def advance(self, position: Instant) -> None:
-        """Record that windows have fired up to a position."""
+        """Record that windows have fired up to a position; one behind the present position changes nothing."""
+        position = max(position, self.position)
         if self.ahead and position > self.position:
             self.ahead.forget(position)
         self.position = position

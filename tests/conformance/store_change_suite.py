@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from millpy.errors import GraphError
-from millpy.model.deployment import ComputationSpec, GraphSpec, StreamSpec, SubscriptionSpec
+from millpy.errors import GraphError, StaleSequencerError
+from millpy.model.checkpoint import Checkpoint, Cursor, Entries, Kind
+from millpy.model.deployment import ComputationSpec, DeployedInterval, GraphSpec, StreamSpec, SubscriptionSpec
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+from millpy.store.protocol import Event
 from tests.conformance.store_builders import Owner, World, a_graph
 from tests.conformance.store_reading_suite import a_run
 
@@ -51,6 +55,34 @@ def as_computation(graph: GraphSpec) -> GraphSpec:
     )
 
 
+def deduplicated(within: int) -> GraphSpec:
+    """A graph whose step `sums` removes duplicates within a horizon, in µs."""
+    spec = with_horizons(0, 100)
+    settings = {"deduplicated_within_us": within}
+    return replace(
+        spec, computations=tuple(replace(c, settings=settings) if c.name == "sums" else c for c in spec.computations)
+    )
+
+
+def at_the_end(owner: Owner, interval: DeployedInterval, cursors: Sequence[Cursor] = (), **changes: Any) -> Checkpoint:
+    """The checkpoint of an interval that has processed the end of its inputs."""
+    return owner.checkpoint(
+        interval, input_watermark=INSTANT_MAX, low_watermark=INSTANT_MAX, cursors=cursors, **changes
+    )
+
+
+def ended(owner: Owner, *producers: DeployedInterval) -> list[Cursor]:
+    """Cursors behind the end of producers that have one bundle each."""
+    return [Cursor(producer.interval_id, 1, INSTANT_MAX) for producer in producers]
+
+
+def newest_of(at: int) -> Entries:
+    """The position of a source whose newest record has an event time."""
+    entries = Entries(Kind.POSITION, "source")
+    entries.add(b'""', 0, "", b'{"newest_event_time": %d}' % at)
+    return entries
+
+
 class ChangeSuite:
     """Mix into a test class that has a `world` fixture."""
 
@@ -84,6 +116,76 @@ class ChangeSuite:
         owner = await deployed(world, with_horizons(10, 60))
         assert (await owner.opened(a)).recovered.horizon_floor == 900
         assert len(await owner.store.load_dedupe_runs(owner.grants[a.interval_id])) == 1
+
+    async def test_what_a_deduplicate_step_has_forgotten_stays_forgotten_when_its_horizon_grows(
+        self, world: World
+    ) -> None:
+        owner = await deployed(world, deduplicated(within=100))
+        step, behind = owner.deployment.intervals_of("sums")
+        for number, (expires_at, clock) in enumerate([(150, 50), (1_080, 1_000)]):
+            run = a_run(number, expires_at=expires_at, clock=clock)
+            reached = Instant(clock)
+            await owner.commit(owner.checkpoint(step, input_watermark=reached, low_watermark=reached, dedupe_run=run))
+
+        owner = await deployed(world, deduplicated(within=400))
+
+        assert (await owner.opened(step)).recovered.horizon_floor == 800
+        assert [r.expires_at for r in await owner.store.load_dedupe_runs(owner.grants[step.interval_id])] == [1_680]
+        assert (await owner.opened(behind)).recovered.horizon_floor == INSTANT_MIN
+
+    async def test_an_ended_partition_is_set_back_with_what_is_behind_it(self, world: World) -> None:
+        owner = await deployed(world, with_horizons(0, 100))
+        (a, b), steps = owner.deployment.intervals_of("readings"), owner.deployment.intervals_of("sums")
+        (alarms,) = owner.deployment.intervals_of("alarms")
+        runs = {a: {"dedupe_run": a_run(1, expires_at=9_000, clock=INSTANT_MAX)}, b: {}}
+        await owner.commit(
+            *(at_the_end(owner, source, delta=[newest_of(800)], **runs[source]) for source in (a, b)),
+            at_the_end(owner, steps[0], ended(owner, a, b)),
+        )
+        asked = owner.deployment.graph_id, owner.grants[a.interval_id], Instant(500)
+
+        def ends(newest: Mapping[str, Instant]) -> dict[str, Instant]:
+            return {"sums": Instant(newest["readings"] + 100)}
+
+        assert await owner.store.reopen_source(*asked, ends, Event("read_on")) is None  # not all steps are at the end
+        await owner.commit(
+            at_the_end(owner, steps[1], ended(owner, a, b)), at_the_end(owner, alarms, ended(owner, a, b, *steps))
+        )
+        assert await owner.store.finished(owner.deployment.graph_id)
+        assert await owner.store.reopen_source(*asked, ends, Event("read_on")) == 500
+
+        assert not await owner.store.finished(owner.deployment.graph_id)
+        with pytest.raises(StaleSequencerError):
+            await owner.commit(at_the_end(owner, steps[0]))
+        with pytest.raises(StaleSequencerError):
+            await owner.store.reopen_source(*asked, ends, Event("read_on"))
+        await owner.claim(a, *steps, alarms)
+        for interval, floor in {a: INSTANT_MIN, steps[0]: 900, steps[1]: 900, alarms: INSTANT_MIN}.items():
+            opened = await owner.opened(interval)
+            found = opened.recovered
+            assert (found.input_watermark, found.low_watermark, found.horizon_floor) == (500, 500, floor), interval
+            watermarks = {producer: watermark for producer, (_, watermark) in opened.cursors.items()}
+            assert watermarks.get(a.interval_id, 500) == 500
+            assert watermarks.get(b.interval_id, INSTANT_MAX) == INSTANT_MAX
+        assert (await owner.opened(b)).recovered.low_watermark == INSTANT_MAX
+        assert await owner.store.load_dedupe_runs(owner.grants[a.interval_id]) == []
+
+    async def test_a_partition_behind_a_step_with_other_inputs_goes_on_at_its_watermark(self, world: World) -> None:
+        owner = await deployed(world, with_horizons(0, 100))
+        (a, b), steps = owner.deployment.intervals_of("readings"), owner.deployment.intervals_of("sums")
+        moved = {"input_watermark": Instant(700), "low_watermark": Instant(600)}
+        cursors = [Cursor(a.interval_id, 1, INSTANT_MAX), Cursor(b.interval_id, 1, Instant(700))]
+        await owner.commit(
+            at_the_end(owner, a), owner.checkpoint(b, input_watermark=Instant(700), low_watermark=Instant(700)),
+            *(owner.checkpoint(step, **moved, cursors=cursors) for step in steps),
+            owner.checkpoint(owner.deployment.intervals_of("alarms")[0], **moved, cursors=cursors),
+        )  # fmt: skip
+
+        asked = owner.deployment.graph_id, owner.grants[a.interval_id], Instant(500)
+        assert await owner.store.reopen_source(*asked, lambda newest: {}, Event("read_on")) == 700
+
+        assert (await owner.opened(steps[0])).recovered.input_watermark == 700
+        assert (await owner.opened(steps[0])).cursors[a.interval_id] == (1, 700)
 
     async def test_horizons_change_only_when_an_operator_deploys_them(self, world: World) -> None:
         await deployed(world, with_horizons(10, 100))

@@ -9,7 +9,16 @@ from typing import Protocol, cast
 import pytest
 
 from millpy.errors import RequestWithdrawnError, StaleSequencerError
-from millpy.model.checkpoint import DeadLetter, Kind, LateRows, Pause, RecordTableName, Request, RequestOutcome
+from millpy.model.checkpoint import (
+    DeadLetter,
+    ExpectedRecord,
+    Kind,
+    LateRows,
+    Pause,
+    RecordTableName,
+    Request,
+    RequestOutcome,
+)
 from millpy.model.time import INSTANT_MAX
 from tests.conformance.store_builders import MINUTE, Owner, World, entries, panes
 
@@ -129,6 +138,24 @@ class RequestSuite:
         assert await asked(owner, world) == []
         with pytest.raises(RequestWithdrawnError):
             await owner.commit(owner.checkpoint(world.sums[0], outcomes=[RequestOutcome(one)]))
+
+    async def test_expected_record_that_comes_too_late_is_requested_once_for_each_window(self, world: World) -> None:
+        owner = await world.owner()
+        await owner.commit(owner.checkpoint(world.a, dead_letters=[LETTER]))
+        await people(world).replay("dead_letters", 1)
+        (letter,) = await asked(owner, world)
+        expected = ExpectedRecord(1, "sums", 1, 1, b"{}")
+        names = ["readings", "sums", [b'"d"'] * 5, [*[b"{}"] * 4, b"[]"], [1] * 5, [2] * 5]
+        late = LateRows(*names, [0, 0, 30, 0, 0], [60, 60, 90, 61, 60], input=1)  # type: ignore[arg-type]
+
+        replayed = owner.checkpoint(world.a, outcomes=[RequestOutcome(letter)], expected=[expected])
+        await owner.commit(replayed, owner.checkpoint(world.sums[0], late=[late]))
+        await owner.commit(owner.checkpoint(world.sums[0], late=[late]))
+
+        found = [(await people(world).standing("late_records", number))[0] for number in range(1, 11)]
+        assert found == ["requested", "open", "requested", "requested", *["open"] * 6]
+        requests = await asked(owner, world)
+        assert [request.into_window and request.window and request.window.end for request in requests] == [60, 90, 61]
 
     async def test_request_for_a_late_record_is_fulfilled_too(self, world: World) -> None:
         owner = await world.owner()

@@ -11,7 +11,6 @@ import pytest
 
 from millpy.admin.corrections import corrected_windows, without_corrected
 from millpy.admin.queries import Admin
-from millpy.admin.repairs import graph_id
 from millpy.store.postgres.store import PostgresStore
 from tests.commands import millpy, run_millpy
 from tests.conformance.store_builders import a_graph
@@ -54,7 +53,7 @@ def test_a_correction_is_audited_and_a_pane_of_the_history(database_url: str, mo
         (9.0, 1.5, "bad firmware"),
         (1.5, 2.5, "bad firmware"),
     ]
-    corrected = corrected_windows(admin, graph_id(admin, "factory"), "sums_1m")
+    corrected = corrected_windows(admin, "factory", "sums_1m")
     rows = [("changed", ["d1", "0", "60000000", "9", "a"]), ("changed", ["d1", "60000000", "120000000", "9", "a"])]
     assert without_corrected(rows, corrected) == rows[1:]  # a repair leaves it as it is
     (me,) = admin.ask("SELECT session_user AS name")

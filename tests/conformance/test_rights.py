@@ -40,7 +40,7 @@ RELATIONS = {
         "",
         "",
     ),
-    r"mill\.(source_connections|corrections)": ("SIUD", "", ""),
+    r"mill\.(source_connections|corrections|corrected_windows|expected_records)": ("SIUD", "", ""),
     r"mill\.(audits|archive_\w+)": (
         "SIUD",
         "",
@@ -75,7 +75,7 @@ KNOWN_FUNCTIONS = set(
     "make_partitions drop_partitions partition_bound "
     "explain_source duration explain_watermark replay_dead_letters replay_dead_letter replay_late_records "
     "discard_dead_letters discard_late_records resume_source release_parked discard_parked as_of history_of "
-    "trim_history trim_piece correct replay_into_window".split()
+    "trim_history trim_piece correct correction replay_into_window".split()
 )
 ROLES = {"owner": "millpy_owner", "worker": "millpy_worker", "reader": "millpy_reader", "stranger": "stranger"}
 

@@ -248,6 +248,8 @@ def test_a_question_is_answered(database: Database, question: str, first: dict[s
         ("SELECT 1; SELECT 2", "the text has several statements"),
         ("COMMIT; CREATE TABLE left_over ()", "this statement would change the database"),
         ("DELETE FROM kept", "this statement would change the database"),
+        ("SELECT $1", 'bind message supplies 0 parameters, but prepared statement "" requires 1'),
+        (" ", "the statement is empty"),
     ],
 )
 def test_statement_that_is_not_a_query_is_reported(database: Database, question: str, output: str) -> None:

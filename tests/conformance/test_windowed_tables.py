@@ -108,7 +108,8 @@ async def test_no_table_depends_on_the_size_of_bundles(
 
     sizes = []
     for name, size in (("large", 65_536), ("small", 100)):
-        await run_worker(graph_of(path, name), database_url, limits=Limits(bundle_records_max=size))
+        limits = Limits(bundle_records_max=size, fold_every_s=600)  # only the end folds, however long it takes
+        await run_worker(graph_of(path, name), database_url, limits=limits)
         with psycopg.connect(database_url) as connection:
             sizes += connection.execute(IN_DELTAS).fetchone() or ()
         monkeypatch.setattr("millpy.runtime.maintenance.FINISHED_BYTES", 1)

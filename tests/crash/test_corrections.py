@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,16 +17,22 @@ import pytest
 from millpy.admin.queries import Admin
 from millpy.graph import Graph
 from millpy.ingest.settings import EventTime
+from millpy.model.record import RecordType
 from millpy.model.time import milliseconds, seconds
 from millpy.process.assembly import run_worker
+from millpy.store.postgres.archiving import ArchiveInto
 from millpy.windowing.accumulation import Accumulation
+from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.aggregates.numeric import Count, Max, Mean, Min, StandardDeviation, Sum
 from millpy.windowing.aggregates.quantile import Quantile
+from millpy.windowing.recomputation import stored_form
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows
+from millpy.windowing.window_function import WindowFunction
 from tests.commands import millpy
 from tests.crash.memory_world import LIMITS, World, running_world, until
 from tests.feed import Feed
 
+MIDDLE = Quantile("value", 0.5)
 ON_TIME = [(1, 10), (3, 20), (4, 30)]
 LATE = [(2, 5), (5, 40)]
 AHEAD = (30_000, 1)
@@ -56,12 +63,14 @@ def payload(at: int, value: int) -> bytes:
     return json.dumps({"device": "dev-1", "at": at * 1_000, "value": value, "level": level, **typed}).encode()
 
 
-def a_graph(feed: Feed) -> Graph:
+def a_graph(feed: Feed, *, archived: bool = False) -> Graph:
     graph = Graph("world")
     source = graph.inject(
         "readings", feed, schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(1))
     )
     keyed = source.key_by("device")
+    if archived:
+        keyed.archive()
     windows = keyed.window(FixedWindows(seconds(1)), allowed_lateness=seconds(1), accumulation=Accumulation.RETRACTING)
     first = windows.aggregate(
         n=Count(),
@@ -90,7 +99,7 @@ def a_graph(feed: Feed) -> Graph:
     ).to_table("tens")
     sliding = SlidingWindows(seconds(2), every=seconds(1))
     keyed.window(sliding).aggregate(n=Count(), high=Max("value")).to_table("sliding")
-    keyed.window(FixedWindows(seconds(1))).aggregate(middle=Quantile("value", 0.5)).to_table("middles")
+    keyed.window(FixedWindows(seconds(1))).aggregate(middle=MIDDLE).to_table("middles")
     keyed.window(SessionWindows(gap=seconds(1))).aggregate(n=Count()).to_table("sessions")
     return graph
 
@@ -173,14 +182,110 @@ async def test_what_a_row_does_not_tell_is_refused_with_the_reason() -> None:
     feed = Feed()
     async with running_world(a_graph(feed)) as world:
         await fed(world, feed)
-        before = [row_of(world, "middles"), *world.database.rows("sessions")]
-        asked = await corrected(world, "middles") + await corrected(world, "sessions")
+        before = row_of(world, "middles")
+        asked = await corrected(world, "middles")
 
         assert states(world, asked) == {"open"}
-        details = {world.database.requests.state_of("late_records", number).detail for number in asked}
-        assert len(details) == 2
-        assert any("middle cannot be added to: its aggregate keeps more than its result" in d for d in details)
-        assert [row_of(world, "middles"), *world.database.rows("sessions")] == before
+        (detail,) = {world.database.requests.state_of("late_records", number).detail for number in asked}
+        assert "middle cannot be added to: its aggregate keeps more than its result" in detail
+        assert row_of(world, "middles") == before
+        assert world.adds_up()
+
+
+async def test_a_session_takes_the_records_within_its_span_and_a_lone_record_is_one() -> None:
+    feed = Feed()
+    async with running_world(a_graph(feed)) as world:
+        await fed(world, feed)
+        feed.push(*(payload(at, 50) for at in (8_000, 8_300, 20_000)))
+        await until(world, lambda: len(late_rows(world)) == 25, "these are late, too")
+        asked = await corrected(world, "sessions")
+
+        found = [world.database.requests.state_of("late_records", number) for number in asked]
+        assert [record.state for record in found] == ["replayed", "open", "replayed", "open", "replayed"]
+        assert all("it would make a session longer" in record.detail for record in found if record.state == "open")
+        rows = sorted(world.database.rows("sessions"), key=lambda row: row["window_start"])
+        assert [(row["window_start"], row["window_end"], row["n"], row["late_count"]) for row in rows[:3]] == [
+            (1_000, 1_004_000, 4, 1),
+            (8_000_000, 9_000_000, 1, 1),
+            (20_000_000, 21_000_000, 1, 1),
+        ]
+        assert world.adds_up()
+
+
+async def test_what_an_archive_says_of_a_window_is_used_while_its_row_is_the_same() -> None:
+    feed = Feed()
+    async with running_world(a_graph(feed)) as world:
+        await fed(world, feed)
+        requests, accumulators = world.database.requests, AccumulatorSet({"middle": MIDDLE}, RecordType(Reading))
+        values = accumulators.empty()
+        for at, value in ON_TIME:
+            accumulators.add(values, msgspec.json.decode(payload(at, value), type=Reading, strict=False), at)
+        stored = stored_form(accumulators, values)
+
+        async def asked_with(number: int, row: bytes, values: bytes = stored) -> str:
+            assert requests.replay_into_window(number, (values, row))
+            await until(world, lambda: states(world, [number]) != {"requested"}, "it is settled")
+            return requests.state_of("late_records", number).detail
+
+        one, other = (number for number, name, _ in late_rows(world) if name == "middles")
+        row = json.dumps(row_of(world, "middles"), default=str).encode()
+        assert "does not give the row" in await asked_with(one, row, stored_form(accumulators, accumulators.empty()))
+        assert await asked_with(one, row) == ""
+        assert "its row has changed since an archive was read" in await asked_with(other, row)
+        assert (row_of(world, "middles")["late_count"], row_of(world, "middles")["pane_index"]) == (1, 1)
+        assert row_of(world, "middles")["middle"] != json.loads(row)["middle"]
+        assert world.adds_up()
+
+
+async def test_a_mended_dead_letter_goes_into_its_finished_windows_once_wherever_the_worker_is_killed() -> None:
+    feed = Feed()
+    async with running_world(a_graph(feed)) as world:
+        feed.push(payload(*ON_TIME[0]), b'{"device": "dev-1", "at": 2000, "value": "x"}', payload(*AHEAD))
+        await until(world, lambda: len(world.database.rows("tens")) == 1, "the windows are over")
+        mended = payload(2, 6)
+        assert world.database.requests.replay("dead_letters", 1, mended, into_window=True)
+        for wait_s in (0.0, 0.002, 0.004):
+            await asyncio.sleep(wait_s)
+            await world.crash(world.running[0])
+            world.start()
+        feed.push(mended)  # the same record comes from the source, late: nobody asked for that one
+        await until(world, lambda: len(late_rows(world)) >= 10, "both are late for five windows each")
+        await until(world, lambda: row_of(world, "windows")["n"] == 2, "the mended one is added")
+        windows = [number for number, name, _ in late_rows(world) if name == "windows"]
+        await until(world, lambda: "requested" not in states(world, windows), "nothing is left to be done")
+
+        assert (row_of(world, "windows")["n"], row_of(world, "windows")["late_count"]) == (2, 1)
+        assert states(world, windows) == {"open", "replayed"}
+        assert {row_of(world, "sliding", start)["n"] for start in (0, -1_000_000)} == {2}
+        assert world.adds_up()
+
+
+class Seconds(WindowFunction):
+    length_max = seconds(1)
+
+    def assign(self, record: Any, at: datetime, key: Any) -> list[tuple[datetime, datetime]]:
+        start = at.replace(microsecond=0)
+        return [(start, start + seconds(1))]
+
+
+async def test_windows_by_site_are_over_by_their_site_and_those_of_a_function_are_corrected_too() -> None:
+    feed, graph = Feed(), Graph("world")
+    times = EventTime("at", unit="us", max_disorder=milliseconds(1), watermark_by="device")
+    keyed = graph.inject("readings", feed, schema=Reading, event_time=times).key_by("device")
+    keyed.window(FixedWindows(seconds(1))).aggregate(n=Count(), total=Sum("value")).to_table("windows")
+    keyed.window(Seconds()).aggregate(n=Count(), high=Max("value")).to_table("assigned")
+    behind = [payload(at, 1).replace(b"dev-1", b"dev-2") for at in (500, 700)]
+    async with running_world(graph) as world:
+        feed.push(payload(*ON_TIME[0]), behind[0], payload(*AHEAD))
+        await until(world, lambda: len(world.database.rows("windows")) == 1, "one site is ahead")
+        feed.push(payload(*LATE[1]), behind[1])
+        await until(world, lambda: len(late_rows(world)) == 2, "the other site is not late")
+        await corrected(world, "windows")
+        await corrected(world, "assigned")
+
+        (row,), (assigned,) = world.database.rows("windows"), world.database.rows("assigned")
+        assert (row["device"], row["n"], row["total"], row["late_count"]) == ("dev-1", 2, 50, 1)
+        assert (assigned["n"], assigned["high"], assigned["pane_timing"]) == (2, 40, "late")
         assert world.adds_up()
 
 
@@ -260,9 +365,10 @@ async def test_a_crash_adds_a_late_record_once_or_leaves_it_requested() -> None:
         assert world.adds_up()
 
 
-async def test_corrections_on_postgresql_are_audited_and_in_the_history(database_url: str) -> None:
+async def test_corrections_on_postgresql_are_audited_and_in_the_history(database_url: str, tmp_path: Path) -> None:
     feed, stop, admin = Feed(), asyncio.Event(), Admin(database_url)
-    worker = asyncio.create_task(run_worker(a_graph(feed), database_url, limits=LIMITS, stop=stop))
+    graph, archive = a_graph(feed, archived=True), ArchiveInto(tmp_path / "archive", 0.1, in_worker=True)
+    worker = asyncio.create_task(run_worker(graph, database_url, limits=LIMITS, stop=stop, archive=archive))
 
     async def until_true(query: str) -> None:
         async with asyncio.timeout(30):
@@ -271,7 +377,7 @@ async def test_corrections_on_postgresql_are_audited_and_in_the_history(database
                 await asyncio.sleep(0.02)
 
     try:
-        feed.push(*(payload(*record) for record in ON_TIME), payload(*AHEAD))
+        feed.push(*(payload(*record) for record in ON_TIME), b'{"device": "dev-1", "at": 7000}', payload(*AHEAD))
         await until_true("to_regclass('world.tens') IS NOT NULL")
         await until_true("SELECT count(*) = 1 FROM world.tens")
         feed.push(*(payload(*record) for record in LATE))
@@ -303,13 +409,41 @@ async def test_corrections_on_postgresql_are_audited_and_in_the_history(database
         for refused in ("middles", "sessions"):
             asked[4] = refused
             await asyncio.to_thread(millpy, *asked, "--database", database_url)
-        await until_true("SELECT count(*) = 4 FROM millpy.late_records WHERE attempts = 1 AND detail <> ''")
+        await until_true("SELECT count(*) = 3 FROM millpy.late_records WHERE attempts = 1 AND detail <> ''")
+        await until_true("SELECT min(n) = 4 FROM world.sessions WHERE window_start < to_timestamp(1)")
+        file, mended = tmp_path / "graph.py", tmp_path / "mended.json"
+        file.write_text(GRAPH_FILE)
+        mended.write_bytes(payload(7, 8))
+        letter = ["dead-letters", "replay", "1", "--payload", str(mended), "--into-window", "--why", "mended"]
+        said = await asyncio.to_thread(millpy, *letter, "--wait", "20s", "--database", database_url)
+        assert "too late for finished windows: 2 open, 3 replayed" in said
+        recompute = ["late", "replay", str(file), "--all", "--computation", "middles", "--into-window"]
+        recompute += ["--archive", str(tmp_path / "archive"), "--wait", "20s", "--json", "--database", database_url]
+        done = json.loads(await asyncio.to_thread(millpy, *recompute))
+        assert done == {"requested": 3, "of": 3, "states": {"replayed": 3}, "recomputed": 3, "refused": {}}
+        (row,) = admin.ask("SELECT middle, late_count FROM world.middles WHERE window_start = to_timestamp(0)")
+        assert (row["middle"], row["late_count"]) == (pytest.approx(15, rel=0.4), 3)
+        audited = admin.ask(
+            "SELECT detail ->> 'table' AS name, detail ->> 'why' AS why, detail ->> 'dead_letter_id' AS letter,"
+            " (detail ->> 'recomputed')::boolean AS recomputed, count(*) AS n FROM millpy.events"
+            " WHERE kind = 'corrected' AND detail ->> 'by' = session_user AND detail -> 'old' <> detail -> 'new'"
+            " GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3"
+        )
+        assert [tuple(row.values()) for row in audited] == [
+            ("middles", "", "1", True, 1),
+            ("middles", "", None, True, 2),
+            ("sessions", "a gateway", None, None, 1),
+            ("sliding", "mended", "1", None, 2),
+            ("windows", "a gateway", None, None, 2),
+            ("windows", "mended", "1", None, 1),
+        ]
         assert not admin.ask("SELECT FROM millpy.accounting WHERE NOT balanced")
     finally:
         stop.set()
         await worker
 
 
+GRAPH_FILE = "from tests.crash.test_corrections import Feed, a_graph\n\ngraph = a_graph(Feed(), archived=True)\n"
 PANE_1 = (
     "device, window_start, window_end, n, total, mean, high, spread, levels, level, cost, price, cheapest, day, state,"
     " pane_index + 1, pane_timing, late_count, emitted_at, interval_id, bundle"

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from millpy.admin.dead_letters import DEAD_LETTERS, LATE_RECORDS, RecordFilter
+from millpy.admin.dead_letters import DEAD_LETTERS, LATE_RECORDS, RecordFilter, request_late
 from millpy.admin.queries import Admin
 from millpy.process.assembly import run_worker
 from tests.crash.memory_world import LIMITS
@@ -85,7 +85,7 @@ async def test_dead_letters_are_listed_replayed_corrected_and_discarded(database
         assert account(database_url)["dead_lettered"] == 1
         late = LATE_RECORDS.ids(admin, RecordFilter(computation="windows"))
         assert late
-        assert LATE_RECORDS.replay(admin, late) == len(late)
+        assert request_late(admin, late) == len(late)
         await until(lambda: LATE_RECORDS.states(admin, late) == {"open": len(late)}, worker)
         assert LATE_RECORDS.rows(admin, RecordFilter(computation="windows"), 1)[0]["attempts"] == 1
     finally:

@@ -191,7 +191,7 @@ def test_frozen_worker_does_not_take_its_session_back(
         return (quick_broker.directory / "broker.log").read_text().count("closing old connection")
 
     def connects() -> int:
-        return (quick_broker.directory / "broker.log").read_text().count(" as floors-")
+        return (quick_broker.directory / "broker.log").read_text().count(" as floors")
 
     with worker() as frozen, worker() as heir:
         await_true(lambda: connects() >= 2 and {w for w, _ in owners(database_url).values()} != {None}, "connected")

@@ -70,7 +70,7 @@ PENDING = "SELECT coalesce(sum(pending), 0) FROM millpy.accounting"
 async def fed(url: str, graph: Graph, feed: Feed, limits: Limits = LIMITS, only: Sequence[str] = ()) -> None:
     """One worker, until everything that was pushed is committed, and consumed unless it is one of some computations."""
     stop = asyncio.Event()
-    worker = asyncio.create_task(run_worker(graph, url, limits=limits, only=only, stop=stop))
+    worker = asyncio.create_task(run_worker(graph, url, limits=limits, only=only, stop=stop, patient=True))
     async with asyncio.timeout(60):
         while feed.unacknowledged and not worker.done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -38,7 +38,7 @@ MUTANTS = [
            "        if clock.elapsed_us - self._quiet_since < 0:", OF_INTAKE),
     Mutant(INTAKE, "        if arrived or not quiet:\n            self._quiet_since = None\n",
            "        if arrived or not quiet:\n            pass\n", OF_INTAKE),
-    Mutant(INTAKE, "                self._state(INSTANT_MAX)\n", "", OF_INTAKE),
+    Mutant(INTAKE, "        self._state(INSTANT_MAX)\n", "", OF_INTAKE),
     Mutant(INTAKE, "            self._advance(recovered.low_watermark)\n", "            pass\n", OF_INTAKE),
     Mutant(INTAKE, "recovered.low_watermark > self._source.watermark:", "True:", OF_DISORDER),
     Mutant(INBOX, '    """Append a run."""\n        self.packet_ids += run.packet_ids\n',

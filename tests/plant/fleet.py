@@ -126,6 +126,13 @@ def schedule(options: Options) -> list[list[Reading]]:
     return ticks
 
 
+def first_bad_tick(options: Options) -> int:
+    """Return the tick at whose end the first reading of a bad firmware is sent."""
+    devices = [device for device in options.fleet if device.dialect == "tts"]
+    bad = [reading.at for device in devices for reading in readings_of(device, options) if reading.bad]
+    return (min(bad) - options.start) // TICK_S
+
+
 def closers(options: Options) -> list[Reading]:
     """Return the readings whose event time closes all windows of the day: one for each source partition."""
     found: dict[tuple[str, str], Device] = {}

@@ -40,6 +40,7 @@ LOOK_S = 0.5
 EVENTS_MAX = 200
 HTTP_S_MAX = 8.0
 DRAIN_S_MAX = 60.0
+CATCHES_UP_S_MAX = 600.0
 BEHIND_S = 2 * 900
 """How far a source's watermark may be behind what was published: `max_disorder`, and what a gateway collects."""
 

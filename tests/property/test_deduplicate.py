@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import tracemalloc
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millpy.model.horizons import KEPT, HorizonChange
 from millpy.model.record import RecordType, retractions_of
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.operators.deduplicate import DeduplicateLogic
@@ -27,28 +29,33 @@ class Note(msgspec.Struct):
 
 
 notes = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 80)), max_size=60)
-breaks = st.lists(st.sampled_from(["none", "none", "cut", "restart"]), max_size=60)
+breaks = st.lists(st.sampled_from(["none", "none", "cut", "restart", 3, 10, 25]), max_size=60)
+"""Behind each record: what happens to its bundle, or which horizon is deployed."""
 
 
-def by_a_loop(rows: list[tuple[str, int]]) -> tuple[list[int], list[int], int]:
+def by_a_loop(rows: list[tuple[str, int]], cuts: Sequence[str | int] = ()) -> tuple[list[int], list[int], int]:
     """(numbers let through, numbers of late ones, duplicates)."""
     kept: list[int] = []
     late: list[int] = []
     taken: dict[str, list[int]] = {}
     largest: int | None = None
+    within, floor = WITHIN, INSTANT_MIN
     for number, (id_, at) in enumerate(rows):
         watermark = INSTANT_MIN if largest is None else largest - DISORDER
         largest = at if largest is None else max(largest, at)
-        if at < watermark - WITHIN:
+        if at < max(watermark - within, floor):
             late.append(number)
-        elif all(abs(at - other) > WITHIN for other in taken.get(id_, ())):
+        elif all(abs(at - other) > within for other in taken.get(id_, ())):
             taken.setdefault(id_, []).append(at)
             kept.append(number)
+        if number < len(cuts) and isinstance(cuts[number], int) and cuts[number] != within:
+            floor, within = max(floor, largest - DISORDER - 2 * within), int(cuts[number])
+            taken = {id_: [at for at in times if at >= floor] for id_, times in taken.items()}
     return kept, late, len(rows) - len(kept) - len(late)
 
 
-def outcome(rows: list[tuple[str, int]], cuts: list[str], *, columns: bool) -> Any:
-    logic = DeduplicateLogic(["id"], timedelta_us(WITHIN))
+def outcome(rows: list[tuple[str, int]], cuts: Sequence[str | int], *, columns: bool) -> Any:
+    within, logic = WITHIN, DeduplicateLogic(["id"], timedelta_us(WITHIN))
     subject = StageDriver(logic, Note, key=("id",), outputs={"out": RecordType(Note)}, max_disorder=DISORDER)
     bundle: list[Any] = []
     for number, (id_, at) in enumerate(rows):
@@ -59,6 +66,10 @@ def outcome(rows: list[tuple[str, int]], cuts: list[str], *, columns: bool) -> A
             bundle = []
         if cut == "restart":
             subject.restart()
+        elif isinstance(cut, int) and cut != within:
+            change = HorizonChange("unique", KEPT, within, cut)
+            subject.change_within(DeduplicateLogic(["id"], timedelta_us(cut)), change)
+            within = cut
     subject.feed(bundle, columns=columns)
     subject.finish()
     late = [
@@ -73,10 +84,10 @@ def outcome(rows: list[tuple[str, int]], cuts: list[str], *, columns: bool) -> A
 
 @settings(max_examples=200, deadline=None)
 @given(notes, breaks, st.booleans())
-def test_the_first_of_each_id_passes_in_any_bundles_and_restarts(
-    rows: list[tuple[str, int]], cuts: list[str], columns: bool
+def test_the_first_of_each_id_passes_in_any_bundles_restarts_and_changes(
+    rows: list[tuple[str, int]], cuts: list[str | int], columns: bool
 ) -> None:
-    assert outcome(rows, cuts, columns=columns) == by_a_loop(rows)
+    assert outcome(rows, cuts, columns=columns) == by_a_loop(rows, cuts)
 
 
 Change = tuple[str, int, int, bool]

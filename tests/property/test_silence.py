@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -58,6 +59,18 @@ def told_of(driver: GraphDriver) -> list[Told]:
     )
 
 
+def check_signs(database: MemoryDatabase, told: Sequence[Told]) -> None:
+    """Check that events and the gauge tell what the rows say: each silence and return once, and who is silent now."""
+    noticed: Counter[bool] = Counter()
+    for _, stored in database.events:
+        if stored.kind in ("devices_silent", "devices_back"):
+            noticed[stored.kind == "devices_silent"] += stored.detail["count"]  # type: ignore[call-overload]
+            assert stored.detail["computation"] == "silences"
+            assert {device for device, *_ in told}.issuperset(stored.detail["names"])  # type: ignore[call-overload]
+    assert noticed == Counter(silent for _, silent, _, _ in told)
+    assert database._count(database.headers, "silent", "") == noticed[True] - noticed[False]
+
+
 def event(device: str, at: int) -> Event:
     return Event(device, NOON + seconds(at))
 
@@ -110,7 +123,8 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
 @example([("b", 0), ("b", 5), ("b", 9), ("b", 14), ("b", 19), ("a", 20), ("b", 25), ("b", 30)], 1, True)
 @given(arrivals(), st.integers(1, 9), st.booleans())
 def test_silences_are_those_of_a_plain_loop(arrived: list[Arrival], bundle: int, crashes: bool) -> None:
-    driver = GraphDriver(graph_of(EXPECTED))
+    state = ReadableMemory(MemoryDatabase(ManualClock(instant(NOON))))
+    driver = GraphDriver(graph_of(EXPECTED), state=state)
     for start in range(0, len(arrived), bundle):
         piece = [event(device, at) for device, at in arrived[start : start + bundle]]
         if crashes:
@@ -121,6 +135,7 @@ def test_silences_are_those_of_a_plain_loop(arrived: list[Arrival], bundle: int,
             driver.feed("events", piece)
 
     assert told_of(driver) == expected_of(arrived, EXPECTED)
+    check_signs(state.database, told_of(driver))
     driver.check_accounting()
 
 
@@ -189,6 +204,8 @@ def test_devices_that_are_expected_later_are_not_those_that_were_heard_of() -> N
         ({"after": 30}, "after must be a duration"),
         ({"devices": "pump"}, "is no list of devices"),
         ({"devices": [1]}, "which is no key"),
+        ({"devices": ["a", "b\x00"]}, "cannot be stored"),
+        ({"devices": ["a", "\ud800"]}, "half of a surrogate pair"),
         ({"devices": ["a"] * (silence.DEVICES_MAX + 1)}, "more than 100,000 devices"),
         ({"name": "No Name"}, "is not a plain name"),
     ],

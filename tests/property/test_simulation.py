@@ -13,7 +13,7 @@ import pytest
 from millpy.hosting.failpoints import Failpoint
 from millpy.testing.simulation.canaries import Canary
 from millpy.testing.simulation.checkers import COMMIT_CHECKS
-from millpy.testing.simulation.edges import CANARIES
+from millpy.testing.simulation.live_canaries import CANARIES
 from millpy.testing.simulation.schedule import FEATURES, Schedule
 from millpy.testing.simulator import FAULTS_MIN, STEPS_MIN, catch_canary, run_schedule, run_seed, search, shortest
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import random
+from base64 import b64encode
 from collections.abc import Iterator
 from decimal import Decimal
 from functools import cache
@@ -179,7 +180,12 @@ def url(postgres: EmbeddedPostgres) -> Iterator[str]:
 
 
 def compared(
-    spark: SparkSession, url: str, spec: TableSpec, expected: list[list[Any]], stored: list[list[Any]]
+    spark: SparkSession,
+    url: str,
+    spec: TableSpec,
+    expected: list[list[Any]],
+    stored: list[list[Any]],
+    **scope_of: Any,
 ) -> TableAudit:
     """Audit rows as a batch gives them against rows of a table."""
     windows = ("window_start", "window_end") if spec.kind == "windowed" else ("event_time",)
@@ -198,7 +204,7 @@ def compared(
             f"INSERT INTO pairs.{spec.name} VALUES (%s, {casts})",  # type: ignore[arg-type]
             [(number, *row) for number, row in enumerate(stored)],
         )
-    scope = AuditScope("pairs", {"computed": INSTANT_MAX}, database_url=url)
+    scope = AuditScope("pairs", {"computed": INSTANT_MAX}, database_url=url, **scope_of)
     (found,) = audit(spark, {spec.name: frame}, [spec], scope)
     return found
 
@@ -244,6 +250,31 @@ def test_exactly_the_windows_and_columns_that_differ_are_named(
     assert found.rows == len(differ) + len(lone)
     assert found.differences == len(found.examples)
     assert any(one.stored.get("numeric") == "5.4" for one in of.values())
+
+
+def test_corrected_rows_are_counted_apart_and_dropped_ones_are_not_compared(spark: SparkSession, url: str) -> None:
+    spec = TableSpec("corrected", "windowed", "computed", "s", KEYS, (ColumnSpec("n", "bigint", True),))
+    hour = dt.timedelta(hours=1)
+    keys = [[number, "é", False, b"\xff\0" * 40, A_UUID] for number in range(4)]
+    span = [NOON, NOON + hour]
+    expected = [[*key, *span, 1] for key in keys] + [[*keys[0], NOON - hour, NOON - TINY, 7]]
+    stored = [[*key, *span, n] for key, n in zip(keys[:3], (1, 2, 3), strict=True)]
+    bounds = [str(int(at.timestamp() * 1_000_000)) for at in span]
+    texts = [(str(number), "é", "false", b64encode(b"\xff\0" * 40).decode(), A_UUID, *bounds) for number in (0, 1, 3)]
+
+    found = compared(
+        spark,
+        url,
+        spec,
+        expected,
+        stored,
+        corrected={"corrected": {*texts, ("of another table", *bounds)}},
+        dropped_us={"corrected": int(NOON.timestamp() * 1_000_000)},
+    )
+
+    assert (found.rows, found.differences, found.corrected) == (4, 1, 2)
+    assert [(one.row["of bigint"], one.kind) for one in found.examples] == [(2, "changed")]
+    assert [(one.rows, one.differences, one.corrected) for one in found.hours] == [(4, 1, 2)]
 
 
 def test_exactly_the_records_that_differ_are_named(

@@ -173,7 +173,7 @@ def test_migrate_then_status_and_watermarks_are_json(tmp_path: Path, empty_datab
     status = millpy("status", "--json", "--database", empty_database_url, cwd=tmp_path)
     watermarks = millpy("watermarks", "--json", "--database", empty_database_url, cwd=tmp_path)
 
-    assert json.loads(status.stdout) == {"workers": [], "sources": [], "accounting": []}
+    assert json.loads(status.stdout) == {"workers": [], "sources": [], "silences": [], "accounting": []}
     assert json.loads(watermarks.stdout) == {"watermarks": []}
 
 

@@ -43,7 +43,7 @@ def test_an_option_names_the_text_that_is_no_duration() -> None:
     [
         (0, "0 s"), (0.4567891, "0.456 s"), (9.99, "9.99 s"), (45, "45 s"), (45.67, "45.6 s"), (60, "1 min"),
         (200, "3 min 20 s"), (3_600, "1 h"), (3_659, "1 h"), (7_500, "2 h 5 min"), (1_789_840.9, "20 d 17 h"),
-        (86_400 + 59, "1 d"), (-90, "-1 min 30 s"),
+        (86_400 + 59, "1 d"), (-90, "-1 min 30 s"), (-0.0004, "0 s"),
     ],
 )  # fmt: skip
 def test_two_units_are_printed(seconds: float, text: str) -> None:

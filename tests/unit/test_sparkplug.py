@@ -209,7 +209,7 @@ def test_a_rebirth_is_needed_again_only_after_a_time() -> None:
         datetime(2026, 9, 21, 14, 13, 20, tzinfo=UTC),
         datetime(2026, 9, 21, 14, 14, 0, tzinfo=UTC),
     ]
-    assert rejected(made) == [("alias 7", "no birth of the edge node is before it")] * 4
+    assert rejected(made) == [("alias 7", "the edge node is not born")] * 4
 
 
 def test_devices_are_born_and_die_within_the_session() -> None:

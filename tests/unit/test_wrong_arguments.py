@@ -10,15 +10,19 @@ import msgspec
 import pytest
 
 from millpy import (
+    AdvanceWithClock,
     Computation,
     Context,
     Count,
+    Csv,
     Dedupe,
     EventTime,
     File,
     FixedWindows,
     Graph,
     Mean,
+    MessagePack,
+    Mqtt,
     Stream,
     minutes,
     seconds,
@@ -58,6 +62,7 @@ def process(**given: Any) -> Any:
 
 
 EVENT_TIME = r'for example event_time=EventTime\("at", max_disorder=seconds\(10\)\)'
+AT = EventTime("at", max_disorder=seconds(1))
 COMPUTED = "a computed value needs a map"
 
 
@@ -93,6 +98,17 @@ COMPUTED = "a computed value needs a map"
         (lambda: process(inputs=keyed()), "inputs is not a Sequence", "inputs=.readings"),
         (lambda: process(inputs=[inject()]), "an input of 'spikes' is not a KeyedStream", "inputs=.readings"),
         (lambda: Graph(3), "graph 3 is not a plain name", "lower-case"),
+        (lambda: EventTime("at", max_disorder=10), "max_disorder must be a duration, not 10", "max_disorder=seconds"),
+        (lambda: EventTime("at", max_disorder=0), "max_disorder must be a duration, not 0", "max_disorder=seconds"),
+        (lambda: AdvanceWithClock(5), "after must be a duration, not 5", "after=seconds"),
+        (lambda: Dedupe("id", within=5), "within must be a duration, not 5", "within=hours"),
+        (lambda: Csv(null="---"), "null='---' is no list of texts", "null="),
+        (lambda: Csv(rename=["at"]), "is no dict", "rename="),
+        (lambda: Csv(delimiter=None), "delimiter=None must be one character", "for example"),
+        (lambda: MessagePack(Csv()), "is no Json", "many="),
+        (lambda: Mqtt(5), "invalid MQTT topic filter 5", "an example"),
+        (lambda: Mqtt("a", format="json"), "unknown format 'json'", "format=Json"),
+        (lambda: Graph("plant").inject("r", "a/b", schema=Reading, event_time=AT), "'a/b' is not a source", "Mqtt"),
         (lambda: Graph("plant", max_skew=3), "max_skew must be a duration, not 3", "leave it out"),
     ],
 )

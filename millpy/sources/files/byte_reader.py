@@ -2,7 +2,8 @@
 
 To reach a position, a gzip file is decompressed from its beginning. All bytes before a defect are returned before the
 defect is raised. A file is recognized by a hash of its first 4,096 bytes, so that reading does not resume in the middle
-of a replaced file. A file with the same first bytes that is not shorter counts as the same file.
+of a replaced file. A file that was read to its end is recognized also by its last 4,096 bytes at that time: it has
+grown if both are unchanged, and was replaced otherwise.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ import xxhash
 from millpy.errors import BrokenFileError, SourceUnavailableError
 
 HEAD_BYTES = 4_096
+REPLACED_HINT = (
+    "restore the old file and put the new one beside it under another name, or read everything anew by "
+    "`millpy deploy GRAPH.py --reset NAME` with the source and all its readers"
+)
 _CHUNK_BYTES = 65_536
 _SALVAGE_PARTS = 64
 _GZIP = 31  # zlib's name for a gzip header and trailer
@@ -33,6 +38,8 @@ class FilePosition(msgspec.Struct, frozen=True):
         head: a hash of the file's first bytes, see `recognize`.
         head_bytes: the number of these bytes.
         size: the bytes of the file on disk when it was read to its end; 0 before.
+        tail: a hash of the last bytes of these, see `tail_of`; empty before.
+        cut: the bytes of a last record without a newline that were read as a record; 0 without one.
         broken: whether a defect stopped reading.
         changed_ns: when the file was last changed, recorded with `size`.
         gone_us: when the file was first missing; 0 while it exists.
@@ -47,6 +54,8 @@ class FilePosition(msgspec.Struct, frozen=True):
     broken: bool = False
     changed_ns: int = 0
     gone_us: int = 0
+    tail: str = ""
+    cut: int = 0
 
 
 class Bytes(Protocol):
@@ -80,6 +89,37 @@ def recognize(path: str, opened: BinaryIO, head_bytes: int = HEAD_BYTES) -> tupl
         return xxhash.xxh3_64_hexdigest(head), len(head), os.fstat(opened.fileno()).st_size
     except OSError as error:
         raise SourceUnavailableError(f"{path}: {error}", hint="make the file readable") from error
+
+
+def tail_of(path: str, opened: BinaryIO, size: int) -> str:
+    """Return a hash of the last HEAD_BYTES before `size`, on disk. Raises SourceUnavailableError."""
+    try:
+        at = opened.tell()
+        opened.seek(max(0, size - HEAD_BYTES))
+        tail = opened.read(min(size, HEAD_BYTES))
+        opened.seek(at)
+    except OSError as error:
+        raise SourceUnavailableError(f"{path}: {error}", hint="make the file readable") from error
+    return xxhash.xxh3_64_hexdigest(tail)
+
+
+def check_grown(done: FilePosition, opened: BinaryIO) -> None:
+    """Check that a file is the one that was read to its end, as it was then or longer.
+
+    Raises:
+        BrokenFileError: it is shorter, or its first or last bytes of then differ.
+        SourceUnavailableError: it cannot be read.
+    """
+    head, head_bytes, size = recognize(done.path, opened, done.head_bytes)
+    if size < done.size:
+        problem = f"has shrunk from {done.size} to {size} bytes since it was read to its end"
+    elif (head, head_bytes) != (done.head, done.head_bytes):
+        problem = "is not the file that was read to its end: its first bytes differ"
+    elif done.tail and tail_of(done.path, opened, done.size) != done.tail:
+        problem = f"is not the file that was read to its end, grown: the bytes before byte {done.size} differ"
+    else:
+        return
+    raise BrokenFileError(f"{done.path} {problem}", hint=REPLACED_HINT)
 
 
 def check_same(stored: FilePosition, opened: BinaryIO) -> None:

@@ -43,11 +43,11 @@ def check_format_header(path: str, line: bytes, format: Format, record_type: Rec
         shown = line.decode(errors="replace")[:_SHOWN_CHARACTERS]
         hint = f"check that the file fits {format!r}"
         raise HeaderError(f"{path}: the header {shown!r} cannot be read: {error}; {hint}", line, hint=hint) from error
-    check_header(path, line, named if named or not known else names, record_type, separated="as the format says")
+    check_header(path, line, named if named or not known else names, record_type, format=format)
 
 
 def check_header(
-    path: str, line: bytes, header: Sequence[str], record_type: RecordType, *, separated: str = "commas"
+    path: str, line: bytes, header: Sequence[str], record_type: RecordType, *, format: Format | None = None
 ) -> None:
     """Check that a header has the columns that a record needs.
 
@@ -56,7 +56,7 @@ def check_header(
         line: the first line, as it is in the file.
         header: the names of the columns.
         record_type: the type of the records.
-        separated: how the columns are to be separated.
+        format: the payload format, whose columns may have any separator; None for commas.
 
     Raises:
         HeaderError: a required column is missing, none has the name of a field, or one has a name that the class
@@ -76,6 +76,9 @@ def check_header(
         return
     name = struct.__name__
     hint = f"give the columns of {name} their names: {', '.join(sorted(known))}"
+    if format is not None:
+        hint += '; or name them in the format: rename={"Temperature [C]": "temperature"}'
+    separated = "commas" if format is None else "as the format says"
     for separator, words in _SEPARATORS.items():
         if len(header) == 1 and separator in header[0]:
             hint = f"the columns seem to be separated by {words}, not {separated}"

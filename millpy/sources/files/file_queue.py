@@ -1,7 +1,8 @@
 """The order of files: names and patterns in the order given, or new files of a watched directory.
 
 A file that has been read to its end leaves a note (its position, size and time of change), so each file is read once,
-in whatever order the files appear. A missing file may come back, as when a disk was not mounted for a while: its note
+in whatever order the files appear. A text file that is longer than its note says has grown, and is read on from there.
+A missing file may come back, as when a disk was not mounted for a while: its note
 stays for `Limits.absent_files_kept_s`, for at most the `Limits.absent_files_max` files that disappeared last. A file
 that comes back unchanged is recognized by size and time of change, or else by its first bytes; a different file under
 an old name is a new file.
@@ -22,7 +23,7 @@ import xxhash
 
 from millpy.errors import BrokenFileError, ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import SourceSetup
-from millpy.sources.files.byte_reader import FilePosition, recognize
+from millpy.sources.files.byte_reader import REPLACED_HINT, FilePosition, check_grown, recognize
 from millpy.sources.files.file_names import NamePattern, ReportSkipped, found_below, open_regular
 
 log = logging.getLogger(__name__)
@@ -128,10 +129,26 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class NextFile:
-    """A file and the position to begin at; a file with a `problem` must not be read."""
+    """A file and the position to begin at.
+
+    Attributes:
+        problem: why it must not be read; empty if it may be.
+        grown: whether it was read to its end, which is the position, and is longer now.
+    """
 
     position: FilePosition
     problem: str = ""
+    grown: bool = False
+
+
+def read_on(done: FilePosition, size: int, changed_ns: int) -> NextFile:
+    """Return where to go on in a file that has another size than when it was read, or that was broken."""
+    if done.broken:
+        return NextFile(msgspec.structs.replace(done, size=0, broken=False))
+    if size > done.size and not done.path.lower().endswith((".parquet", ".pq")):
+        return NextFile(done, grown=True)
+    problem = f"{done.path} has changed since it was read: from {done.size} to {size} bytes"
+    return NextFile(msgspec.structs.replace(done, size=size, changed_ns=changed_ns), problem)
 
 
 class FileQueue(Protocol):
@@ -183,6 +200,9 @@ def check_directory(directory: Path) -> None:
 class FixedFileQueue:
     """A queue of names and patterns, which ends when all matching files have been read.
 
+    Files that had been read before, and have grown since, are read on, each once: a file that is always written to must
+    not keep the source from its end.
+
     Args:
         paths: the names and patterns, in the order of reading.
         notes: the files that have been read to their end.
@@ -202,6 +222,7 @@ class FixedFileQueue:
         self._ours = ours
         self._report_skipped = report_skipped
         self._found: deque[str] = deque()
+        self._earlier = dict(notes.done)  # read before this queue was made
 
     def check(self) -> None:
         """Check that each name is a file, and that each pattern matches a file.
@@ -230,35 +251,63 @@ class FixedFileQueue:
         )
 
     def next(self) -> NextFile | None:
-        """Return the first unread file. Match the patterns again when all files found have been read."""
+        """Return the first file with unread bytes. Match the patterns again when all files found have been read."""
         if not self._found:
-            names = dict.fromkeys(
-                name
-                for path in self._paths
-                if path not in self._notes.done
-                for name in files_of(path, self._report_skipped)
-            )
-            self._found.extend(name for name in names if name not in self._notes.done and self._ours(name))
-        while self._found and self._found[0] in self._notes.done:
+            self._found.extend(name for name in self._names() if self._following(name) is not None)
+        while self._found:
+            if (following := self._following(self._found[0])) is not None:
+                return following
             self._found.popleft()
-        return NextFile(FilePosition(self._found[0])) if self._found else None
+        return None
+
+    def _names(self) -> Iterator[str]:
+        """Yield the files of this source partition, each once."""
+        for name in dict.fromkeys(name for path in self._paths for name in files_of(path, self._report_skipped)):
+            if self._ours(name):
+                yield name
+
+    def _following(self, name: str) -> NextFile | None:
+        """Return where to begin in a file; None if nothing of it is to be read now."""
+        done = self._notes.done.get(name)
+        if done is None:
+            return NextFile(FilePosition(name))
+        if done is not self._earlier.get(name) or (state := _status(name)) is None or state.st_size == done.size:
+            return None
+        return read_on(done, state.st_size, state.st_mtime_ns)
 
     def changed_notes(self) -> dict[str, bytes | None]:
         """Return an empty dict: the notes of a fixed set of files stay."""
         return {}
 
-    def unread(self) -> list[str]:
-        """Say which files are new or have another size since all files were read."""
+    def unread(self, *, stops: bool) -> list[str]:
+        """Say which files are new or have another size since all files were read.
+
+        Args:
+            stops: whether a file that was replaced, or has shrunk, is an error.
+
+        Raises:
+            BrokenFileError: there is such a file, and `stops` is set.
+        """
         found = []
-        for name in dict.fromkeys(name for path in self._paths for name in files_of(path, self._report_skipped)):
-            if not self._ours(name):
+        for name in self._names():
+            following, state, done = self._following(name), _status(name), self._notes.done.get(name)
+            if following is None and stops and done is not None and state is not None and not done.broken:
+                if state.st_mtime_ns != done.changed_ns:
+                    self._check(NextFile(done, grown=True))  # of the same size, but perhaps another file
+            if following is None or state is None:
                 continue
-            done = self._notes.done.get(name)
-            if done is None:
-                found.append(f"{name} is new")
-            elif not done.broken and (size := _size_of(name)) not in (None, done.size):
-                found.append(f"{name} had {done.size} bytes and has {size}")
+            if stops:
+                self._check(following)
+            found.append(f"{name} is new" if done is None else f"{name} had {done.size} bytes and has {state.st_size}")
         return found
+
+    def _check(self, following: NextFile) -> None:
+        """Raise BrokenFileError for a file that is not what was read, and more."""
+        if following.problem:
+            raise BrokenFileError(following.problem, hint=REPLACED_HINT)
+        if following.grown:
+            with self.open(following.position.path) as opened:
+                check_grown(following.position, opened)
 
     def is_over(self) -> bool:
         """Tell whether all files have been read."""
@@ -285,10 +334,10 @@ def files_of(path: str, report_skipped: ReportSkipped) -> Iterator[str]:
         raise SourceUnavailableError(f"{root}: {error}", hint="make the directory readable") from error
 
 
-def _size_of(path: str) -> int | None:
-    """Return the bytes of a file; None if it is gone."""
+def _status(path: str) -> os.stat_result | None:
+    """Return the status of a file; None if it is gone."""
     try:
-        return Path(path).stat().st_size
+        return Path(path).stat()
     except FileNotFoundError:
         return None
 
@@ -383,10 +432,7 @@ class WatchedFileQueue:
                 return NextFile(FilePosition(path))
             if done.size == seen.size and not done.broken:
                 continue
-            if done.broken or (seen.size > done.size and not path.lower().endswith((".gz", ".parquet", ".pq"))):
-                return NextFile(msgspec.structs.replace(done, size=0, broken=False))
-            problem = f"{path} has changed since it was read: from {done.size} to {seen.size} bytes"
-            return NextFile(msgspec.structs.replace(done, size=seen.size, changed_ns=seen.changed_ns), problem)
+            return read_on(done, seen.size, seen.changed_ns)
         return None
 
     def _recognize(self, path: str, seen: _GrowingFile) -> None:

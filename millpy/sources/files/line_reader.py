@@ -3,6 +3,9 @@
 A CSV record may span several lines if a quoted field does. A quote counts only at the beginning of a field, as in
 Python's csv module. A quote that is not closed before the end of the file, or within the longest permitted record,
 spoils only its own line.
+
+A last record without a newline is a record. When its file has grown behind it, it is whole if a newline follows; else
+it was read too early: the whole record then becomes one dead letter, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from millpy.ingest.protocol import FixedBound, RejectedRow, TakeBound
 from millpy.ingest.text_columns import quotes_are_regular
 from millpy.limits import Limits
 from millpy.model.record import RecordType
-from millpy.sources.files.byte_reader import FilePosition, open_bytes
+from millpy.sources.files.byte_reader import REPLACED_HINT, FilePosition, open_bytes
 from millpy.sources.files.csv_header import check_format_header, check_header
 
 Format = Literal["json", "csv", "parquet"]
@@ -35,6 +38,8 @@ Positions = npt.NDArray[np.int64]
 NONE: Positions = np.empty(0, np.int64)
 _READ_BYTES = 4_000_000
 HEADER_BYTES_MAX = 65_536
+CONTINUED = "continued_line"
+"""Reason of the dead letter of a record that was read before it was written to its end."""
 _BOM = b"\xef\xbb\xbf"
 _QUOTE, _NEWLINE = b'"\n'
 _IS_BLANK = np.array([bytes([code]).isspace() for code in range(256)])
@@ -95,10 +100,15 @@ class ExpandedLines:
         """Raise HeaderError for a header that cannot give a record."""
         check_format_header(path, line, self._format, self._record_type)
 
+    def message(self, line: bytes, path: str, header: bytes | None, now_us: int | None = None) -> Message:
+        """Return a line as a message, by default one that arrives now."""
+        arrived_at = self._now_us() if now_us is None else now_us
+        return Message(line.removesuffix(b"\r"), path, arrived_at=arrived_at, header=header)
+
     def expand(self, lines: Sequence[bytes], path: str, header: bytes | None, bound: TakeBound) -> Expansion:
         """Expand lines, from the front, as many as fit into a bundle. Blank lines have no records."""
         now_us = self._now_us()
-        messages = (Message(line.removesuffix(b"\r"), path, arrived_at=now_us, header=header) for line in lines)
+        messages = (self.message(line, path, header, now_us) for line in lines)
         return self._expander.expand(messages, records_max=bound.records, bytes_max=bound.bytes, skip_blank=True)
 
 
@@ -146,12 +156,14 @@ class LineReader:
         self._start = 0  # start of the unread bytes in the buffer
         self._line = 0  # index in _ends of the first unread newline
         self._at_end = False
+        self._continued = 0  # bytes of the next record that were read as a record before
         self._defect: BrokenFileError | None = None
         self._stream = open_bytes(start.path, opened, stopping)
         if self._kind == "csv":
             self._read_header()
         elif self._peek(len(_BOM)) == _BOM:
             self._skip(len(_BOM), lines=0)
+            self._first_line = _BOM if lines is not None and lines.has_header else None
         if lines is not None and lines.has_header:
             self._read_first_line(lines)
         if start.offset > self._at.offset:
@@ -199,7 +211,8 @@ class LineReader:
                 f"{self._at.path}: the first line has more than {HEADER_BYTES_MAX} bytes",
                 hint="begin the file with the names of its columns",
             )
-        self._first_line = self._buffer[self._start : end].rstrip(b"\r\n")
+        # The mark tells the format the encoding of all lines.
+        self._first_line = (self._first_line or b"") + self._buffer[self._start : end].rstrip(b"\r\n")
         if self._buffer:  # an empty file has no records, so it needs no header
             lines.check_header(self._at.path, self._first_line)
         self._skip(end - self._start, lines=1)
@@ -220,14 +233,31 @@ class LineReader:
     def _seek(self, start: FilePosition) -> None:
         self._stream = open_bytes(start.path, self._opened, self._stopping)
         # A truncated or replaced file that is shorter must not look like a file that was read to its end.
-        reached = self._stream.pass_over(start.offset)
-        if reached < start.offset:
+        cut = start.cut if start.cut <= self._line_bytes_max else 0
+        offset = start.offset - cut
+        reached = self._stream.pass_over(offset)
+        if reached < offset:
             raise BrokenFileError(
                 f"{start.path} has shrunk to {reached} bytes, and {start.offset} bytes of it were already read",
-                hint="restore the old file, or use a new graph",
+                hint=REPLACED_HINT,
             )
         self._buffer, self._ends, self._start, self._line, self._at_end = b"", NONE, 0, 0, False
-        self._at = msgspec.structs.replace(start, size=0)
+        self._at = FilePosition(start.path, offset, start.line, start.head, start.head_bytes)
+        if cut:
+            self._look_behind(cut)
+
+    def _look_behind(self, cut: int) -> None:
+        """Pass the last record that was read without a newline, if a newline follows it; else read it again, whole."""
+        while len(self._buffer) < cut + 2 and not self._at_end:
+            self._fill()
+        behind = self._buffer[cut : cut + 2]
+        if not behind and self._defect is None:
+            self._skip(cut, lines=0)
+        elif behind.startswith((b"\n", b"\r\n")):
+            self._skip(cut + behind.index(b"\n") + 1, lines=0)
+        else:
+            self._at = msgspec.structs.replace(self._at, line=self._at.line - self._buffer[:cut].count(b"\n") - 1)
+            self._continued = cut
 
     def _fill(self, *, whole_records: bool = True) -> None:
         """Read more bytes and append them to the unread bytes."""
@@ -259,6 +289,8 @@ class LineReader:
             SourceUnavailableError: the file cannot be read now.
         """
         self._records_max, self._bytes_max = self._bound.records, self._bound.bytes
+        if self._continued:
+            self._records_max = 1
         self._fill_bundle()
         unread = len(self._buffer) - self._start
         if self._defect is not None and self._line == len(self._ends):
@@ -268,6 +300,8 @@ class LineReader:
         before = self._at
         start, line = self._start, self._line
         block, ends = self._cut()
+        if self._continued:
+            return self._refused(block, before)
         if self._lines is not None:
             return self._expanded(self._lines, block, before, start, line)
         ended = self._at_end and self._defect is None and self._start == len(self._buffer)
@@ -294,6 +328,23 @@ class LineReader:
         piece.records, piece.messages = len(found.payloads), found.messages
         piece.describe = found.describe(_describer(block, before))
         piece.moved = True
+        return piece
+
+    def _refused(self, block: bytes, before: FilePosition) -> FilePiece:
+        """Return a record that was read too early as a dead letter."""
+        early, self._continued = self._continued, 0
+        ended = self._at_end and self._defect is None and self._start == len(self._buffer)
+        piece = FilePiece(self._at, header=self._header, format="csv" if self._kind == "csv" else "json", ended=ended)
+        line = block.removesuffix(b"\n")
+        piece.payloads, piece.records = [line], 1
+        detail = (
+            f"its first {early} bytes were the end of the file when it was read, and were taken as a record: "
+            "correct what that has done before you replay this one"
+        )
+        piece.refused = (RejectedRow(0, CONTINUED, detail),)
+        if self._lines is not None:
+            piece.messages = {0: self._lines.message(line, before.path, self._first_line)}
+        piece.describe = _describer(block, before)
         return piece
 
     def _fill_bundle(self) -> None:
@@ -348,6 +399,9 @@ class LineReader:
         self._start, self._line = end, min(last, lines)
         newlines = len(ends) if self._kind == "json" else block.count(b"\n")
         self._advance(len(block), newlines + (not block.endswith(b"\n")))
+        if not block.endswith(b"\n"):
+            cut = len(block) - (int(ends[-1]) + 1 if len(ends) else 0)
+            self._at = msgspec.structs.replace(self._at, cut=cut)
         return block, ends
 
 

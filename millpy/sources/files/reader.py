@@ -14,7 +14,15 @@ from millpy.errors import BrokenFileError, SourceUnavailableError
 from millpy.ingest.protocol import RejectedRow, TakeBound
 from millpy.limits import Limits
 from millpy.model.record import RecordType
-from millpy.sources.files.byte_reader import FilePosition, StoppedError, check_same, recognize
+from millpy.sources.files.byte_reader import (
+    REPLACED_HINT,
+    FilePosition,
+    StoppedError,
+    check_grown,
+    check_same,
+    recognize,
+    tail_of,
+)
 from millpy.sources.files.csv_header import HeaderError
 from millpy.sources.files.file_queue import FileQueue, NextFile, Notes
 from millpy.sources.files.line_reader import ExpandedLines, FilePiece, Format, LineReader
@@ -150,11 +158,13 @@ class FileReader:
 
     def _begin(self, following: NextFile) -> None:
         position = following.position
-        self._size = position.size
+        self._size = 0 if following.grown else position.size
         if following.problem:
-            raise BrokenFileError(following.problem, hint="write new data to a file with a new name")
+            raise BrokenFileError(following.problem, hint=REPLACED_HINT)
         self._opened = opened = self._queue.open(position.path)
-        if position.offset:
+        if following.grown:
+            check_grown(position, opened)
+        elif position.offset:
             check_same(position, opened)
         head, head_bytes, self._size = recognize(position.path, opened)
         position = msgspec.structs.replace(position, head=head, head_bytes=head_bytes)
@@ -177,13 +187,15 @@ class FileReader:
 
     def _finish(self, piece: FilePiece) -> None:
         """Record that a file has been read to its end."""
-        changed_ns = 0 if self._opened is None else _changed_ns(self._opened)
-        self.close()
-        path = piece.after.path
+        assert self._opened is not None, piece.after
+        changed_ns, path = _changed_ns(self._opened), piece.after.path
         # For a plain file, the bytes read count: a writer may be appending to it at this moment.
         plain = piece.format != "columns" and not path.lower().endswith(".gz")
         size = piece.after.offset if plain else self._size
-        piece.notes = self._notes.finish(msgspec.structs.replace(piece.after, size=size, changed_ns=changed_ns))
+        tail = tail_of(path, self._opened, size)
+        self.close()
+        done = msgspec.structs.replace(piece.after, size=size, changed_ns=changed_ns, tail=tail)
+        piece.notes = self._notes.finish(done)
         piece.finished = self._queue.is_over()
 
     def _dead_letter(self, error: BrokenFileError, begun: FilePosition) -> FilePiece:

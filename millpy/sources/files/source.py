@@ -106,7 +106,7 @@ class Files(Source):
         partitions: int = 1,
         decode: Callable[[Message], Iterable[Any]] | None = None,
     ) -> None:
-        format = checked_format(format, decode)
+        format = checked_format(format, decode, named=True)
         names = tuple(str(path) for path in paths)
         if not names or len(set(names)) != len(names):
             raise ConfigError(
@@ -149,8 +149,12 @@ class Files(Source):
         return FileInjector(setup, self._queue(setup, notes), notes, format=self.format, broken=self.broken)
 
     def unread(self, setup: SourceSetup) -> list[str]:
-        """Say which files are new or have another size since the partition ended."""
-        return self._queue(setup, Notes.recovered(setup.notes)).unread()
+        """Say which files are new, or have another size, since the partition ended.
+
+        Raises:
+            BrokenFileError: a file was replaced or has shrunk, and `broken="stop"`.
+        """
+        return self._queue(setup, Notes.recovered(setup.notes)).unread(stops=self.broken == "stop")
 
     def _queue(self, setup: SourceSetup, notes: Notes) -> FixedFileQueue:
         place = self.partitions().index(setup.partition)
@@ -210,7 +214,7 @@ class Directory(Source):
         partitions: int = 1,
         decode: Callable[[Message], Iterable[Any]] | None = None,
     ) -> None:
-        format = checked_format(format, decode)
+        format = checked_format(format, decode, named=True)
         check_name(str(path))
         NamePattern(pattern)
         _check(format, broken, partitions)

@@ -43,7 +43,12 @@ class TopicPattern:
         Raises:
             ConfigError: the text is not a topic filter, or names two levels alike.
         """
-        if not text or "\0" in text or len(text.encode(errors="surrogatepass")) > TOPIC_BYTES_MAX:
+        if (
+            not isinstance(text, str)
+            or not text
+            or "\0" in text
+            or len(text.encode(errors="surrogatepass")) > TOPIC_BYTES_MAX
+        ):
             raise ConfigError(f"invalid MQTT topic filter {text!r}", hint='an example: Mqtt("sensors/+/reading")')
         if text.startswith("$share/"):
             raise ConfigError(

@@ -18,13 +18,17 @@ from millpy.errors import (
     StaleSequencerError,
     WatermarkRegressedError,
 )
-from millpy.model.checkpoint import Checkpoint, ResultRows
+from millpy.model.checkpoint import NOTICE_NAMES_MAX, Checkpoint, Notice, ResultRows
 from millpy.model.delta import encode_document
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.store.memory.tables import Header, Row, StoredDelta, StoredRun, StoredSegment, StoredTable, column_values
+from millpy.store.protocol import Event
 
 if TYPE_CHECKING:
     from millpy.store.memory.database import MemoryDatabase
+
+NOTICE_S = 60
+"""Seconds in which notices of one kind and interval are one event."""
 
 StagedRows = dict[tuple[int, tuple[Any, ...]], Row]
 
@@ -75,6 +79,8 @@ def apply(
 ) -> None:
     """Apply all changes of the checkpoints. `documents` are their deltas, None where nothing changed."""
     now_us = database.clock.now_us()
+    for checkpoint in checkpoints:
+        database.requests.expect(checkpoint)  # before late records, of which some may be expected
     for checkpoint, document in zip(checkpoints, documents, strict=True):
         header = database.headers[checkpoint.grant.interval_id]
         header.bundle = checkpoint.bundle
@@ -204,8 +210,27 @@ def _append(database: MemoryDatabase, header: Header, checkpoint: Checkpoint) ->
         if checkpoint.dedupe_run.whole:
             header.dedupe_whole = checkpoint.bundle
         database.dedupe_runs.append(StoredRun(interval_id, checkpoint.bundle, checkpoint.dedupe_run))
-    for late in checkpoint.late:
-        database.late_records.append((interval_id, checkpoint.bundle, late))
     for letter in checkpoint.dead_letters:
         database.dead_letters.append((interval_id, checkpoint.bundle, letter))
+    for notice in checkpoint.notices:
+        _tell(database, header, notice)
     database.requests.apply(checkpoint)
+    for late in checkpoint.late:
+        database.late_records.append((interval_id, checkpoint.bundle, late))
+        database.requests.append_late(interval_id, late)
+
+
+def _tell(database: MemoryDatabase, header: Header, notice: Notice) -> None:
+    """Add a notice to the event of its kind and interval that has begun within a minute, or to a new one."""
+    place, now_us = (header.interval.interval_id, notice.kind), database.clock.now_us()
+    event, began_us = database.noticed.get(place, (None, INSTANT_MIN))
+    if event is None or now_us - began_us >= NOTICE_S * 1_000_000:
+        known: dict[str, object] = {"computation": header.interval.computation, "interval": place[0]}
+        event = Event(notice.kind, {**known, "count": 0, "names": ()})
+        database.events.append((header.graph_id, event))
+        database.noticed[place] = (event, now_us)
+    count, names = event.detail["count"], event.detail["names"]
+    assert isinstance(count, int)
+    assert isinstance(names, tuple)
+    event.detail["count"] = count + notice.count
+    event.detail["names"] = tuple(dict.fromkeys((*names, *notice.names)))[:NOTICE_NAMES_MAX]

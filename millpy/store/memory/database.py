@@ -27,7 +27,7 @@ from millpy.model.deployment import (
     generation_name,
 )
 from millpy.model.graph_changes import changes_between
-from millpy.model.horizons import LATENESS, HorizonChange, horizon_changes
+from millpy.model.horizons import HORIZON, HorizonChange, horizon_changes
 from millpy.model.keys import KeyInterval, tile_key_space
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, describe
 from millpy.model.united_streams import behind_error, ended
@@ -105,6 +105,7 @@ class MemoryDatabase:
         self.dead_letters: list[tuple[int, int, DeadLetter]] = []
         self.requests = Requests(self)
         self.events: list[tuple[int, Event]] = []
+        self.noticed: dict[tuple[int, str], tuple[Event, Instant]] = {}
         self.lookup_tables: dict[str, bytes] = {}
         self.lookup_reports: dict[tuple[UUID, str], LookupReport] = {}
         self.source_reports: dict[int, SourceReport] = {}
@@ -340,12 +341,10 @@ class MemoryDatabase:
         for change in changes:
             for interval in deployment.intervals_of(change.computation):
                 header = self.headers[interval.interval_id]
-                reached = header.input_watermark if change.setting == LATENESS else header.dedupe_clock
-                header.horizon_floor = max(header.horizon_floor, Instant(reached - change.before_us))
-                if change.setting != LATENESS and change.after_us > change.before_us:
-                    self.dedupe_runs.replace(
-                        partial(StoredRun.longer, header=header, by_us=change.after_us - change.before_us)
-                    )
+                reached = header.dedupe_clock if change.setting == HORIZON else header.input_watermark
+                header.horizon_floor = max(header.horizon_floor, Instant(reached - change.floor_us))
+                if change.longer_us > 0:
+                    self.dedupe_runs.replace(partial(StoredRun.longer, header=header, by_us=change.longer_us))
 
     def _new_intervals(
         self, graph_id: int, computation: ComputationSpec, siblings: Sequence[DeployedInterval]

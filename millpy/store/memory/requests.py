@@ -6,25 +6,28 @@ A dead letter's id is its position in the list, from 1; a late record's id is it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from millpy.errors import RequestWithdrawnError
 from millpy.model.checkpoint import (
     Checkpoint,
     DeadLetter,
+    ExpectedRecord,
     LateRows,
     PastWindow,
     Pause,
     RecordTableName,
     Request,
 )
+from millpy.model.horizons import LATENESS
 from millpy.model.stage import Release
 from millpy.store.protocol import PendingRequests
 
 if TYPE_CHECKING:
     from millpy.store.memory.database import MemoryDatabase
+    from millpy.store.memory.tables import StoredTable
 
 State = Literal["open", "requested", "replayed", "discarded"]
 
@@ -39,6 +42,8 @@ class RequestState:
         letter: the dead letter that the last failed replay produced.
         into_window: whether the request is to add a late record to its finished window.
         detail: why that failed.
+        expected_id: the place, from 1, of the expected record that a late record is; 0 for another record.
+        recomputed: what an archive says of the window: its accumulators as JSON, and the row that they give.
     """
 
     state: State = "open"
@@ -47,6 +52,8 @@ class RequestState:
     letter: DeadLetter | None = None
     into_window: bool = False
     detail: str = ""
+    expected_id: int = 0
+    recomputed: tuple[bytes, bytes] | None = None
 
 
 class Requests:
@@ -54,15 +61,18 @@ class Requests:
 
     Attributes:
         corrections: late records that were added to finished windows, each with the row before and after.
+        expected: records of dead letters that are to be added to windows that they are too late for, with their graph.
     """
 
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
         self._states: dict[tuple[RecordTableName, int], RequestState] = {}
         self.corrections: list[tuple[int, bytes | None, bytes | None]] = []
+        self.expected: list[tuple[int, ExpectedRecord]] = []
         self.pauses: dict[int, Pause] = {}
         self.releases: list[Release] = []
         self._release_id = 0
+        self._met: set[tuple[int, object]] = set()
 
     # Operators' actions.
 
@@ -70,21 +80,23 @@ class Requests:
         """Return the state of a record, which the caller may change."""
         return self._states.setdefault((table, number), RequestState())
 
-    def replay(self, table: RecordTableName, number: int, payload: bytes | None = None) -> bool:
+    def replay(
+        self, table: RecordTableName, number: int, payload: bytes | None = None, *, into_window: bool = False
+    ) -> bool:
         """Request a replay of a record. Return False when the record cannot be replayed."""
         record = self.state_of(table, number)
         if record.state != "open" or (table == "late_records" and not self._whole()[number - 1]):
             return False
         record.state, record.corrected = "requested", payload or record.corrected
-        record.into_window = False
+        record.into_window = into_window
         return True
 
-    def replay_into_window(self, number: int) -> bool:
+    def replay_into_window(self, number: int, recomputed: tuple[bytes, bytes] | None = None) -> bool:
         """Request that a late record is added to its finished window. Return False when it cannot be."""
         record = self.state_of("late_records", number)
         if record.state != "open":
             return False
-        record.state, record.into_window = "requested", True
+        record.state, record.into_window, record.recomputed = "requested", True, recomputed
         return True
 
     def discard(self, table: RecordTableName, number: int) -> bool:
@@ -145,13 +157,35 @@ class Requests:
             failed = outcome.dead_letter is not None or outcome.watermark is not None
             record.state = "open" if failed else "replayed"
             record.attempts += failed
-            record.detail = outcome.detail
+            record.detail, record.recomputed = outcome.detail, None
             record.letter = outcome.dead_letter or record.letter
             if outcome.corrects and (window := outcome.request.window) is not None:
                 self.corrections.append((outcome.request.id, window.row, None))
         self.releases = [r for r in self.releases if r.release_id not in checkpoint.release_ids]
         if checkpoint.pause is not None:
             self.pauses[checkpoint.grant.interval_id] = checkpoint.pause
+
+    def expect(self, checkpoint: Checkpoint) -> None:
+        """Remember the records that are to be added to windows that they are too late for."""
+        graph_id = self._database.headers[checkpoint.grant.interval_id].graph_id
+        self.expected += [(graph_id, record) for record in checkpoint.expected]
+
+    def append_late(self, interval_id: int, late: LateRows) -> None:
+        """Request those of the newest late records that are expected, each once for each window."""
+        graph_id = self._database.headers[interval_id].graph_id
+        first = len(self._whole()) - len(late) + 1
+        for row in range(len(late)):
+            window = late.window_starts[row], late.window_ends[row]
+            identity = (late.computation, late.input, late.event_times[row], late.payloads[row])
+            for place, (of, record) in enumerate(self.expected, 1):
+                same = (record.computation, record.input, record.event_time, record.payload) == identity
+                if of != graph_id or not same or window[0] is None or (late.retracts and late.retracts[row]):
+                    continue
+                if (place, window) not in self._met:
+                    self._met.add((place, window))
+                    state = self.state_of("late_records", first + row)
+                    state.state, state.into_window, state.expected_id = "requested", True, place
+                    break
 
     def _is_requested(self, request: Request) -> bool:
         record = self._states.get((request.table, request.id))
@@ -173,12 +207,15 @@ class Requests:
                 event_time=letter.event_time,
                 dedupe_id=letter.dedupe_id or (record.letter.dedupe_id if record.letter else None),
                 retracts=letter.retracts,
+                into_window=record.into_window,
             )
 
     def _whole(self) -> list[bool]:
         return [w for _, _, late in self._database.late_records for w in late.whole or [True] * len(late)]
 
-    def _window(self, interval_id: int, late: LateRows, row: int) -> PastWindow | None:
+    def _window(
+        self, interval_id: int, late: LateRows, row: int, recomputed: tuple[bytes, bytes] | None
+    ) -> PastWindow | None:
         start, end = late.window_starts[row], late.window_ends[row]
         if start is None or end is None:
             return None
@@ -192,7 +229,43 @@ class Requests:
             None,
         )
         window = PastWindow(late.keys[row], start, end, late.whole[row] if late.whole else True, None, table_id)
-        return replace(window, row=self._row_of(window))
+        dropped = table_id is not None and window.end < self._database.tables[table_id].dropped_to
+        window = replace(window, row=self._row_of(window), dropped=dropped)
+        if window.row is None:
+            window = replace(window, overlapping=self._overlapping(window))
+        if recomputed is not None:
+            values, fits = recomputed[0], recomputed[1] == window.row
+            window = replace(window, recomputed=values, recomputed_fits=fits)
+        return window
+
+    def correct(self, table: StoredTable, name: tuple[Any, ...], values: Mapping[str, Any]) -> bool:
+        """Change values of the row of a finished window. Return False when it has none or is open.
+
+        Args:
+            table: the result table.
+            name: the key and the window.
+            values: the new values by column.
+        """
+        row = table.rows.get(name)
+        if row is None:
+            return False
+        header, settings = self._database.headers[row["interval_id"]], self._settings_of(table)
+        over_by = max(header.input_watermark - int(settings.get(LATENESS, 0)), header.horizon_floor)
+        if not (row["window_end"] <= over_by and row["window_end"] <= header.low_watermark):
+            return False
+        history = table.history.get(name, [])
+        pane = max([row["pane_index"], *(entry["pane_index"] for entry in history)]) + 1
+        row.update(values, pane_index=pane)
+        now_us = self._database.clock.now_us()
+        if table.spec.retracts and history and not history[-1]["is_retraction"]:
+            history.append({**history[-1], "emitted_at": now_us, "is_retraction": True})
+        if table.spec.history:
+            table.history.setdefault(name, []).append({**row, "emitted_at": now_us, "is_retraction": False})
+        return True
+
+    def _settings_of(self, table: StoredTable) -> Mapping[str, Any]:
+        computations = self._database.graphs[table.graph_id].spec.computations
+        return next(found.settings for found in computations if found.name == table.spec.computation)
 
     def _row_of(self, window: PastWindow) -> bytes | None:
         """Return the row of a window as JSON; None without one."""
@@ -203,6 +276,20 @@ class Requests:
         name = (*(key if len(table.spec.keys) > 1 else [key]), window.start, window.end)
         row = table.rows.get(name)
         return None if row is None else json.dumps(row, default=str).encode()
+
+    def _overlapping(self, window: PastWindow) -> tuple[tuple[bytes, int], ...]:
+        """Return the first rows of the key whose windows intersect one."""
+        if window.table_id is None:
+            return ()
+        table = self._database.tables[window.table_id]
+        key = json.loads(window.key)
+        keys = tuple(key) if len(table.spec.keys) > 1 else (key,)
+        found = sorted(
+            (row["window_start"], json.dumps(row, default=str).encode())
+            for name, row in table.rows.items()
+            if name[: len(keys)] == keys and row["window_start"] < window.end and window.start < row["window_end"]
+        )
+        return tuple((row, -1) for _, row in found[:2])
 
     def _late(self) -> Iterator[Request]:
         number = 0
@@ -223,5 +310,6 @@ class Requests:
                     input=late.input,
                     event_time=event_time,
                     retracts=retracts,
-                    window=self._window(interval_id, late, place) if asks else None,
+                    into_window=asks,
+                    window=self._window(interval_id, late, place, state.recomputed) if asks and state else None,
                 )

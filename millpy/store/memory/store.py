@@ -30,6 +30,7 @@ from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
 from millpy.model.time import INSTANT_MAX, Instant
+from millpy.store.memory import reopening
 from millpy.store.memory.database import MemoryDatabase, Transaction
 from millpy.store.memory.faults import Landing
 from millpy.store.memory.generations import switch
@@ -37,6 +38,7 @@ from millpy.store.memory.state import MemoryState
 from millpy.store.memory.tables import Header, RegisteredWorker, overlaid
 from millpy.store.protocol import (
     Backlog,
+    ClosedEnds,
     CommitFailpoint,
     Event,
     IntervalOwner,
@@ -254,6 +256,17 @@ class MemoryStore:
         requested = self.database.requests.any_of([header.interval.interval_id for header in headers])
         reached = not requested and all(header.low_watermark >= INSTANT_MAX for header in headers)
         return reached and not self.database.pending(s for s in deployed.subscriptions if s.consumer in counted).records
+
+    async def reopen_source(
+        self, graph_id: int, grant: Grant, watermark: Instant, closed_ends: ClosedEnds, told: Event
+    ) -> Instant | None:
+        """Set the end of a source partition back, after the commits in flight; see `Store.reopen_source`."""
+        await self._reach_server()
+        headers = [h.interval.interval_id for h in self.database.headers.values() if h.graph_id == graph_id]
+        while any(self.database.holder(interval_id) is not None for interval_id in headers):
+            await self.database.wait_for_release()
+        self._check_current([grant])
+        return reopening.reopen_source(self.database, grant, watermark, closed_ends, told)
 
     async def now_us(self) -> Instant:
         """Read the server's clock."""

@@ -159,6 +159,11 @@ class Ring(Generic[T]):
         for items in self._slots:
             items[:] = map(change, items)
 
+    def remove(self, matches: Callable[[T], bool]) -> None:
+        """Remove the entries that match, as a DELETE does."""
+        for items in self._slots:
+            items[:] = [item for item in items if not matches(item)]
+
     def turn(self, now: Instant, *, epoch_s: float, epoch_bytes: int) -> bool:
         """Start a new epoch if one is due and the next slot is free. Return whether one was started."""
         filled = self._slots[self._current]
@@ -187,6 +192,7 @@ class StoredTable:
     Attributes:
         constraints: the user's constraints by name; each tells whether it accepts a row.
         history: key and window -> its panes and retractions in the order of commits, if the table keeps them.
+        dropped_to: the end of the newest partition that was dropped.
     """
 
     table_id: int
@@ -196,6 +202,17 @@ class StoredTable:
     rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
     constraints: dict[str, Callable[[Row], bool]] = field(default_factory=dict)
     history: dict[tuple[Any, ...], list[Row]] = field(default_factory=dict)
+    dropped_to: Instant = INSTANT_MIN
+
+    def drop_before(self, end: Instant) -> int:
+        """Drop the windows that end before a time, as partitions are dropped; return the number of rows."""
+        self.dropped_to = max(self.dropped_to, end)
+        gone = [name for name in self.rows if name[-1] < end]
+        for name in gone:
+            del self.rows[name]
+        for name in [name for name in self.history if name[-1] < end]:
+            del self.history[name]
+        return len(gone)
 
 
 @dataclass(slots=True)

@@ -36,6 +36,7 @@ from millpy.store.postgres.errors import (
     translate,
     translate_commit,
 )
+from millpy.store.postgres.notices import record_notices
 from millpy.store.postgres.partitions import Times, is_key, is_missing, make_partitions, table_of
 from millpy.store.postgres.requests import storable
 from millpy.store.postgres.results import (
@@ -126,11 +127,13 @@ def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: d
     logs = [*_deltas(checkpoints), *_segments(checkpoints), *_dedupe_runs(checkpoints)]
     appends = [
         *_cursors(checkpoints),
-        *_late_records(checkpoints),
+        *_expected_records(checkpoints),
+        *_late_records(checkpoints),  # some of them may be expected
         *_dead_letters(checkpoints),
         *requests.record_outcomes(checkpoints),
         *requests.record_pauses(checkpoints),
         *_archive_files(checkpoints),
+        *record_notices(checkpoints),
     ]
     inserts, copies, firsts = _results(checkpoints, tables)
     before, after = corrections.record(checkpoints, tables)
@@ -246,6 +249,20 @@ def _dedupe_runs(checkpoints: Sequence[Checkpoint]) -> list[Command]:
         "wholes": Bigints([int(run.whole) for _, _, run in runs]),
     }
     return [(statement("append_dedupe_runs"), parameters)]
+
+
+def _expected_records(checkpoints: Sequence[Checkpoint]) -> list[Command]:
+    expected = [record for c in checkpoints for record in c.expected]
+    if not expected:
+        return []
+    parameters = {
+        "letters": Bigints([record.dead_letter_id for record in expected]),
+        "computations": Texts([record.computation for record in expected]),
+        "inputs": Bigints([record.input for record in expected]),
+        "event_times": Bigints([record.event_time for record in expected]),
+        "payloads": Byteas([record.payload for record in expected]),
+    }
+    return [(statement("append_expected_records"), parameters)]
 
 
 def _late_records(checkpoints: Sequence[Checkpoint]) -> list[Command]:

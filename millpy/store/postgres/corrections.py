@@ -13,30 +13,40 @@ from typing import Any
 from psycopg import sql
 
 from millpy.model.checkpoint import Checkpoint, PastWindow, Request, RequestOutcome
-from millpy.store.postgres.arrays import Bigints, Texts
+from millpy.store.postgres.arrays import Bigints, Booleans, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.history import history_name
 from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
 
 _READ = """
-SELECT l.late_record_id, to_jsonb(t)::text, {newest}
+SELECT l.late_record_id, to_jsonb(t)::text, {newest}, coalesce(l.recomputed -> 'row' = to_jsonb(t), false)
   FROM mill.late_records AS l JOIN {table} AS t ON {same} WHERE l.late_record_id = ANY (%(ids)s)
+"""
+_OVERLAPPING = """
+SELECT l.late_record_id, to_jsonb(t)::text, {newest}
+  FROM mill.late_records AS l
+ CROSS JOIN LATERAL (SELECT t.* FROM {table} AS t
+                      WHERE {same} AND t.window_start < mill.moment(l.window_end)
+                        AND t.window_end > mill.moment(l.window_start)
+                      ORDER BY t.window_start, t.window_end LIMIT 2) AS t
+ WHERE l.late_record_id = ANY (%(ids)s)
+ ORDER BY l.late_record_id, t.window_start, t.window_end
 """
 # `FOR UPDATE` gives the newest version of a row that another transaction has just changed.
 _BEGIN = """
 WITH sent AS (
-    SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::text[])
-        AS e (late_record_id, interval_id, bundle, old_row)
+    SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::text[],
+                         %s::boolean[])
+        AS e (late_record_id, window_start, window_end, interval_id, bundle, old_row, recomputed)
 ), found AS (
     SELECT l.late_record_id, to_jsonb(t) AS old_row
-      FROM mill.late_records AS l JOIN {table} AS t ON {same}
-     WHERE l.late_record_id IN (SELECT late_record_id FROM sent) FOR UPDATE OF t
+      FROM sent AS w JOIN mill.late_records AS l USING (late_record_id) JOIN {table} AS t ON {same} FOR UPDATE OF t
 ), noted AS (
-    INSERT INTO mill.corrections (graph_id, table_name, key, window_start, window_end, late_record_id, bundle, old_row,
-                                  why, requested_by)
-    SELECT i.graph_id, {name}, l.key, l.window_start, l.window_end, l.late_record_id, s.bundle, f.old_row, l.why,
-           l.requested_by
+    INSERT INTO mill.corrections (graph_id, table_name, key, window_start, window_end, late_record_id, dead_letter_id,
+                                  recomputed, bundle, old_row, why, requested_by)
+    SELECT i.graph_id, {name}, l.key, s.window_start, s.window_end, l.late_record_id, l.dead_letter_id, s.recomputed,
+           s.bundle, f.old_row, l.why, l.requested_by
       FROM sent AS s
       JOIN mill.late_records AS l USING (late_record_id)
       JOIN mill.intervals AS i ON i.interval_id = s.interval_id
@@ -48,16 +58,23 @@ SELECT mill.check_settled((SELECT count(*) FROM noted), (SELECT count(*) FROM se
 """
 # A repair adds panes to a history, but not to the table: its next pane comes behind them.
 _SKIP = """
-UPDATE {table} AS t SET pane_index = e.pane
-  FROM unnest(%s::bigint[], %s::bigint[]) AS e (late_record_id, pane)
+UPDATE {table} AS t SET pane_index = w.pane
+  FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
+       AS w (late_record_id, window_start, window_end, pane)
   JOIN mill.late_records AS l USING (late_record_id)
- WHERE {same} AND t.pane_index < e.pane
+ WHERE {same} AND t.pane_index < w.pane
 """
 _NEWEST = "(SELECT coalesce(max(h.pane_index), -1) FROM {history} AS h WHERE {own})"
 _END = """
-UPDATE mill.corrections AS c SET new_row = to_jsonb(t)
-  FROM mill.late_records AS l JOIN {table} AS t ON {same}
- WHERE l.late_record_id = ANY (%s) AND c.late_record_id = l.late_record_id AND c.new_row IS NULL
+WITH made AS (
+    UPDATE mill.corrections AS c SET new_row = to_jsonb(t)
+      FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS w (late_record_id, window_start, window_end)
+      JOIN mill.late_records AS l USING (late_record_id)
+      LEFT JOIN {table} AS t ON {same}
+     WHERE c.late_record_id = l.late_record_id AND c.new_row IS NULL
+    RETURNING c.*
+)
+INSERT INTO mill.events (graph_id, kind, detail) SELECT graph_id, 'corrected', mill.correction(made) FROM made
 """
 
 Command = tuple[bytes, list[Any]]
@@ -71,22 +88,18 @@ async def with_windows(
         return list(requests)
     found = await all_rows(connection, statement("read_past_windows"), {"letters": Bigints(sorted(numbers))})
     by_table: dict[int, list[int]] = {}
-    for number, *_, table_id, _ in found:
+    for number, *_, table_id, _, _ in found:
         if table_id in tables:
             by_table.setdefault(table_id, []).append(number)
-    rows: dict[int, tuple[str, int]] = {}
+    of_rows: dict[int, dict[str, Any]] = {}
     for table_id, of_table in by_table.items():
-        query = _composed(_READ, tables[table_id])
-        of_rows = await all_rows(connection, query, {"ids": Bigints(of_table)})
-        rows.update((number, (row, newest)) for number, row, newest in of_rows)
+        of_rows |= await _rows_of(connection, tables[table_id], of_table)
     windows: dict[int, PastWindow] = {}
-    for number, key, start, end, whole, table_id, dropped in found:
+    for number, key, start, end, whole, table_id, dropped, recomputed in found:
         known = table_id if table_id in tables else None
-        window = PastWindow(key.encode(), start, end, whole, table_id=known, dropped=dropped)
-        if number in rows:
-            row, newest = rows[number]
-            window = replace(window, row=row.encode(), newest_pane=newest)
-        windows[number] = window
+        given = None if recomputed is None else recomputed.encode()
+        window = PastWindow(key.encode(), start, end, whole, table_id=known, dropped=dropped, recomputed=given)
+        windows[number] = replace(window, **of_rows.get(number, {}))
     answer = []
     for request in requests:
         if request.table != "late_records" or request.id not in numbers:
@@ -94,6 +107,20 @@ async def with_windows(
         elif request.id in windows:  # else it was withdrawn between the statements
             answer.append(replace(request, window=windows[request.id]))
     return answer
+
+
+async def _rows_of(connection: Connection, table: ResultTable, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Return what the table has of the windows of late records, as attributes of `PastWindow`."""
+    found: dict[int, dict[str, Any]] = {}
+    for number, row, newest, fits in await all_rows(connection, _composed(_READ, table), {"ids": Bigints(numbers)}):
+        found[number] = {"row": row.encode(), "newest_pane": newest, "recomputed_fits": fits}
+    without = Bigints([number for number in numbers if number not in found])
+    if len(found) < len(numbers):
+        query = _composed(_OVERLAPPING, table, bounds="")
+        for number, row, newest in await all_rows(connection, query, {"ids": without}):
+            others = found.setdefault(number, {"overlapping": ()})
+            others["overlapping"] = (*others["overlapping"], (row.encode(), newest))
+    return found
 
 
 def tables_of(checkpoints: Sequence[Checkpoint]) -> set[int]:
@@ -113,23 +140,28 @@ def record(checkpoints: Sequence[Checkpoint], tables: Mapping[int, ResultTable])
     before: list[Command] = []
     after: list[Command] = []
     for table_id, made in sorted(by_table.items()):
-        numbers = Bigints([outcome.request.id for _, outcome, _ in made])
+        windows = [
+            Bigints([outcome.request.id for _, outcome, _ in made]),
+            Bigints([window.start for _, _, window in made]),
+            Bigints([window.end for _, _, window in made]),
+        ]
         parameters = [
-            numbers,
+            *windows,
             Bigints([checkpoint.grant.interval_id for checkpoint, _, _ in made]),
             Bigints([checkpoint.bundle for checkpoint, _, _ in made]),
             Texts([None if window.row is None else window.row.decode() for _, _, window in made]),
+            Booleans([window.recomputed_fits for _, _, window in made]),
         ]
-        before.append((_composed(_BEGIN, tables[table_id]), parameters))
+        before.append((_composed(_BEGIN, tables[table_id], bounds="w"), parameters))
         if tables[table_id].history is not None:
             panes = Bigints([window.newest_pane for _, _, window in made])
-            before.append((_composed(_SKIP, tables[table_id]), [numbers, panes]))
-        after.append((_composed(_END, tables[table_id]), [numbers]))
+            before.append((_composed(_SKIP, tables[table_id], bounds="w"), [*windows, panes]))
+        after.append((_composed(_END, tables[table_id], bounds="w"), windows))
     return before, after
 
 
-def _composed(query: str, table: ResultTable) -> bytes:
-    """Compose a statement that joins late records (l) with the rows (t) of their windows."""
+def _composed(query: str, table: ResultTable, bounds: str = "l") -> bytes:
+    """Compose a statement that joins late records (l) with rows (t): of the windows `bounds`, or of their keys."""
     key = sql.SQL("l.key::jsonb" if len(table.keys) > 1 else "jsonb_build_array(l.key::jsonb)")
     conditions: list[sql.Composable] = []
     for place, column in enumerate(table.keys):
@@ -146,10 +178,10 @@ def _composed(query: str, table: ResultTable) -> bytes:
         own = sql.SQL(" AND ").join(sql.SQL("h.{0} = t.{0}").format(name) for name in names)
         history = sql.Identifier(table.schema, history_name(table.name))
         newest = sql.SQL(_NEWEST).format(history=history, own=own)
-    conditions += [
-        sql.SQL("t.window_start = mill.moment(l.window_start)"),
-        sql.SQL("t.window_end = mill.moment(l.window_end)"),
-    ]
+    if bounds:
+        of = sql.Identifier(bounds)
+        conditions.append(sql.SQL("t.window_start = mill.moment({}.window_start)").format(of))
+        conditions.append(sql.SQL("t.window_end = mill.moment({}.window_end)").format(of))
     return (
         sql.SQL(query)
         .format(

@@ -30,9 +30,9 @@ async def read(
     rows = await all_rows(connection, statement("read_requests"), of_intervals | limits)
     paused = await all_rows(connection, statement("read_pauses"), of_intervals)
     releases = await all_rows(connection, statement("read_releases"), of_intervals | {"rows_max": rows_max})
-    requests = await corrections.with_windows(
-        connection, [Request(*row) for *row, _ in rows], {row[1] for row in rows if row[-1]}, tables
-    )
+    found = [Request(*row) for row in rows]
+    past = {request.id for request in found if request.table == "late_records" and request.into_window}
+    requests = await corrections.with_windows(connection, found, past, tables)
     return PendingRequests(
         tuple(requests),
         frozenset(row[0] for row in paused),

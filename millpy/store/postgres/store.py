@@ -21,6 +21,7 @@ from millpy.clock import random_id
 from millpy.errors import NotMigratedError
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
+from millpy.model.copied_results import ResultCopy
 from millpy.model.dead_letter import printable, printable_values
 from millpy.model.deployment import Deployment, GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange
@@ -28,12 +29,13 @@ from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
 from millpy.model.time import Instant
 from millpy.store.postgres import fold as folding
-from millpy.store.postgres import ownership, requests, retention, stored_windows
+from millpy.store.postgres import ownership, reopening, requests, retention, stored_windows
 from millpy.store.postgres import poll as polling
 from millpy.store.postgres import recovery as reading
 from millpy.store.postgres.arrays import Bigints, Booleans, Jsonbs, Texts
 from millpy.store.postgres.commit import Committer
 from millpy.store.postgres.connection import Channel, Connection, ConnectionGroup, ConnectionSettings, all_rows
+from millpy.store.postgres.deployment import copied_results as copying
 from millpy.store.postgres.deployment import deploy as deploying
 from millpy.store.postgres.deployment import generations as generating
 from millpy.store.postgres.deployment import reset as resetting
@@ -43,6 +45,7 @@ from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import (
     Backlog,
+    ClosedEnds,
     CommitFailpoint,
     Engine,
     Event,
@@ -131,6 +134,7 @@ class PostgresStore:
         on_purpose: bool = False,
         upgrades: Mapping[str, Upgrade] | None = None,
         back: bool = False,
+        copy_results: bool = False,
     ) -> Deployment:
         """Register the graph, or change the deployed one to match `spec`; see `Store.deploy`.
 
@@ -139,9 +143,11 @@ class PostgresStore:
             on_purpose: whether an operator requested the change.
             upgrades: functions that migrate state, by computation.
             back: whether to remove the parts that only the deployed graph has.
+            copy_results: whether a new generation gets rows of the current one; `copy_results` then copies them.
         """
+        how: dict[str, Any] = {"on_purpose": on_purpose, "upgrades": upgrades, "back": back}
         async with self._fold.use() as connection:
-            deployment = await deploying.deploy(connection, spec, on_purpose=on_purpose, upgrades=upgrades, back=back)
+            deployment = await deploying.deploy(connection, spec, **how, copy_results=copy_results)
         for table in spec.tables:
             self._tables[deployment.table_ids[table.name]] = ResultTable.from_spec(deployment.name, table)
         return deployment
@@ -150,6 +156,19 @@ class PostgresStore:
         """Let computations begin anew; see `resetting.reset`. With `dry_run`, roll it back."""
         async with self._as_owner(f"cannot reset {', '.join(names)}", "deploy", dry_run=dry_run) as connection:
             return await resetting.reset(connection, spec, names)
+
+    async def plan_copies(self, spec: GraphSpec) -> Sequence[ResultCopy]:
+        """Return which rows a generation is to get from the current one; see `millpy/model/copied_results.py`."""
+        async with self._admin.use() as connection:
+            stored = await deploying.read_deployed(connection, spec)
+            if stored is not None:
+                return await copying.copies_left(connection, spec, stored.graph_id)
+            return (await copying.plan_copies(connection, spec))[1]
+
+    async def copy_results(self, spec: GraphSpec, graph_id: int) -> tuple[str, int, Instant] | None:
+        """Copy the next rows to a generation that was begun so; see `copied_results.copy_piece`."""
+        async with self._as_owner(f"cannot copy results to graph {spec.name!r}", "deploy") as connection:
+            return await copying.copy_piece(connection, spec, graph_id)
 
     async def compare(
         self, spec: GraphSpec, *, upgrades: Mapping[str, Upgrade] | None = None, back: bool = False
@@ -219,6 +238,13 @@ class PostgresStore:
             await connection.execute(statement("act_as_owner"))
             await deploying.check_rights(connection, what, command)
             yield connection
+
+    async def reopen_source(
+        self, graph_id: int, grant: Grant, watermark: Instant, closed_ends: ClosedEnds, told: Event
+    ) -> Instant | None:
+        """Set the end of a source partition back; see `Store.reopen_source`."""
+        async with self._admin.use() as connection, connection.transaction():
+            return await reopening.reopen_source(connection, graph_id, grant, watermark, closed_ends, told)
 
     async def heartbeat(self, worker_id: UUID, ttl_s: float) -> bool:
         """Renew the lease. Return False when it has expired. Workers use `HeartbeatConnection`, from a thread."""

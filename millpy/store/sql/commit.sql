@@ -51,16 +51,51 @@ SELECT %(slot)s::smallint, interval_id, bundle, expires_at, clock, ids, times, w
   FROM unnest(%(intervals)s, %(bundles)s, %(expires_ats)s, %(clocks)s, %(ids)s, %(times)s, %(wholes)s)
     AS e (interval_id, bundle, expires_at, clock, ids, times, whole);
 
--- name: append_late_records
+-- name: append_expected_records
 -- Zero rows: nothing was sent.
+INSERT INTO mill.expected_records (dead_letter_id, computation, input, event_time, digest)
+SELECT dead_letter_id, computation, input, event_time, sha256(payload)
+  FROM unnest(%(letters)s, %(computations)s, %(inputs)s, %(event_times)s, %(payloads)s)
+    AS e (dead_letter_id, computation, input, event_time, payload);
+
+-- name: append_late_records
+-- A record of a dead letter that an operator replays into its windows is requested at once: each expected record once for
+-- each window. Of equal records, one is as good as the other. Zero rows: nothing was sent.
+WITH sent AS (
+    SELECT row_number() OVER () AS place, u.*
+      FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, %(inputs)s, %(keys)s, %(event_times)s,
+                  %(watermarks)s, %(window_starts)s, %(window_ends)s, %(payloads)s, %(wholes)s, %(retracts)s)
+        AS u (interval_id, bundle, stream, computation, input, key, event_time, watermark, window_start, window_end, payload,
+              whole, retracts)
+), pairs AS (
+    SELECT e.place, x.expected_id, x.dead_letter_id, d.requested_by, d.why, i.graph_id,
+           dense_rank() OVER (PARTITION BY x.computation, x.input, x.event_time, x.digest, e.window_start, e.window_end
+                                  ORDER BY e.place) AS nth_sent,
+           dense_rank() OVER (PARTITION BY x.computation, x.input, x.event_time, x.digest, e.window_start, e.window_end
+                                  ORDER BY x.expected_id) AS nth_expected
+      FROM mill.expected_records AS x
+      JOIN mill.dead_letters AS d USING (dead_letter_id)
+      JOIN mill.intervals AS i ON i.interval_id = d.interval_id
+      JOIN sent AS e ON e.computation = x.computation AND e.input = x.input AND e.event_time = x.event_time
+                    AND sha256(e.payload) = x.digest AND NOT e.retracts AND e.window_start IS NOT NULL
+      JOIN mill.intervals AS o ON o.interval_id = e.interval_id AND o.graph_id = i.graph_id
+     WHERE NOT EXISTS (SELECT FROM mill.late_records AS l
+                        WHERE l.expected_id = x.expected_id
+                          AND (l.window_start, l.window_end) = (e.window_start, e.window_end))
+), asked AS (
+    SELECT * FROM pairs WHERE nth_sent = nth_expected
+), notified AS (
+    SELECT pg_notify('millpy_' || graph_id, 'replay') FROM (SELECT DISTINCT graph_id FROM asked) AS graphs
+)
 INSERT INTO mill.late_records (interval_id, bundle, stream, computation, input, key, event_time, watermark,
-                               window_start, window_end, payload, whole, retracts)
+                               window_start, window_end, payload, whole, retracts, state, into_window, requested_by, why,
+                               dead_letter_id, expected_id)
 SELECT e.interval_id, e.bundle, e.stream, e.computation, e.input, e.key, e.event_time, e.watermark, e.window_start,
-       e.window_end, e.payload, e.whole > 0, e.retracts
-  FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, %(inputs)s, %(keys)s, %(event_times)s,
-              %(watermarks)s, %(window_starts)s, %(window_ends)s, %(payloads)s, %(wholes)s, %(retracts)s)
-    AS e (interval_id, bundle, stream, computation, input, key, event_time, watermark, window_start, window_end, payload,
-          whole, retracts);
+       e.window_end, e.payload, e.whole > 0, e.retracts, CASE WHEN a.place IS NULL THEN 'open' ELSE 'requested' END,
+       a.place IS NOT NULL, coalesce(a.requested_by, ''), coalesce(a.why, ''), a.dead_letter_id, a.expected_id
+  FROM sent AS e LEFT JOIN asked AS a USING (place)
+ WHERE (SELECT count(*) FROM notified) >= 0
+ ORDER BY e.place;
 
 -- name: append_dead_letters
 -- Zero rows: nothing was sent.
@@ -76,6 +111,37 @@ INSERT INTO mill.archive_files (interval_id, bundle, path, records, bytes, event
                                 partitions)
 SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(paths)s, %(counts)s, %(sizes)s, %(event_time_los)s, %(event_time_his)s,
                      %(partitions)s);
+
+-- name: append_notices
+-- Adds to the event of this kind and interval that has begun within a minute, or stores another one. Zero rows: nothing
+-- was sent, or all is added to events.
+WITH told AS (
+    SELECT t.interval_id, t.kind, t.count, t.names, i.graph_id, c.name AS computation
+      FROM unnest(%(intervals)s, %(kinds)s, %(counts)s, %(names)s::jsonb[]) AS t (interval_id, kind, count, names)
+      JOIN mill.intervals AS i USING (interval_id)
+      JOIN mill.computations AS c USING (computation_id)
+), added AS (
+    UPDATE mill.events AS e
+       SET at = clock_timestamp(),
+           detail = e.detail || jsonb_build_object(
+               'count', (e.detail ->> 'count')::bigint + t.count,
+               'names', (SELECT jsonb_agg(n.name ORDER BY n.place)
+                           FROM (SELECT name, min(place) AS place
+                                   FROM jsonb_array_elements_text(e.detail -> 'names' || t.names) WITH ORDINALITY AS x (name, place)
+                                  GROUP BY name ORDER BY 2 LIMIT 10) AS n))
+      FROM told AS t
+     WHERE e.event_id = (SELECT max(o.event_id) FROM mill.events AS o
+                          WHERE o.graph_id = t.graph_id AND o.kind = t.kind
+                            AND o.at > clock_timestamp() - interval '1 minute'
+                            AND o.detail ->> 'interval' = t.interval_id::text
+                            AND (o.detail ->> 'from')::timestamptz > clock_timestamp() - interval '1 minute')
+    RETURNING t.interval_id, t.kind
+)
+INSERT INTO mill.events (graph_id, kind, detail)
+SELECT graph_id, kind, jsonb_build_object('computation', computation, 'count', count, 'names', names,
+                                          'from', clock_timestamp(), 'interval', interval_id)
+  FROM told AS t
+ WHERE NOT EXISTS (SELECT FROM added AS a WHERE (a.interval_id, a.kind) = (t.interval_id, t.kind));
 
 -- name: read_slots
 -- The current slot of each ring, by the ring's name. Always three rows.

@@ -148,8 +148,9 @@ SELECT c.name, mill.moment(min(CASE c.kind WHEN 'injector' THEN i.low_watermark 
   FROM mill.computations AS c JOIN mill.intervals AS i USING (computation_id)
  WHERE c.graph_id = %(graph_id)s GROUP BY c.name;
 
--- name: raise_window_floors
--- The windows that are over stay over when the allowed lateness grows (I9). Always one row for each interval.
+-- name: raise_watermark_floors
+-- The windows that are over stay over when the allowed lateness grows, and the ids that a deduplicate step has
+-- forgotten stay forgotten (I9). Always one row for each interval.
 UPDATE mill.intervals AS i SET horizon_floor = greatest(i.horizon_floor, i.input_watermark - %(before_us)s::bigint)
   FROM mill.computations AS c
  WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s AND i.computation_id = c.computation_id;

@@ -6,18 +6,19 @@
 WITH asked AS (
     (SELECT 'dead_letters' AS table_name, d.dead_letter_id AS id, d.interval_id, d.stream, d.computation,
             coalesce(d.corrected, d.payload) AS payload, d.input, d.wire, d.source_position, d.event_time, d.dedupe_id,
-            d.retracts, false AS into_window
+            d.retracts, d.into_window, 0 AS more_bytes
        FROM mill.dead_letters AS d
       WHERE d.state = 'requested' AND d.interval_id = ANY (%(intervals)s)
       ORDER BY d.dead_letter_id LIMIT %(rows_max)s::integer)
      UNION ALL
     (SELECT 'late_records', l.late_record_id, l.interval_id, l.stream, l.computation, l.payload, l.input, '', '', l.event_time,
-            NULL, l.retracts, l.into_window
+            NULL, l.retracts, l.into_window, coalesce(octet_length(l.recomputed::text), 0)
        FROM mill.late_records AS l
       WHERE l.state = 'requested' AND l.interval_id = ANY (%(intervals)s)
       ORDER BY l.late_record_id LIMIT %(rows_max)s::integer)
 ), measured AS (
-    SELECT a.*, sum(octet_length(a.payload)) OVER (ORDER BY a.table_name, a.id) - octet_length(a.payload) AS before FROM asked AS a
+    SELECT a.*, sum(s.bytes) OVER (ORDER BY a.table_name, a.id) - s.bytes AS before
+      FROM asked AS a CROSS JOIN LATERAL (SELECT octet_length(a.payload) + a.more_bytes AS bytes) AS s
 )
 SELECT table_name, id, interval_id, stream, computation, payload, input, wire, source_position, event_time, dedupe_id,
        retracts, into_window
@@ -27,7 +28,7 @@ SELECT table_name, id, interval_id, stream, computation, payload, input, wire, s
 -- Reads the finished windows that late records are to be added to, and their result table; NULL if there is none. Zero
 -- rows: the requests were withdrawn.
 SELECT l.late_record_id, l.key, l.window_start, l.window_end, l.whole, t.table_id,
-       coalesce(l.window_end < t.dropped_to, false) AS dropped
+       coalesce(l.window_end < t.dropped_to, false) AS dropped, (l.recomputed -> 'values')::text AS recomputed
   FROM mill.late_records AS l
   JOIN mill.intervals AS i USING (interval_id)
   LEFT JOIN mill.result_tables AS t ON t.computation_id = i.computation_id AND t.kind = 'windowed'
@@ -59,7 +60,7 @@ WITH settled AS (
        SET state = CASE WHEN e.watermark IS NULL THEN 'replayed' ELSE 'open' END, state_at = now(), bundle = e.bundle,
            attempts = l.attempts + (e.watermark IS NOT NULL)::integer,
            watermark = CASE WHEN l.into_window THEN l.watermark ELSE coalesce(e.watermark, l.watermark) END,
-           detail = e.detail
+           detail = e.detail, recomputed = NULL
       FROM unnest(%(letters)s, %(intervals)s, %(bundles)s, %(watermarks)s, %(details)s)
         AS e (late_record_id, interval_id, bundle, watermark, detail)
      WHERE l.late_record_id = e.late_record_id AND l.interval_id = e.interval_id AND l.state = 'requested'
@@ -138,12 +139,23 @@ WITH old AS (
 SELECT count(*) FROM gone;
 
 -- name: forget_corrections
--- The same for corrections, which live as long as events. Returns the number of deleted rows. Always one row.
-WITH old AS (
+-- The same for corrections, which live as long as events; their windows stay, as long as the table may have their rows.
+-- Returns the number of deleted rows. Always one row.
+WITH dropped AS (
+    DELETE FROM mill.corrected_windows AS w USING mill.result_tables AS t
+     WHERE t.graph_id = w.graph_id AND t.name = w.table_name AND w.window_end < t.dropped_to
+), old AS (
     SELECT correction_id FROM mill.corrections WHERE corrected_at < mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s)
      ORDER BY corrected_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED
 ), gone AS (
-    DELETE FROM mill.corrections AS d USING old WHERE d.correction_id = old.correction_id RETURNING 1
+    DELETE FROM mill.corrections AS d USING old WHERE d.correction_id = old.correction_id
+    RETURNING d.graph_id, d.table_name, d.key, d.window_start, d.window_end
+), kept AS (
+    INSERT INTO mill.corrected_windows (graph_id, table_name, key, window_start, window_end)
+    SELECT DISTINCT g.graph_id, g.table_name, g.key, g.window_start, g.window_end
+      FROM gone AS g JOIN mill.result_tables AS t ON t.graph_id = g.graph_id AND t.name = g.table_name
+     WHERE g.window_end >= coalesce(t.dropped_to, g.window_end)
+        ON CONFLICT DO NOTHING
 )
 SELECT count(*) FROM gone;
 

@@ -14,16 +14,18 @@ from typing import Any
 
 from millpy.model.time import INSTANT_MAX
 from millpy.store.memory.tables import Row
-from millpy.testing.simulation.graphs import GROUP_LATENESS_US, GROUP_WINDOW_US, TOP, Shape, home_of
+from millpy.testing.simulation.deployments import BRANCH_OF, WindowReadings
+from millpy.testing.simulation.graphs import CHANGEABLE, GROUP_LATENESS_US, GROUP_WINDOW_US, TOP, Shape, home_of
 from millpy.testing.simulation.histories import HistoryJudge
 from millpy.testing.simulation.history import CommittedBundle, ObservedInterval, RunHistory
 from millpy.testing.simulation.levels import InnerRows, LevelJudge, whole_totals
 from millpy.testing.simulation.lookup_table import LOOKED_UP
 from millpy.testing.simulation.lookups import Contents, LookupJudge, whole_lookup
-from millpy.testing.simulation.oracle import SourceOracle
+from millpy.testing.simulation.oracle import END, SourceOracle
 from millpy.testing.simulation.pairs import PairJudge, whole_pairs
 from millpy.testing.simulation.per_key import TOOLS
 from millpy.testing.simulation.recount import Follower, PaneName, RecountedPane, Unique, Windows, operated
+from millpy.testing.simulation.repairs import corrections_of, window_of
 from millpy.testing.simulation.sites import SiteFollower
 from millpy.testing.simulation.tools import ORDERS, OrderJudge, ToolJudge, late_for_tool, whole_ranking, whole_tool
 from millpy.testing.simulation.windowed import BY_TABLE, CLOSING_RECORDS, CLOSING_TOTAL, TOTALS, WINDOWED
@@ -50,23 +52,30 @@ class WindowJudge:
     Attributes:
         emitted: window -> its newest row, even if users have deleted it since.
         homes: keys that are known to belong to this interval.
+        readings: what the windows read.
+        added: the numbers of the late records that were added to finished windows.
     """
 
     table: str
     key: str
     follower: Follower
     windows: Windows
+    readings: WindowReadings
     emitted: dict[PaneName, Row] = field(default_factory=dict)
     homes: set[Any] = field(default_factory=set)
+    added: set[int] = field(default_factory=set)
 
     def follow(self, commit: CommittedBundle) -> Iterator[str]:
         """Take a bundle in."""
-        for truth, least, most in self.follower.advance(commit.observed.cursors):
+        yield from self._add_late(commit)
+        consumed = self.follower.advance(commit.observed.cursors)
+        for (truth, least, most), place in zip(consumed, self.follower.places, strict=True):
             if self.table == "per_op":
                 for value in operated(truth):
                     self.windows.take(truth.group, truth.at, value, least, most)
-            else:
-                self.windows.take(truth.device, truth.at, truth.value, least, most)
+                continue
+            for value in self.readings.values(self.branch, place, truth.value):
+                self.windows.take(truth.device, truth.at, value, least, most)
         self.homes.update(home_of(name[2]) for name in commit.changes if name[0] == "window")
         for row in commit.rows.get(self.table, ()):
             name = (row[self.key], row["window_start"], row["window_end"])
@@ -77,6 +86,23 @@ class WindowJudge:
                 yield f"window {name} has {_shown(row)} instead of {expected}"
         yield from self._due()
         yield from self._held(commit)
+
+    def _add_late(self, commit: CommittedBundle) -> Iterator[str]:
+        """Add late records to finished windows, as operators want."""
+        for request, window in corrections_of(commit):
+            if request.id in self.added:
+                yield f"late record {request.id} is added to its window again"
+            self.added.add(request.id)
+            reading = json.loads(request.payload)
+            pane = self.windows.panes.setdefault(window_of(window), RecountedPane())
+            pane.add(reading["value"], reading["at"], END, END)
+            pane.late += 1
+
+    def correct(self, row: Row) -> None:
+        """Expect the values that an operator has given to the row of a finished window."""
+        name = (row[self.key], row["window_start"], row["window_end"])
+        if name in self.windows.panes:
+            self.windows.panes[name].total = row["total"]
 
     def _held(self, commit: CommittedBundle) -> Iterator[str]:
         """Yield the windows for which the low watermark should wait: their panes have the time of a record."""
@@ -93,9 +119,11 @@ class WindowJudge:
     def _due(self) -> Iterator[str]:
         """Yield the windows that the watermark has passed without a row."""
         reached, waits = self.follower.watermark_of, self.table in CLOSES and self.table != AT_THE_END
-        waits_us = self.windows.allowed_us if waits else 0
-        for name in [name for name in self.windows.unproven if name[2] + waits_us <= reached(name[0])]:
-            if name[2] + self.windows.allowed_us <= reached(name[0]):
+        for name in [name for name in self.windows.unproven if name[2] <= reached(name[0])]:
+            is_over = self.windows.is_over(name[2], reached(name[0]))
+            if waits and not is_over:
+                continue
+            if is_over:
                 self.windows.unproven.discard(name)
             if name[0] not in self.homes or not self.windows.is_sure(*name[:2]):
                 continue
@@ -112,6 +140,11 @@ class WindowJudge:
             row, expected = self.emitted.get(name), self.windows.panes.get(name)
             if row is None or expected is None or not expected.agrees(row):
                 yield f"{self.table}: {name} has {None if row is None else _shown(row)} instead of {expected}"
+
+    @property
+    def branch(self) -> str:
+        """The name of the branch."""
+        return BRANCH_OF[self.table]
 
     @property
     def combiner(self) -> TimestampCombiner:
@@ -148,8 +181,9 @@ class ClosingJudge(WindowJudge):
         windows = self.windows
         for row in commit.rows.get(self.table, ()):
             name = (row[self.key], row["window_start"], row["window_end"])
-            over = name[2] + (0 if self.table == AT_THE_END else windows.allowed_us)
-            if windows.is_sure(*name[:2]) and over > self.follower.highest_of(name[0]) and not self._closes(name):
+            reached = self.follower.highest_of(name[0])
+            over = name[2] <= reached if self.table == AT_THE_END else windows.is_over(name[2], reached)
+            if windows.is_sure(*name[:2]) and not over and not self._closes(name):
                 yield f"window {name} has {_shown(row)}, too little for its trigger"
         for name in [name for name in windows.panes if name not in windows.closed and self._closes(name)]:
             windows.closed.add(name)
@@ -291,6 +325,7 @@ class Branches:
         self.history = history
         self._sources = sources
         self._lateness_us = shape.lateness_us
+        self.readings = WindowReadings(shape)
         self._sites = shape.sites
         self._keeps_history = shape.histories
         self._histories = HistoryJudge(history)
@@ -320,7 +355,28 @@ class Branches:
         judge = ClosingJudge if table in CLOSES else WindowJudge
         allowed_us = 0 if table == "per_op" else self._lateness_us
         key = "group" if table == "per_op" else "device"
-        return judge(table, key, self._follower(), Windows(KINDS[table], allowed_us))
+        return judge(table, key, self._follower(), Windows(KINDS[table], allowed_us), self.readings)
+
+    def change(self, bundles: Mapping[int, int], shape: Shape) -> None:
+        """Change the meaning of everything behind these bundles of the sources."""
+        self.readings.changes.append((bundles, shape))
+        for interval_id, judge in self.judges.items():
+            if isinstance(judge, WindowJudge) and judge.branch in CHANGEABLE:
+                lateness_us = shape.lateness_of(judge.branch)
+                if lateness_us != judge.windows.allowed_us:
+                    watermark = self.history.by_interval[interval_id].input_watermark
+                    judge.windows.change(lateness_us, watermark)
+
+    def correct(self, table: str, window: tuple[Any, ...], row: Row) -> None:
+        """Expect the row that an operator has corrected."""
+        judge = self.judges[row["interval_id"]]
+        assert isinstance(judge, WindowJudge), table
+        judge.correct(row)
+        self._histories.skip(table, window)
+
+    def late_records_added(self) -> set[int]:
+        """Return the numbers of the late records that were added to finished windows."""
+        return {number for judge in self.judges.values() if isinstance(judge, WindowJudge) for number in judge.added}
 
     def _echoes(self, observed: ObservedInterval) -> Judge:
         return EchoJudge(observed.interval_id, observed.computation, self.history, Follower(self._sources))

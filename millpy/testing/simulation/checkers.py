@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from millpy.model.checkpoint import Checkpoint
+from millpy.store.memory.tables import Row
 from millpy.testing.simulation.branches import Branches
 from millpy.testing.simulation.broker import Broker
+from millpy.testing.simulation.deployments import BRANCH_OF
 from millpy.testing.simulation.graphs import (
     DISORDER_US,
     IDLE_US,
@@ -28,8 +30,10 @@ from millpy.testing.simulation.graphs import (
 from millpy.testing.simulation.history import CommittedBundle, Name, ObservedInterval, RunHistory, hashable, pending
 from millpy.testing.simulation.names import name_is_current, rows_in_own_tables
 from millpy.testing.simulation.oracle import BEGINNING, END, Arrival, SourceOracle, WatchOracle
+from millpy.testing.simulation.pane_order import panes_in_order
+from millpy.testing.simulation.repairs import dropped_rows_stay_away
 from millpy.testing.simulation.sites import SiteFollower, sites_in
-from millpy.testing.simulation.windowed import BY_TABLE, EARLY_RECORDS, EVERY_US, SLIDING_US, TOTALS
+from millpy.testing.simulation.windowed import BY_TABLE, EARLY_RECORDS, EVERY_US, SLIDING_US
 
 WITH_EARLY_PANES = ("per_early", "per_early_visit", "per_discard")
 CLOCK_SLACK_US = 400_000
@@ -69,6 +73,8 @@ class Evidence:
         quiet_at: for each source partition, when it was last known to be quiet.
         read_on: for each source partition, the newest bundle with input.
         sites: by interval of windows, what is known of the sites there.
+        longest_us: branch -> the longest allowed lateness since the first change.
+        moved: positions that a deployment has moved.
         foreign_batches: messages that were committed and never delivered here.
         frozen_at: when a worker was last frozen: its next commits contain input that it read long before.
     """
@@ -98,6 +104,8 @@ class Evidence:
     frozen_at: dict[UUID, float] = field(default_factory=dict)
     clocks: dict[int, tuple[int, int]] = field(default_factory=dict)
     sites: dict[int, SiteFollower] = field(default_factory=dict)
+    longest_us: dict[str, int] = field(default_factory=dict)
+    moved: list[str] = field(default_factory=list)
     foreign_batches: list[str] = field(default_factory=list)
 
     @property
@@ -115,6 +123,7 @@ class Evidence:
             return [Violation("acknowledgement", what) for what in acknowledged_after_commit(self)]
         found = [Violation("I1", what) for what in one_owner(history)]
         found.extend(Violation("I5", what) for what in watermarks_never_regress(history))
+        found.extend(Violation("I3", what) for what in self.moved)
         folds = [
             observed for observed in history.by_interval.values() if observed.header.folded_bundle != observed.folded
         ]
@@ -135,6 +144,23 @@ class Evidence:
             history.freed = False
         found.extend(Violation("acknowledgement", what) for what in acknowledged_after_commit(self))
         return found
+
+    def change(self, shape: Shape) -> None:
+        """Expect another meaning from now on."""
+        history, self.shape = self.history, shape
+        history.version += 1
+        self.moved += cursors_stay(history)
+        bundles = {interval_id: observed.bundle for interval_id, observed in history.by_interval.items()}
+        self.branches.change(bundles, shape)
+        for source in self.sources.values():
+            source.change(shape.within_us, shape.disorder_us)
+        for branch in shape.branches:
+            self.longest_us[branch] = max(self.longest_us.get(branch, 0), shape.lateness_of(branch))
+
+    def correct(self, table: str, window: tuple[Any, ...], row: Row) -> None:
+        """Expect the row that an operator has corrected."""
+        self.panes[table, row.get("device", row.get("group")), *window[-2:]] = row["pane_index"]
+        self.branches.correct(table, window, row)
 
     def _note_quiet(self) -> None:
         for observed in self.history.intervals_of("readings"):
@@ -189,6 +215,11 @@ class Evidence:
             return commit.input_before, commit.observed.input_watermark
         return sites.between(key, before=True)[0], sites.between(key)[1]
 
+    def longest_lateness(self, table: str) -> int:
+        """Return the longest allowed lateness that the windows of a table have had."""
+        branch = BRANCH_OF.get(table, "")
+        return 0 if table == "per_op" else max(self.shape.lateness_us, self.longest_us.get(branch, 0))
+
     def _payloads(self, commit: CommittedBundle, position: Any) -> Sequence[bytes]:
         """Return what this bundle has taken: from the position committed before, up to `position`, which is kept."""
         interval_id, partition = commit.observed.interval_id, commit.observed.header.interval.partition
@@ -242,6 +273,15 @@ def watermarks_never_regress(history: RunHistory) -> Iterator[str]:
         ):
             if now < before:
                 yield f"the {name} watermark of interval {observed.interval_id} went back from {before} to {now}"
+
+
+def cursors_stay(history: RunHistory) -> Iterator[str]:
+    """Yield violations of I3 by a deployment: consumers continue where they are."""
+    for observed in history.by_interval.values():
+        for producer, cursor in observed.cursors.items():
+            now = observed.header.cursors[producer]
+            if now != cursor:
+                yield f"a deployment moved the cursor of {observed.interval_id} on {producer} from {cursor} to {now}"
 
 
 def submitted_by_owner(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
@@ -426,42 +466,6 @@ def _ticks(commit: CommittedBundle) -> Iterator[str]:
             yield f"{_name(commit)}: {subkey} of {key} has {records} new records, its tick is {tick}, it is {now_us}"
 
 
-def panes_in_order(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
-    """Yield violations of I7: pane indexes rise by one per (key, window); an expired window emits nothing."""
-    for table, rows in commit.rows.items():
-        for row in rows:
-            if "pane_index" not in row:
-                continue
-            name = (table, row.get("device", row.get("group")), row["window_start"], row["window_end"])
-            before = evidence.panes.get(name, -1)
-            evidence.panes[name] = row["pane_index"]
-            if name in evidence.closed:
-                yield f"{_name(commit)}: pane {row['pane_index']} of {name} follows its last pane"
-            if row.get("pane_last"):
-                evidence.closed.add(name)
-            if row["pane_index"] != before + 1:
-                yield f"{_name(commit)}: pane {row['pane_index']} of {name} follows pane {before}"
-            over = row["window_end"] + (0 if table == "per_op" else evidence.shape.lateness_us)
-            over += TOTALS[table].later_us if table in TOTALS else 0
-            before_us, _ = evidence.reached(commit, name[1])
-            if table != "per_group" and before_us >= over:
-                yield f"{_name(commit)}: {name} was over at {over}, the watermark at {before_us}"
-    yield from _unclosed(evidence, commit)
-
-
-def _unclosed(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
-    """Yield violations of I7: a window of `per_early` that expires has given its last pane, also an empty one."""
-    if commit.observed.computation != "per_early":
-        return
-    for (kind, _, key, subkey), change in commit.changes.items():
-        if kind != "window" or change is not None:
-            continue
-        start, _, end = subkey.partition("/")
-        name = ("per_early", home_of(key), int(start), int(end))
-        if name not in evidence.closed:
-            yield f"{_name(commit)}: {name} has expired without its last pane"
-
-
 def accounts_add_up(evidence: Evidence) -> Iterator[str]:
     """Yield violations of I8: no record is lost or counted twice."""
     history = evidence.history
@@ -572,7 +576,7 @@ def acknowledged_after_commit(evidence: Evidence) -> Iterator[str]:
 
 
 def _name(commit: CommittedBundle) -> str:
-    return f"bundle {commit.bundle} of {commit.observed.computation} {commit.observed.interval_id}"
+    return commit.name
 
 
 COMMIT_CHECKS: dict[str, Callable[[Evidence, CommittedBundle], Iterator[str]]] = {
@@ -588,4 +592,5 @@ COMMIT_CHECKS: dict[str, Callable[[Evidence, CommittedBundle], Iterator[str]]] =
     "clocks": times_are_credible,
     "tables": rows_in_own_tables,
     "versions": name_is_current,
+    "retention": dropped_rows_stay_away,
 }

@@ -37,7 +37,7 @@ from millpy.store.memory import generations as memory_generations
 from millpy.store.memory import store as memory
 from millpy.store.memory.store import MemoryStore
 from millpy.testing.simulation.broker import LogInjector, SimulatedInjector
-from millpy.testing.simulation.canaries import BROKEN, Canary, ForgetsDedupeIds
+from millpy.testing.simulation.canaries import Canary, ForgetsDedupeIds
 from millpy.windowing import panes, session, session_assign
 from millpy.windowing.aggregates.ranking import Ranking
 from millpy.windowing.fixed import AlignedInterval
@@ -374,5 +374,3 @@ EDGES = (
     ),
     Canary("ignores the skew", "skew", patches=((Skew, "held_back", _not_held),), needs="skew"),
 )
-
-CANARIES = (*BROKEN, *EDGES)

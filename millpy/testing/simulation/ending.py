@@ -11,6 +11,7 @@ from millpy.store.memory.tables import Row
 from millpy.testing.simulation.checkers import Evidence, Violation
 from millpy.testing.simulation.graphs import GROUP_WINDOW_US, PERIOD_US
 from millpy.testing.simulation.oracle import END, WatchOracle, grouped
+from millpy.testing.simulation.repairs import late_records_added_once
 
 
 def finished(evidence: Evidence) -> Iterator[Violation]:
@@ -38,6 +39,7 @@ def _outcome(evidence: Evidence) -> Iterator[str]:
         if missing := [m.number for m in broker.published if m.number not in numbers]:
             yield f"messages {missing[:5]} of {partition} were published and never committed"
     yield from evidence.branches.finished()
+    yield from late_records_added_once(evidence)
     expected = sum(source.dead for source in evidence.sources.values())
     if "watcher" in evidence.shape.branches:
         yield from _watched_to_the_end(evidence)

@@ -6,11 +6,14 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from millpy.errors import GraphError
 from millpy.hosting.failpoints import Failpoint
 from millpy.model.checkpoint import RecordTableName
 from millpy.testing.simulation.broker import Broker
+from millpy.testing.simulation.deployments import next_shape
 from millpy.testing.simulation.graphs import NAME, SITES
 from millpy.testing.simulation.lookup_table import TABLE, put_table
+from millpy.testing.simulation.repairs import add_late, correct_row, drop_rows
 from millpy.testing.simulation.schedule import POINTS, ScheduledFault
 
 if TYPE_CHECKING:
@@ -243,8 +246,8 @@ def _leave(world: World, victim: Machine, fault: ScheduledFault) -> bool:
 
 
 def _rows_deleted(world: World, victim: Machine, fault: ScheduledFault) -> bool:
-    if "fixed" not in world.schedule.shape.branches:
-        return False
+    if "fixed" not in world.schedule.shape.branches or "corrections" in world.schedule.features:
+        return False  # a late record must not be added to a window whose row a user has deleted
     graph = world.generations[victim.generation].history.deployed.deployment.name
     rows = world.database.rows("per_window", graph)
     if not rows:
@@ -360,6 +363,31 @@ def switch(world: World, pick: float, size: float) -> None:
         world.clock.call_at(world.clock.monotonic() + size * 0.1, lambda: world.end_command(process))
 
 
+def _changed(world: World, victim: Machine, fault: ScheduledFault) -> bool:
+    change(world, fault.pick, fault.size)
+    return False
+
+
+def change(world: World, pick: float, size: float) -> None:
+    """Run the command that deploys a change of the graph; sometimes end it early, as an impatient user."""
+    simulated = world.generations[1]
+    if (shape := next_shape(simulated.shape, pick, size * 997 % 1)) is None:
+        return
+    spec = simulated.propose(shape)
+
+    async def deploy_once() -> None:
+        store = world.store_type(world.database)
+        await store.open()
+        try:
+            await store.deploy(spec, on_purpose=True)
+        except GraphError as refused:  # another deployment came before it, or every source has ended
+            world.say(f"refused: {refused}")
+
+    process = world.run_command(deploy_once)
+    if size < 0.25:
+        world.clock.call_at(world.clock.monotonic() + size * 0.2, lambda: world.end_command(process))
+
+
 FAULTS: dict[str, Inject] = {
     "crash": _crash,
     "crash_at": _at_point("crash", POINTS),
@@ -394,5 +422,10 @@ FAULTS: dict[str, Inject] = {
     "table_changes": _table_changes,
     "table_goes": _table_goes,
     "switch": _switch,
+    "changed": _changed,
     "switch_at": _at_point("switch", (Failpoint.AFTER_FENCE,)),
+    "added_late": add_late,
+    "corrected": correct_row,
+    "rows_dropped": drop_rows,
+    "change_at": _at_point("change", (Failpoint.AFTER_FENCE, Failpoint.AFTER_STEP, Failpoint.AFTER_COMMIT)),
 }

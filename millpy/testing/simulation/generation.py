@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millpy.graph import Graph
+from millpy.model.deployment import GraphSpec
 from millpy.store.memory.store import MemoryDatabase
 from millpy.testing.simulation.branches import Branches
 from millpy.testing.simulation.broker import Broker
@@ -49,6 +50,7 @@ class SimulatedGeneration:
     Attributes:
         computations: the names of its computations.
         spawn_at: the steps at which machines are started again.
+        proposed: the descriptions that users have tried to deploy, with their shapes.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class SimulatedGeneration:
         brokers: Mapping[str, Broker],
     ) -> None:
         database, feed = environment.database, environment.feed
+        self._path = environment.path
         self.generation = generation
         self.shape = shape
         self.workers = workers
@@ -76,6 +79,7 @@ class SimulatedGeneration:
             observed.interval_id: source_oracle(feed.truths, shape)
             for observed in self.history.intervals_of("readings")
         }
+        self.proposed: list[tuple[GraphSpec, Shape]] = []
         self.evidence = Evidence(
             history=self.history,
             brokers=brokers,
@@ -84,6 +88,18 @@ class SimulatedGeneration:
             shape=shape,
             branches=Branches(self.history, sources, shape),
         )
+
+    def propose(self, shape: Shape) -> GraphSpec:
+        """Return the description of another shape, for a user who deploys it."""
+        spec = build(shape, str(self._path), self.generation).spec()
+        self.proposed.append((spec, shape))
+        return spec
+
+    def change(self, spec: GraphSpec) -> None:
+        """Give the file of its machines and the evidence the meaning that was just deployed."""
+        shape = next(shape for proposed, shape in self.proposed if proposed is spec)
+        self.shape, self.graph = shape, build(shape, str(self._path), self.generation)
+        self.evidence.change(shape)
 
     def machines(self, among: Sequence[Machine]) -> list[Machine]:
         """Return those of the machines that run this generation."""

@@ -113,6 +113,20 @@ IDLE_US = 300_000
 CANCELS = 7
 PINGS = 5
 REFUSED = 13
+DROPPED, RAISED = 5, 500
+CHANGEABLE: tuple[Branch, ...] = (
+    "fixed",
+    "sliding",
+    "session",
+    "phased",
+    "user_visits",
+    "counted",
+    "enough",
+    "punctual",
+)
+"""Branches whose lateness and input deployments change: nothing is computed from their windows."""
+DOUBLED: tuple[Branch, ...] = ("fixed", "sliding", "phased", "counted", "enough", "punctual")
+"""Those whose results do not depend on the order in which the two inputs are read."""
 """In graphs with `poison`, a reading with this value modulo 33 makes a mark that the database refuses."""
 
 
@@ -315,6 +329,10 @@ class Shape:
         sites: the field whose values have a watermark each; "" for one watermark.
         sites_max: the number of sites that have a watermark of their own; later ones share one.
         histories: whether the tables of windows keep a history.
+        disorder_us: the disorder that the source promises.
+        changed_us: the allowed lateness of the windows of `CHANGEABLE`, if it was changed.
+        filtered: whether some readings do not reach the windows of `CHANGEABLE`.
+        doubled: whether the windows of `DOUBLED` also read all readings with raised values.
     """
 
     feed: Feed
@@ -332,6 +350,14 @@ class Shape:
     sites: Literal["", "group", "device"] = ""
     sites_max: int = 1_000
     histories: bool = False
+    disorder_us: int = DISORDER_US
+    changed_us: int | None = None
+    filtered: bool = False
+    doubled: bool = False
+
+    def lateness_of(self, branch: str) -> int:
+        """Return the allowed lateness of the windows of a branch."""
+        return self.lateness_us if self.changed_us is None or branch not in CHANGEABLE else self.changed_us
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -381,7 +407,7 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
         sources[shape.feed] if shape.feed in sources else SimulatedFile(path),
         schema=SimulatedReading,
         event_time=EventTime(
-            "at", unit="us", max_disorder=milliseconds(DISORDER_US // 1000), watermark_by=shape.sites or None
+            "at", unit="us", max_disorder=milliseconds(shape.disorder_us // 1000), watermark_by=shape.sites or None
         ),
         dedupe=Dedupe("seq", within=within) if shape.by_arrival else Dedupe("seq", within=within, time="at", unit="us"),
         idle=AdvanceWithClock(after=timedelta(microseconds=IDLE_US)) if shape.idle else None,
@@ -389,7 +415,7 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
     key = ("group", "device") if shape.sites == "group" else ("device",)
     for branch in shape.branches:
         if (windowed := WINDOWED.get(branch)) is not None:
-            panes = _aggregate(readings, key, windowed, shape)
+            panes = _aggregate(read_by(branch, readings, shape), key, windowed, shape, shape.lateness_of(branch))
             if windowed.totals and not shape.sites:
                 _total(panes, windowed, shape.lateness_us)
             if branch == "topped":
@@ -400,7 +426,7 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
             add_lookup(readings)
         elif branch == "operators":
             per_op = replace(WINDOWED["fixed"], table="per_op")
-            _aggregate(operated(readings, columns=shape.columns), ("group",), per_op, replace(shape, lateness_us=0))
+            _aggregate(operated(readings, columns=shape.columns), ("group",), per_op, shape, 0)
         elif branch == "unique":
             within = timedelta(microseconds=UNIQUE_US)
             readings.deduplicate(["device", "kind"], within, name="unique", intervals=2).to_table("uniques")
@@ -420,10 +446,28 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
     return graph
 
 
-def _aggregate(readings: Stream, key: tuple[str, ...], windowed: WindowedBranch, shape: Shape) -> Stream:
+def read_by(branch: str, readings: Stream, shape: Shape) -> Stream:
+    """Return what the windows of a branch read, which deployments change."""
+    stream = readings.filter(is_kept, immediate=True) if shape.filtered and branch in CHANGEABLE else readings
+    return stream.union(readings.map(raised, immediate=True)) if shape.doubled and branch in DOUBLED else stream
+
+
+def is_kept(reading: SimulatedReading) -> bool:
+    """Tell whether a reading passes the filter."""
+    return reading.value % DROPPED != 0
+
+
+def raised(reading: SimulatedReading) -> SimulatedReading:
+    """Return the second reading that comes of one."""
+    return msgspec.structs.replace(reading, value=reading.value + RAISED)
+
+
+def _aggregate(
+    readings: Stream, key: tuple[str, ...], windowed: WindowedBranch, shape: Shape, lateness_us: int
+) -> Stream:
     keyed = readings.key_by(*key).window(
         windowed.windows,
-        allowed_lateness=timedelta(microseconds=shape.lateness_us),
+        allowed_lateness=timedelta(microseconds=lateness_us),
         accumulation=windowed.mode,
         trigger=windowed.trigger,
         timestamp_combiner=windowed.combiner,

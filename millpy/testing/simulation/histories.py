@@ -31,6 +31,12 @@ class HistoryJudge:
     history: RunHistory
     seen: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
+    def skip(self, table: str, window: tuple[Any, ...]) -> None:
+        """Take the entries of a window as they are: an operator has added some."""
+        for stored in self.history.tables():
+            if stored.spec.name == table:
+                self.seen[table, window] = len(stored.history.get(window, ()))
+
     def follow(self, commit: CommittedBundle) -> Iterator[str]:
         """Judge the entries that a bundle has added."""
         for table in self.history.tables():

@@ -31,11 +31,13 @@ class Attempt:
 
     Attributes:
         switches: the number of switches between generations when the worker looked its graph up.
+        version: the version of the graph that the worker ran.
     """
 
     worker: UUID
     checkpoints: tuple[Checkpoint, ...]
     switches: int = 0
+    version: int = 0
 
 
 @dataclass(slots=True)
@@ -120,6 +122,11 @@ class CommittedBundle:
     rows: dict[str, list[Row]]
 
     @property
+    def name(self) -> str:
+        """Name the bundle and its interval."""
+        return f"bundle {self.bundle} of {self.observed.computation} {self.observed.interval_id}"
+
+    @property
     def attempt(self) -> Attempt | None:
         """Return the attempt under the interval's sequencer."""
         interval_id = self.observed.interval_id
@@ -145,6 +152,9 @@ class RunHistory:
         names: the names of the generations.
         given: (worker, consumer, producer, subscription, seq) of every slice that a poll handed out.
         granted: (interval, sequencer) -> worker.
+        version: the version of the graph.
+        changed_at: by interval, the newest bundle before the last change of the graph.
+        dropped_to: result table -> the end of the newest partition that was dropped.
         kept: segments above some cursor, or passed by the newest commits.
         trace: one line an event.
     """
@@ -167,6 +177,9 @@ class RunHistory:
         self.granted_twice: list[tuple[int, int, UUID, UUID]] = []
         self.unread: list[UnreadSegment] = []
         self.freed = False
+        self.version = self.deployed.deployment.version
+        self.changed_at: dict[int, int] = {}
+        self.dropped_to: dict[str, int] = {}
         self.trace = trace
         self._headers = [observed.header for observed in self.by_interval.values()]
         self._states: list[tuple[Any, ...]] = []
@@ -193,10 +206,9 @@ class RunHistory:
         """Return (interval, late records) for this graph."""
         return ((where, late) for where, _, late in self.database.late_records if where in self.by_interval)
 
-    def note_submitted(self, worker: UUID, checkpoints: Sequence[Checkpoint], switches: int) -> None:
-        """Record a commit of a worker that looked its graph up after this number of switches."""
-        attempt = Attempt(worker, tuple(checkpoints), switches)
-        for checkpoint in checkpoints:
+    def note_submitted(self, attempt: Attempt) -> None:
+        """Record a commit."""
+        for checkpoint in attempt.checkpoints:
             self.submitted.setdefault((checkpoint.grant.interval_id, checkpoint.bundle), []).append(attempt)
 
     def note_given(self, worker: UUID, answers: Sequence[PollResult]) -> None:
@@ -373,7 +385,7 @@ class RecordingStore(MemoryStore):
     ) -> None:
         """Record the commit."""
         if not trial:
-            self.history.note_submitted(self.worker, checkpoints, self.switches)
+            self.history.note_submitted(Attempt(self.worker, tuple(checkpoints), self.switches, graph_version))
         if len(self.database.graphs) > 1:
             checkpoints = [routed_by_name(self.database, self.known_as, checkpoint) for checkpoint in checkpoints]
         try:
@@ -395,7 +407,7 @@ def pending(history: RunHistory, subscription: DeployedSubscription) -> int:
     return sum(
         part.records
         for unread in history.unread
-        if unread.subscription is subscription
+        if unread.subscription.subscription_id == subscription.subscription_id
         for consumer, part in zip(subscription.consumers, unread.segment.slices, strict=True)
         if part is not None and history.by_interval[consumer].cursors[unread.producer][0] < unread.segment.seq
     )

@@ -56,12 +56,13 @@ class Program:
     """The code that a machine runs.
 
     Attributes:
+        graph: returns the graph in its file, which a deployment may change.
         generation: the generation of the graph.
         worker_type: the engine; canaries give a broken one.
         only: the computations that it may own; empty for all.
     """
 
-    graph: Graph
+    graph: Callable[[], Graph]
     generation: int = 1
     worker_type: type[Worker] = Worker
     only: tuple[str, ...] = ()
@@ -137,10 +138,14 @@ class Machine:
         """Connect, deploy and register. Return a started worker."""
         await self.store.open()
         while True:
-            deployment = await self.store.deploy(self._graph.spec())
+            graph = self._graph()
+            try:
+                deployment = await self.store.deploy(graph.spec())
+            except GraphVersionError:  # a deployment came in between
+                continue
             context = WorkerContext(
                 store=self.store,
-                plan=plan(self._graph, deployment, self._limits),
+                plan=plan(graph, deployment, self._limits),
                 worker_id=self.worker_id,
                 limits=self._limits,
                 host_clock=self.clock,

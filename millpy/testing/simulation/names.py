@@ -79,8 +79,11 @@ def rows_in_own_tables(evidence: Evidence, commit: CommittedBundle) -> Iterator[
 
 
 def name_is_current(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
-    """Yield commits of workers that have not looked up their graph since the last switch."""
-    attempt, switches = commit.attempt, evidence.history.names.switches
+    """Yield commits of workers that have not looked up their graph since the last switch or change."""
+    attempt, history = commit.attempt, evidence.history
+    switches = history.names.switches
+    if attempt is not None and not switches and attempt.version != history.version:
+        yield f"a commit of version {attempt.version} is in version {history.version}: {commit.checkpoint}"
     if attempt is not None and attempt.switches < switches:
         yield (
             f"bundle {commit.bundle} of interval {commit.observed.interval_id} is by a worker that looked its graph "

@@ -44,6 +44,8 @@ class SourceOracle:
     """The expected counts, dedupe ids and watermark of a source.
 
     Attributes:
+        disorder_us: the disorder that the source promises.
+        floor: ids that were last seen before it were forgotten when the horizon last changed.
         by_bundle: bundle number -> (accepted readings, watermark after it).
         overtaken: ids of readings that were older than the watermark when they were accepted.
     """
@@ -58,9 +60,17 @@ class SourceOracle:
     newest: int = BEGINNING
     watermark: int = BEGINNING
     clock: int = BEGINNING
+    disorder_us: int = DISORDER_US
+    floor: int = BEGINNING
     overtaken: list[int] = field(default_factory=list)
     seen: dict[int, int] = field(default_factory=dict)
     by_bundle: dict[int, tuple[list[Judged], int]] = field(default_factory=dict)
+
+    def change(self, within_us: int, disorder_us: int) -> None:
+        """Change the horizon of dedupe ids, and the promised disorder."""
+        if within_us != self.within_us:
+            self.floor = max(self.floor, self.clock - self.within_us)
+        self.within_us, self.disorder_us = within_us, disorder_us
 
     def take(
         self,
@@ -129,7 +139,9 @@ class SourceOracle:
         """Let the clock move sites; only a source with sites has any."""
 
     def mark_of(self, truth: Truth) -> int:
-        """Return the watermark before a reading."""
+        """Return the watermark before a reading; a smaller disorder may have raised it."""
+        if self.newest > BEGINNING:
+            self.watermark = max(self.watermark, self.newest - self.disorder_us)
         return self.watermark
 
     def mark_again(self, truth: Truth, arrived_at: int) -> int:
@@ -139,7 +151,7 @@ class SourceOracle:
     def move(self, truth: Truth, happened: int) -> None:
         """Move the watermark behind an accepted reading."""
         self.newest = max(self.newest, happened)
-        self.watermark = max(self.watermark, self.newest - DISORDER_US)
+        self.watermark = max(self.watermark, self.newest - self.disorder_us)
 
     def end_bundle(self, bundle: int, judged: list[Judged]) -> None:
         """Keep what a bundle has accepted."""
@@ -149,7 +161,7 @@ class SourceOracle:
         self.clock = max(self.clock, clock_us)
         last = self.seen.get(truth.seq)
         self.seen[truth.seq] = self.clock
-        return last is not None and self.clock - last <= self.within_us
+        return last is not None and self.clock - last <= self.within_us and last >= self.floor
 
 
 @dataclass(slots=True)

@@ -43,16 +43,19 @@ class Follower:
     Attributes:
         sources: the oracle of each source partition, by interval.
         watermark: the watermark of the input.
+        places: (source, bundle) of each reading that was consumed last.
     """
 
     sources: Mapping[int, SourceOracle]
     at: dict[int, int] = field(default_factory=dict)
     marks: dict[int, int] = field(default_factory=dict)
     watermark: int = BEGINNING
+    places: list[tuple[int, int]] = field(default_factory=list)
 
     def advance(self, cursors: Cursors) -> list[Consumed]:
         """Consume up to these positions, partition by partition."""
         consumed: list[Consumed] = []
+        self.places = []
         before = {source: self.marks.get(source, BEGINNING) for source in self.sources}
         after = {s: self.sources[s].by_bundle[seq][1] if seq else BEGINNING for s, (seq, _) in cursors.items()}
         for source, (seq, _) in cursors.items():
@@ -61,6 +64,7 @@ class Follower:
             for number in range(self.at.get(source, 0) + 1, seq + 1):
                 for truth, watermark in self.sources[source].by_bundle[number][0]:
                     consumed.append((truth, min(watermark, least), min(watermark, most)))
+                    self.places.append((source, number))
             self.at[source] = max(seq, self.at.get(source, 0))
         self.marks = after
         self.watermark = min(after.values())
@@ -153,6 +157,7 @@ class Windows:
         late: late records, by key and by the start of the missed window (None for a session).
         unsure: windows whose records depend on the order of partitions; None for a whole key.
         closed: windows whose trigger is finished.
+        floor: the windows that end by it were over when the lateness last changed.
         unproven: windows that were not yet seen closed in the result table.
     """
 
@@ -164,6 +169,7 @@ class Windows:
     unproven: set[PaneName] = field(default_factory=set)
     sessions: dict[Any, list[PaneName]] = field(default_factory=dict)
     closed: set[PaneName] = field(default_factory=set)
+    floor: int = BEGINNING
 
     @property
     def merges(self) -> bool:
@@ -174,6 +180,15 @@ class Windows:
         """Tell whether a window may be compared."""
         return (key, start) not in self.unsure and (key, None) not in self.unsure
 
+    def change(self, allowed_us: int, watermark: int) -> None:
+        """Change the lateness at a watermark: windows that are over stay over."""
+        self.floor = max(self.floor, watermark - self.allowed_us)
+        self.allowed_us = allowed_us
+
+    def is_over(self, end: int, watermark: int) -> bool:
+        """Tell whether a window takes no more records at a watermark."""
+        return watermark >= end + self.allowed_us or end <= self.floor
+
     def take(self, key: Any, at: int, value: int, least: int, most: int) -> None:
         """Take a record that was judged by a watermark between these two."""
         if self.kind == "full":
@@ -181,9 +196,9 @@ class Windows:
         elif self.merges:
             self._into_session(key, at, value, least, most)
         for start, end in () if self.merges else spans(self.kind, key, at, value):
-            if least >= end + self.allowed_us or (key, start, end) in self.closed:
+            if self.is_over(end, least) or (key, start, end) in self.closed:
                 self.late[key, start] += 1
-            elif most >= end + self.allowed_us:
+            elif self.is_over(end, most):
                 self.unsure.add((key, start))
             else:
                 pane = self.panes.get((key, start, end))
@@ -200,12 +215,12 @@ class Windows:
         if self.kind == "user_visits":
             end = min(at + GAP_US * (1 if value < LARGE else 2), (at // LENGTH_US + 1) * LENGTH_US)
         near = [name for name in open_sessions if name[1] < end and at < name[2]]
-        if any(least < name[2] + self.allowed_us <= most for name in [*near, (key, start, end)]):
+        if any(self.is_over(name[2], most) != self.is_over(name[2], least) for name in [*near, (key, start, end)]):
             self.unsure.add((key, None))
-        met = [name for name in near if least < name[2] + self.allowed_us]
+        met = [name for name in near if not self.is_over(name[2], least)]
         for name in met:
             start, end = min(start, name[1]), max(end, name[2])
-        if least >= end + self.allowed_us:
+        if self.is_over(end, least):
             self.late[key, None] += 1
             return
         for name in met:

@@ -6,11 +6,12 @@ It can be stored, shrunk and replayed.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from millpy.hosting.failpoints import Failpoint
-from millpy.testing.simulation.graphs import BRANCHES, LEVELS, MORE, SHAPES, SHORT_US, Branch, Feed, Shape
+from millpy.testing.simulation.graphs import BRANCHES, CHANGEABLE, LEVELS, MORE, SHAPES, SHORT_US, Branch, Feed, Shape
 from millpy.testing.simulation.per_key import TOOLS
 from millpy.testing.simulation.windowed import WINDOWED
 
@@ -46,6 +47,10 @@ FAULT_KINDS = {
 """Kind -> weight."""
 CLOCK_KINDS = {"wall_steps": 4, "server_steps": 6, "machine_steps": 2}
 """The kinds that are added if clocks step far."""
+CHANGE_KINDS = ("changed", "changed", "change_at")
+"""The kinds that are added if users change the graph in place."""
+REPAIR_KINDS = ("added_late", "added_late", "added_late", "added_late", "corrected", "rows_dropped")
+"""The kinds that are added if operators correct finished windows."""
 POINTS = tuple(Failpoint)
 
 
@@ -102,11 +107,18 @@ class Schedule:
     @property
     def features(self) -> tuple[str, ...]:
         """Return the names of its features, of `FEATURES`."""
-        flags = {"clocks": self.clocks, "generations": self.second is not None}
+        kinds = {fault.kind for fault in self.faults}
+        flags = {
+            "clocks": self.clocks,
+            "generations": self.second is not None,
+            "changes": not kinds.isdisjoint(CHANGE_KINDS),
+            "corrections": not kinds.isdisjoint(REPAIR_KINDS),
+            "retention": "rows_dropped" in kinds,
+        }
         return (*self.shape.features, *(name for name, has in flags.items() if has))
 
 
-FEATURES = (*SHAPES, "clocks", "generations")
+FEATURES = (*SHAPES, "clocks", "generations", "changes", "corrections", "retention")
 """A search must have at least one run of each."""
 LATENESSES_US = (0, 400_000, 2_000_000)
 SECOND_SHARE = 1 / 6
@@ -131,6 +143,11 @@ BY_SITE: tuple[Branch, ...] = (
     "operators",
 )
 """The branches that may be behind a source with sites."""
+CHANGES_SHARE = 1 / 4
+"""The share of runs with one generation in which users change the graph in place."""
+REPAIRS_SHARE = 1 / 3
+"""The share of runs with one generation and with `REPAIRED` in which operators correct finished windows."""
+REPAIRED: tuple[Branch, ...] = (*CHANGEABLE, "operators")
 LONG_US = 600_000_000
 """Longer than any run."""
 
@@ -171,7 +188,9 @@ def draw(seed: int) -> Schedule:
     schedule = _with_more(schedule, random.Random(f"more of {seed}"))
     schedule = _with_sites(schedule, random.Random(f"sites of {seed}"))
     schedule = _with_tables(schedule, random.Random(f"tables of {seed}"))
-    return _with_histories(schedule, random.Random(f"histories of {seed}"))
+    schedule = _with_histories(schedule, random.Random(f"histories of {seed}"))
+    schedule = _with_changes(schedule, random.Random(f"changes of {seed}"))
+    return _with_repairs(schedule, random.Random(f"repairs of {seed}"))
 
 
 def _with_levels(schedule: Schedule, rng: random.Random) -> Schedule:
@@ -251,6 +270,36 @@ def _with_histories(schedule: Schedule, rng: random.Random) -> Schedule:
     if rng.random() >= HISTORIES_SHARE or not windowed:
         return schedule
     return replace(schedule, shape=replace(schedule.shape, histories=True))
+
+
+def _with_changes(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Let users change the graph of some schedules in place."""
+    if rng.random() >= CHANGES_SHARE or schedule.second is not None:
+        return schedule
+    changes = _drawn(rng, CHANGE_KINDS, 2 + int(rng.random() * 6), schedule.faults[-1].step)
+    return replace(schedule, faults=tuple(sorted([*schedule.faults, *changes], key=lambda fault: fault.step)))
+
+
+def _with_repairs(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Let operators correct finished windows, and retention drop old rows."""
+    drawn = rng.random(), 5 + int(rng.random() * 8)
+    if drawn[0] >= REPAIRS_SHARE or schedule.second is not None or set(REPAIRED).isdisjoint(schedule.shape.branches):
+        return schedule
+    repairs = _drawn(rng, REPAIR_KINDS, drawn[1], schedule.faults[-1].step)
+    return replace(schedule, faults=tuple(sorted([*schedule.faults, *repairs], key=lambda fault: fault.step)))
+
+
+def _drawn(rng: random.Random, kinds: Sequence[str], count: int, last: int) -> list[ScheduledFault]:
+    """Return faults of these kinds, up to a step."""
+    return [
+        ScheduledFault(
+            int(rng.random() * last),
+            rng.choice(kinds),
+            int(rng.random() * 10_000) / 10_000,
+            int(rng.random() * 10_000) / 10_000,
+        )
+        for _ in range(count)
+    ]
 
 
 def _with_generations(schedule: Schedule, rng: random.Random) -> Schedule:

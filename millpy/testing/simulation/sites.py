@@ -118,6 +118,7 @@ class SiteFollower(Follower):
     def advance(self, cursors: Cursors) -> list[Consumed]:
         """Consume up to these positions, partition by partition."""
         sited = self.sited
+        self.places = []
         before = {source: sited[source].by_site[self.at.get(source, 0)] for source in sited}
         after = {source: sited[source].by_site[seq] for source, (seq, _) in cursors.items()}
         self.reached_before = dict(self.reached)
@@ -134,6 +135,7 @@ class SiteFollower(Follower):
                     caps = (after[o][place] if place in before[o] else END for o in others)
                     high = min(caps, default=END)
                     consumed.append((truth, max(min(watermark, low), least), max(min(watermark, high), most)))
+                    self.places.append((source, number))
         for place in set().union(*after.values()):
             least, most = self.reached.get(place, (BEGINNING, BEGINNING))
             now = min(marks[place] for marks in after.values() if place in marks)

@@ -20,14 +20,15 @@ from uuid import UUID
 from millpy.errors import CorruptionError, CursorGapError, PaneOrderError, TransientError, WatermarkRegressedError
 from millpy.hosting.failpoints import Failpoint
 from millpy.limits import Limits
-from millpy.model.deployment import permanent_name
+from millpy.model.deployment import Deployment, GraphSpec, permanent_name
 from millpy.runtime.guarded_clock import UNSET_US
 from millpy.runtime.worker import Worker
-from millpy.store.memory.store import MemoryDatabase, MemoryStore
+from millpy.store.memory.store import MemoryStore
 from millpy.testing.clock import ManualClock, SkewedClock
-from millpy.testing.simulation import faults
+from millpy.testing.simulation import faults, repairs
 from millpy.testing.simulation.broker import BROKER, Broker, names_of
 from millpy.testing.simulation.checkers import Evidence, Violation
+from millpy.testing.simulation.deployments import ObservedDatabase
 from millpy.testing.simulation.ending import finished
 from millpy.testing.simulation.generation import Environment, SimulatedGeneration
 from millpy.testing.simulation.graphs import SITES, TROUBLE, Shape, Trouble
@@ -54,6 +55,8 @@ WITNESSED_US = 4_500_000
 """Two clocks that differ by this much may agree, by a followed step and drift."""
 RELEASED_STEPS = 50
 """At the end parked keys are released after each of this many steps."""
+COMMANDS = ("switch", "change")
+"""What users do when a machine reaches a point."""
 INVARIANT_OF = {PaneOrderError: "I7", WatermarkRegressedError: "I5", CursorGapError: "I3"}
 
 
@@ -97,7 +100,7 @@ class World:
         self.clock = ManualClock(CLOCKED_START_US) if schedule.clocks else ManualClock()
         self.server = SkewedClock(self.clock)
         self.loop = SimulatedLoop(self.clock, self.rng)
-        self.database = MemoryDatabase(self.server)
+        self.database = ObservedDatabase(self.server, self.check, self._changed)
         numbers = (1, 2) if schedule.second is not None else (1,)
         self.brokers = {
             generation: {
@@ -108,6 +111,7 @@ class World:
         self.trouble = Trouble()
         self.machines: list[Machine] = []
         self._machine_of: dict[SimulatedProcess, Machine] = {}
+        self.rewritten: list[tuple[str, tuple[Any, ...]]] = []
         self.armed: list[tuple[Failpoint, str, float]] = []
         self.outcome = RunOutcome(schedule)
         self.limits = limits(schedule)
@@ -323,6 +327,12 @@ class World:
             simulated.spawn_at.append(self.step + 3 + int(self.rng.random() * 40))
             simulated.spawn_at.sort()
 
+    def _changed(self, spec: GraphSpec, deployment: Deployment) -> None:
+        """Let everybody know that a graph was changed in place."""
+        self.say(f"version {deployment.version} is deployed: {'; '.join(deployment.changes)}")
+        self.count_fault("changed")
+        next(s for s in self.generations.values() if s.generation == spec.generation).change(spec)
+
     def run_command(self, work: Callable[[], Coroutine[Any, Any, None]]) -> SimulatedProcess:
         """Run a user's command in its own process."""
         self._count += 1
@@ -386,7 +396,7 @@ class World:
             held = {name for machine in simulated.machines(self.machines) for name in machine.only}
             only = ("readings", *names[3:]) if "readings" not in held else tuple(names[1:])
             only = only if len(names) > 1 else ()
-        program = Program(simulated.graph, simulated.generation, self._worker_type, only)
+        program = Program(lambda: simulated.graph, simulated.generation, self._worker_type, only)
         machine = Machine(f"w{self._count}", program, self.limits, clock, connect, self.rng, self._reached)
         self.machines.append(machine)
         self._machine_of[machine.process] = machine
@@ -402,6 +412,8 @@ class World:
         self.outcome.faults[kind] += 1
 
     def _reached(self, machine: Machine, point: Failpoint) -> str | None:
+        if self.rewritten and point is Failpoint.BEFORE_COMMIT:
+            repairs.correct_meanwhile(self, machine)
         for place, (wanted, action, size) in enumerate(self.armed):
             if wanted is point and not machine.process.doomed:
                 del self.armed[place]
@@ -409,9 +421,11 @@ class World:
                 self.say(f"{machine.name}: {action} at {point.value}")
                 if action == "switch":
                     faults.switch(self, size * 97 % 1, size)
-                if action == "freeze" or (action == "switch" and size < 0.6):
+                if action == "change":
+                    faults.change(self, size * 97 % 1, size)
+                if action == "freeze" or (action in COMMANDS and size < 0.6):
                     faults.freeze(self, machine, size)
-                if action != "switch":
+                if action not in COMMANDS:
                     self.outcome.points[point.value] += 1
                 return action
         return None

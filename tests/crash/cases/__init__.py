@@ -10,6 +10,7 @@ from tests.crash.cases import (
     freezing,
     joins,
     killing,
+    live,
     lookups,
     network,
     panes,
@@ -25,7 +26,7 @@ from tests.crash.world import Case
 def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
     first = (killing, freezing, database, network, pressure, failover, broker, sources)
-    parts = (*first, takes, early, panes, retention, tools, joins, lookups)
+    parts = (*first, takes, early, panes, retention, live, tools, joins, lookups)
     return [case for part in parts for case in part.cases()]
 
 

@@ -20,7 +20,6 @@ from tests.crash.world import Case, World
 
 GRAPH = Path(__file__).parents[1] / "retention_graph.py"
 RECORDS, DEVICES, STEP_S = 2_000, 5, 360
-POINTS = (Failpoint.AFTER_STEP, Failpoint.BEFORE_COMMIT, Failpoint.AFTER_FENCE, Failpoint.AFTER_COMMIT)
 WORKERS = {"bundle_records_max": 40, "epoch_s": 0.2}
 SPAN = "extract(epoch FROM window_start)::int, extract(epoch FROM window_end)::int"
 ROWS = {
@@ -36,8 +35,8 @@ Rows = dict[tuple[str, int, int], tuple[int, int]]
 
 
 def cases() -> Iterator[Case]:
-    """Points around the commit, and the server."""
-    for point in POINTS:
+    """Each point, of which one follows the dropping of partitions, and the server."""
+    for point in Failpoint:
         yield Case(f"SIGKILL at {point}, with a retention", "", partial(_play, point=point))
     yield Case("PostgreSQL killed and restarted, with a retention", "", _server_killed)
 

@@ -32,7 +32,7 @@ from tests.docs.blocks import ROOT, Block, blocks_of
 NOW = instant(datetime(2026, 11, 26, 12, tzinfo=UTC))
 PAGE = ROOT / "docs" / "payloads.md"
 NAMES = "payloads_page"
-IN_MS = ("Kepware IoT Gateway", "Neuron, a Modbus gateway")
+IN_MS = ("Kepware IoT Gateway", "Neuron, a Modbus gateway", "Kafka Connect, JSON with a schema")
 
 
 def sections() -> Iterator[tuple[str, list[Block]]]:
@@ -110,7 +110,7 @@ def test_payload_becomes_the_records_of_the_page(
     numeric = record_class.__annotations__.get("at") in ("int", "float", int, float)
     at = "at" if "at" in record_class.__annotations__ else "time"
     unit: Any = ("ms" if name in IN_MS else "s") if numeric else None
-    event_time = EventTime(at, unit=unit, max_disorder=minutes(10))
+    event_time = names.get("event_time", EventTime(at, unit=unit, max_disorder=minutes(10)))
     graph = Graph("payloads")
     graph.inject("readings", source, schema=record_class, event_time=event_time)
     title = payload_block.options["title"]

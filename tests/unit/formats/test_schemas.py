@@ -170,7 +170,6 @@ LIST = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["
         ("bytes", b"\xfe\xff\xff\xff\xff\xff\xff\x7f", "Expected"),
         (["null", "int"], b"\x64", "list index out of range"),
         ("int", b"\2\2", "bytes follow"),
-        ("double", b"\0\0\0\0\0\0\xf8\x7f", "nan is not a number"),
         ({"type": "long", "logicalType": "timestamp-millis"}, b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1", ""),
         ("string", b"\2\xff", "utf-8"),
     ],
@@ -371,7 +370,6 @@ def test_a_framed_message_must_be_of_the_message_that_is_named() -> None:
         (b"\x0a\x01\xff", "Error parsing"),
         (b"\x4a" * 300, "Error parsing"),
         (b"\x22\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "outside of the years"),
-        (b"\x42\x09\x09\0\0\0\0\0\0\xf0\x7f", "inf is not a number"),
         (bytes(1_000_001), "more than 1000000 bytes"),
     ],
 )

@@ -8,7 +8,7 @@ from millpy.formats import Message
 from millpy.hosting.dead_letter_sampling import DeadLetterSampler
 from millpy.ingest.dead_letters import PayloadFormat
 from millpy.limits import Limits
-from millpy.model.checkpoint import Checkpoint, DeadLetter, Grant
+from millpy.model.checkpoint import Checkpoint, DeadLetter, Grant, Notice
 from millpy.model.time import INSTANT_MIN
 
 LIMITS = Limits(dead_letter_records_max=10, dead_letter_bytes_max=100_000, record_bytes_max=5_000)
@@ -60,6 +60,7 @@ def test_dead_letters_that_are_not_stored_are_reported() -> None:
     checkpoint = DeadLetterSampler(LIMITS).keep(a_checkpoint(25), 0)
 
     assert checkpoint.unstored == {("c", "undecodable"): 15}
+    assert checkpoint.notices == [Notice("dead_letters_not_kept", 15, ["c (undecodable)"])]
 
 
 def test_bytes_and_texts_are_bounded_too() -> None:

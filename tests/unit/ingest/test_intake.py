@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpy.ingest.intake import Intake, IntakeResult, IntakeSettings, SourcePosition
+from millpy.ingest.intake import Intake, IntakeResult, IntakeSettings
 from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, EventTime
+from millpy.ingest.source_position import SourcePosition
 from millpy.model.checkpoint import DedupeRun, Kind
 from millpy.model.record import RecordType
 from millpy.model.stage import StoredInterval

@@ -124,7 +124,7 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
         "fields": [None, {"a": "b"}, {"b": "a"}],
         **ARRIVAL,
     },
-    "Scalar": {**FIELD, "decimal": [".", ","], **ARRIVAL},
+    "Scalar": {**FIELD, "decimal": [".", ","], **ARRIVAL, "null": [(), ("nan",), ("nan", "-")]},
     "Csv": {
         "delimiter": [";", "\t"],
         "decimal": [".", ","],

@@ -9,13 +9,14 @@ from typing import Literal
 
 import pytest
 
+from millpy import seconds
 from millpy.clock import SystemClock
 from millpy.graph import Graph
 from millpy.limits import Limits
 from millpy.observability.metrics import Metrics
 from millpy.runtime.worker import Worker
 from millpy.store.memory.store import MemoryDatabase, MemoryStore
-from tests.crash.memory_world import readings, started, two_stages
+from tests.crash.memory_world import Reading, readings, source_of, started, two_stages
 
 LIMITS = Limits(lease_ttl_s=60, bundle_records_max=100, retry_s_min=0.001)
 RECORDS = 1_000
@@ -106,6 +107,24 @@ async def test_error_counters_exist_from_the_start(tmp_path: Path) -> None:
     assert gauge(metrics, "millpy_dead_letters_total", computation="totals", reason="user_error") == 0
     assert gauge(metrics, "millpy_late_records_total", computation="totals") == 0
     assert gauge(metrics, "millpy_records_total", computation="readings", outcome="injected") is not None
+    await worker.abandon()
+
+
+async def test_silent_devices_are_counted_from_zero_and_by_each_new_owner(tmp_path: Path) -> None:
+    graph, database = Graph("world"), MemoryDatabase()
+    feed = [Reading("stops", 0, 1), *(Reading("continues", 1_000_000 * n, 1) for n in range(20))]
+    source = source_of(graph, "readings", tmp_path / "in", feed)
+    source.key_by("device").silent_after(seconds(5), name="silences").to_table("silences")
+    worker, metrics, _ = await begin(graph, database)
+    await worker.balance()
+    assert gauge(metrics, "millpy_silent_devices", computation="silences") == 0
+
+    while gauge(metrics, "millpy_silent_devices", computation="silences") != 2:  # at the end of the file all are
+        await worker.step()
+    await worker.cycle.await_in_flight()
+    await worker.recover()  # as a new owner does, from what is stored
+
+    assert gauge(metrics, "millpy_silent_devices", computation="silences") == 2
     await worker.abandon()
 
 

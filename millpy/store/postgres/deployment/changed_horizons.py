@@ -1,4 +1,4 @@
-"""Changing the allowed lateness of windows and the horizon of dedupe ids in a deployed graph (`model/horizons.py`)."""
+"""Changing the allowed lateness of windows and the horizons of ids in a deployed graph (`model/horizons.py`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millpy.model.deployment import GraphSpec
-from millpy.model.horizons import LATENESS, HorizonChange
+from millpy.model.horizons import HORIZON, LATENESS, HorizonChange
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.deployment.ddl import status_view
 from millpy.store.postgres.statements import statement
@@ -18,16 +18,16 @@ async def change_horizons(
     """Set the floors of the intervals, and let stored runs, the catalog and status views follow the new horizons."""
     for change in changes:
         of: dict[str, Any] = {"graph_id": graph_id, "computation": change.computation}
+        raise_floors = statement("raise_watermark_floors")
+        if change.setting == HORIZON:
+            raise_floors = statement("raise_id_floors")
+        await connection.execute(raise_floors, {**of, "before_us": change.floor_us})
         if change.setting == LATENESS:
-            await connection.execute(statement("raise_window_floors"), {**of, "before_us": change.before_us})
             lateness = {**of, "allowed_lateness_us": change.after_us}
             await connection.execute(statement("change_table_lateness"), lateness)
             await _renew_views(connection, schema, spec, change.computation)
-            continue
-        await connection.execute(statement("raise_id_floors"), {**of, "before_us": change.before_us})
-        if change.after_us > change.before_us:
-            longer = {**of, "longer_us": change.after_us - change.before_us}
-            await connection.execute(statement("keep_runs_longer"), longer)
+        if change.longer_us > 0:
+            await connection.execute(statement("keep_runs_longer"), {**of, "longer_us": change.longer_us})
 
 
 async def _renew_views(connection: Connection, schema: str, spec: GraphSpec, computation: str) -> None:

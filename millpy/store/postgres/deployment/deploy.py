@@ -16,6 +16,7 @@ from millpy.model.keys import KEY_SPACE, KeyInterval
 from millpy.model.taking_back import cannot_take_back, changes_back, refuse_taken_back
 from millpy.model.versions import only_grows, refuse_changes
 from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.deployment.copied_results import begin_copies, check_begun
 from millpy.store.postgres.deployment.ddl import (
     check_names,
     create_tables,
@@ -35,6 +36,7 @@ async def deploy(
     on_purpose: bool = False,
     upgrades: Mapping[str, Upgrade] | None = None,
     back: bool = False,
+    copy_results: bool = False,
 ) -> Deployment:
     """Register a graph, or migrate the deployed one; see `Store.deploy`. `connection` is in autocommit mode."""
     check_names(spec)
@@ -46,7 +48,9 @@ async def deploy(
             await connection.execute(statement("lock_names"))
             stored = await _locked_graph(connection, spec)  # another process may have deployed it in between
         if stored is None:
-            return await _begin(connection, spec)
+            return await _begin(connection, spec, copy_results=copy_results)
+        if copy_results:
+            await check_begun(connection, spec, stored.graph_id)
         before, after = stored.description, spec.description()
         changes = _changes(stored, spec, upgrades or {}, back=back)
         refuse_changes(
@@ -121,11 +125,13 @@ async def read_deployed(connection: Connection, spec: GraphSpec) -> StoredGraph 
     return stored
 
 
-async def _begin(connection: Connection, spec: GraphSpec) -> Deployment:
+async def _begin(connection: Connection, spec: GraphSpec, *, copy_results: bool) -> Deployment:
     """Register a new graph, or a new generation beside the current one. The caller holds the lock on names."""
     name = await name_of_new(connection, spec)
     graph_id, version = await _insert_graph(connection, spec, name)
     changes = await begin_beside(connection, spec, name) if name != spec.name else ()
+    if copy_results:
+        changes = (*changes, *await begin_copies(connection, spec, graph_id))
     return replace(await _read_deployment(connection, graph_id, version, name), changes=changes)
 
 
