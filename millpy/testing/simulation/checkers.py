@@ -138,7 +138,10 @@ class Evidence:
         if commits:
             found.extend(Violation("I8", what) for what in accounts_add_up(self))
         for observed in folds:
-            found.extend(Violation("I2", what) for what in folds_keep_values(observed))
+            found.extend(
+                Violation("I2", what)
+                for what in folds_keep_values(observed, self.shape.lateness_of(observed.computation))
+            )
         if history.freed or commits:
             found.extend(Violation("I3", what) for what in unread_segments_exist(history))
             history.freed = False
@@ -325,8 +328,9 @@ def submitted(checkpoint: Checkpoint) -> dict[Name, tuple[Any, int] | None]:
     return found
 
 
-def folds_keep_values(observed: ObservedInterval) -> Iterator[str]:
+def folds_keep_values(observed: ObservedInterval, lateness_us: int) -> Iterator[str]:
     """Yield violations of I2 by folding: a folded row has the newest value up to its bundle."""
+    forget_deleted(observed, lateness_us)
     rows: dict[Name, Any] = {
         (kind.value, namespace, hashable(json.loads(key)), subkey): (json.loads(row.value), row.fire_at)
         for (kind, namespace, key, subkey), row in observed.header.keyed.items()
@@ -335,6 +339,19 @@ def folds_keep_values(observed: ObservedInterval) -> Iterator[str]:
     for name in rows.keys() | observed.keyed.keys():
         if observed.changed[name] <= observed.header.folded_bundle and rows.get(name) != observed.keyed.get(name):
             yield f"folding {observed.interval_id} changed {name} from {observed.keyed.get(name)} to {rows.get(name)}"
+
+
+def forget_deleted(observed: ObservedInterval, lateness_us: int) -> None:
+    """Forget the windows that have expired, and whose rows their owner has deleted without a tombstone."""
+    names = {
+        (kind.value, namespace, hashable(json.loads(key)), subkey)
+        for kind, namespace, key, subkey in observed.header.keyed
+    }
+    for name in observed.keyed.keys() - names:
+        if name[0] == "window" and observed.changed[name] <= observed.header.folded_bundle:
+            expires_at = min(observed.keyed[name][1], int(name[3].partition("/")[2]) + lateness_us)
+            if expires_at <= observed.header.input_watermark:
+                del observed.keyed[name]
 
 
 def cursors_without_gaps(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
