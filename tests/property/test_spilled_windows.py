@@ -57,7 +57,7 @@ def effects(result: StepResult) -> Any:
         for part in result.late
         for row in zip(part.keys, part.payloads, part.window_starts, part.window_ends, strict=True)
     ]
-    letters = [(letter.reason, letter.payload) for letter in result.dead_letters]
+    letters = sorted((letter.reason, letter.payload) for letter in result.dead_letters)
     counts = result.consumed_by_input, result.emitted_by_stream, result.late_by_input
     return sorted(panes), sorted(map(str, rows)), sorted(map(str, gone)), sorted(late), letters, counts
 
