@@ -31,7 +31,9 @@ from millpy.model.time import Instant
 from millpy.testing import GraphDriver
 from tests.unit.test_sparkplug import NBIRTH, NDATA, NDEATH, TYPES, graph_of
 
-EXAMPLES = 25 if not os.environ.get("FUZZ_MINUTES") else int(float(os.environ["FUZZ_MINUTES"]) * 2_000)
+MINUTES = float(os.environ.get("FUZZ_MINUTES", "0"))
+EXAMPLES = 25 if not MINUTES else int(MINUTES * 200)
+pytestmark = pytest.mark.timeout(MINUTES * 60 + 300)
 NO_SHRINK = [phase for phase in Phase if phase is not Phase.shrink]
 LIMITS = Limits(record_bytes_max=2_000, message_records_max=20)
 
