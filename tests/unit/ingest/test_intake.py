@@ -197,6 +197,22 @@ def test_finished_source_reports_the_greatest_time_once() -> None:
     assert an_intake(stored(last, INSTANT_MAX)).finished
 
 
+def test_a_source_whose_end_was_set_back_goes_from_the_watermark_of_its_header() -> None:
+    intake = an_intake()
+    step(intake, (1, 100))
+    last = step(intake, (2, 120), (3, 50), finished=True)
+    ended = an_intake(stored(last, INSTANT_MAX))
+    assert ended.ended_at == 110 * S
+
+    intake = an_intake(stored(last, Instant(115 * S)))
+
+    assert not intake.finished
+    assert intake.watermark == 115 * S
+    again = step(intake, (4, 110), (5, 130), finished=True)
+    assert again.records.watermarks.tolist() == [115 * S, 115 * S]
+    assert an_intake(stored(again, INSTANT_MAX)).ended_at == 120 * S
+
+
 def test_clock_advances_only_after_quiet_for_the_whole_time() -> None:
     intake = an_intake(idle=AdvanceWithClock(after=seconds(30)))
     step(intake, (1, 100))

@@ -4,10 +4,8 @@ import asyncio
 import csv
 import gzip
 import io
-import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from hypothesis import strategies as st
 
 from millpy.clock import Clock, SystemClock
 from millpy.errors import BrokenFileError, ConfigError
-from millpy.formats import Csv
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.limits import Limits
 from millpy.model.record import RecordType
@@ -442,160 +439,3 @@ async def test_record_of_several_lines_is_described_by_its_first_line(tmp_path: 
 
     places = [f"{path}:{line} (byte {byte})" for line, byte in ((2, 4), (5, 13), (6, 17), (9, 24))]
     assert [found.describe(row) for row in range(4)] == places
-
-
-async def read_on(
-    path: Path, more: bytes, record_type: RecordType | None = None, **settings: Any
-) -> tuple[list[SourceBatch], list[SourceBatch]]:
-    """Read a file to its end, append to it, and read on from what the first reading has noted."""
-    found = []
-    notes: dict[str, bytes] = {}
-    for _ in range(2):
-        injector = connect(Files(path, **settings), notes=notes, record_type=record_type)
-        try:
-            await injector.open(found[-1][-1].position if found else None)
-            batches = [await take(injector)]
-            while not batches[-1].finished:
-                batches.append(await take(injector))
-        finally:
-            await injector.close()
-        found.append(batches)
-        for batch in batches:
-            notes.update({name: note for name, note in batch.notes.items() if note is not None})
-        with path.open("ab") as file:
-            file.write(more)
-    return found[0], found[1]
-
-
-def records_and_letters(batches: list[SourceBatch]) -> tuple[list[bytes], list[tuple[bytes, str, str]]]:
-    """The lines of batches, and their dead letters with reason and place."""
-    letters = [(b.payloads[r.row], r.reason, b.describe(r.row).rpartition("/")[2]) for b in batches for r in b.refused]
-    refused = {id(batch) for batch in batches if batch.refused}
-    payloads = [p for batch in batches if id(batch) not in refused for p in batch.payloads]
-    return [line for line in lines_of(batches) if line] + payloads, letters
-
-
-class Pair(msgspec.Struct):
-    x: int
-    y: int
-
-
-GROWN = [
-    ("a.csv", b"x,y\n1,2\n", b"3,4\n", [b"3,4"], []),
-    ("a.csv", b"x,y\n1,2", b"\n3,4\n", [b"3,4"], []),
-    ("a.csv", b"x,y\r\n1,2", b"\r\n3,4\r\n", [b"3,4"], []),
-    ("a.csv", b"x,y\n1,2", b"3\n4,5", [b"4,5"], [(b"1,23", "continued_line", "a.csv:2 (byte 4)")]),
-    ("a.csv", b"x,y\n1,2", b"3", [], [(b"1,23", "continued_line", "a.csv:2 (byte 4)")]),
-    ("a.csv", b'x,y\n5,6\n1,"a\nb"', b"\n3,4\n", [b"3,4"], []),
-    ("a.csv", b"x,y\n", b"3,4\n", [b"3,4"], []),
-    ("a.csv", b"", b"x,y\n3,4\n", [b"3,4"], []),
-    ("a.csv", b"x,", b"y\n3,4\n", [b"3,4"], []),
-    ("a.ndjson", b"\xef\xbb\xbf{1}\n{2}", b"\n{3}", [b"{3}"], []),
-    ("a.ndjson", b"{1}\n{2", b"2}\n{3}\n", [b"{3}"], [(b"{22}", "continued_line", "a.ndjson:2 (byte 4)")]),
-    ("a.ndjson", b"{1}\n", b"\n", [], []),
-]
-
-
-@pytest.mark.parametrize(("name", "first", "more", "lines", "letters"), GROWN)
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-async def test_a_grown_file_is_read_on_from_its_former_end(
-    tmp_path: Path, name: str, first: bytes, more: bytes, lines: list[bytes], letters: list[Any], suffix: str
-) -> None:
-    path = tmp_path / (name + suffix)
-    pack = gzip.compress if suffix else bytes
-    path.write_bytes(pack(first))
-
-    _, later = await read_on(path, pack(more))
-
-    found, refused = records_and_letters(later)
-    assert found == lines
-    assert refused == [(payload, reason, place.replace(name, path.name)) for payload, reason, place in letters]
-    assert sum(batch.records for batch in later) == len(lines) + len(letters)
-
-
-async def test_a_line_of_a_payload_format_that_has_continued_is_one_dead_letter_with_its_message(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"x;y\n1;2")
-
-    _, later = await read_on(path, b"3\n4;5\n", RecordType(Pair), format=Csv(delimiter=";"))
-
-    (letter,) = [b for b in later if b.refused]
-    assert (list(letter.payloads), letter.messages[0].payload, letter.messages[0].header) == (
-        [b"1;23"],
-        b"1;23",
-        b"x;y",
-    )
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b"{9}\n" + b"{1}\n" * 3_000, "first bytes differ"),
-        (b"{1}\n" * 1_900 + b"{2}\n" + b"{1}\n" * 100, "the bytes before byte 8000 differ"),
-        (b"{1}\n" * 1_999, "has changed since it was read: from 8000 to 7996 bytes"),
-    ],
-    ids=["replaced", "changed inside", "shrunk"],
-)
-async def test_a_file_that_is_not_the_one_that_was_read_is_a_defect(
-    tmp_path: Path, content: bytes, problem: str
-) -> None:
-    path = tmp_path / "a.ndjson"
-    path.write_bytes(b"{1}\n" * 2_000)
-    (whole,) = await read_all(Files(path))
-    notes = {name: note for name, note in whole.notes.items() if note is not None}
-    path.write_bytes(content)
-
-    injector = connect(Files(path), notes=notes)
-    with pytest.raises(BrokenFileError, match=problem) as raised:
-        Files(path).unread(injector._setup)
-    assert "--reset" in (raised.value.hint or "")
-    await injector.open(whole.position)
-    with pytest.raises(BrokenFileError, match=problem):
-        await take(injector)
-    await injector.close()
-
-    lenient = Files(path, broken="dead_letter")
-    injector = connect(lenient, notes=notes)
-    assert lenient.unread(injector._setup)
-    await injector.open(whole.position)
-    letter = await take(injector)
-    await injector.close()
-    assert [r.reason for r in letter.refused] == ["broken_file"]
-    assert letter.finished
-    notes.update({name: note for name, note in letter.notes.items() if note is not None})
-    assert lenient.unread(replace(injector._setup, notes=notes)) == []
-
-
-async def test_a_file_that_grows_while_it_is_read_does_not_keep_the_source_from_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "a.ndjson"
-    path.write_bytes(b"{1}\n")
-    injector = connect(Files(path))
-    queue = injector._reading._queue
-    over = queue.is_over
-
-    def grow() -> bool:
-        with path.open("ab") as file:
-            file.write(b"{2}\n")
-        return over()
-
-    queue.is_over = grow  # type: ignore[method-assign]
-    await injector.open(None)
-    assert (await take(injector)).finished
-    await injector.close()
-
-
-async def test_another_file_of_the_same_size_is_a_defect_and_a_touched_one_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "a.ndjson"
-    path.write_bytes(b"{1}\n{2}\n")
-    (whole,) = await read_all(Files(path))
-    notes = {name: note for name, note in whole.notes.items() if note is not None}
-    setup = connect(Files(path), notes=notes)._setup
-
-    os.utime(path, ns=(1, 1))
-    assert Files(path).unread(setup) == []
-    path.write_bytes(b"{1}\n{3}\n")
-    os.utime(path, ns=(1, 1))
-    with pytest.raises(BrokenFileError, match="bytes differ"):
-        Files(path).unread(setup)
