@@ -289,7 +289,8 @@ class _OneByOne:
                 if not is_user_error(error):
                     raise
                 self._restore(before)
-                refused.append(RejectedRow(row, "undecodable", self._explainer.explain(error, payload(row))))
+                text = payload(row) if taken.batch is None else None  # a row of columns may not be convertible
+                refused.append(RejectedRow(row, "undecodable", self._explainer.explain(error, text)))
                 continue
             problem = self._problem(record)
             if problem is not None:

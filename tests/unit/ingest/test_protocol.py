@@ -34,7 +34,7 @@ class Tick(msgspec.Struct):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("ticks", "str is not a source"),
+        ("ticks", "'ticks' is not a source"),
         (Ticks({"count": 1}), "Ticks.identity() returns no kind: {'count': 1}"),
         (Ticks("ticks"), "Ticks.identity() returns no kind: 'ticks'"),
         (
