@@ -63,11 +63,15 @@ class DecodeResult:
     refused: list[RejectedRow] = field(default_factory=list)
 
     def value(self, index: int, name: str) -> Any:
-        """Return the value of a field of an accepted record."""
+        """Return the value of a field of an accepted record; of a time that Python cannot hold, its Arrow scalar."""
         if self.objects is not None:
             return getter(name)(self.objects[index])
         assert self.batch is not None
-        return column_of(self.batch, name)[index].as_py()
+        found = column_of(self.batch, name)[index]
+        try:
+            return found.as_py()
+        except (ValueError, OverflowError):
+            return found
 
 
 class Decoder:
