@@ -63,11 +63,15 @@ class DecodeResult:
     refused: list[RejectedRow] = field(default_factory=list)
 
     def value(self, index: int, name: str) -> Any:
-        """Return the value of a field of an accepted record."""
+        """Return the value of a field of an accepted record; of a time that Python cannot hold, its Arrow scalar."""
         if self.objects is not None:
             return getter(name)(self.objects[index])
         assert self.batch is not None
-        return column_of(self.batch, name)[index].as_py()
+        found = column_of(self.batch, name)[index]
+        try:
+            return found.as_py()
+        except (ValueError, OverflowError):
+            return found
 
 
 class Decoder:
@@ -289,8 +293,8 @@ class _OneByOne:
                 if not is_user_error(error):
                     raise
                 self._restore(before)
-                said = None if taken.batch is not None else payload(row)  # a row of columns may be no value of Python
-                refused.append(RejectedRow(row, "undecodable", self._explainer.explain(error, said)))
+                text = payload(row) if taken.batch is None else None  # a row of columns may not be convertible
+                refused.append(RejectedRow(row, "undecodable", self._explainer.explain(error, text)))
                 continue
             problem = self._problem(record)
             if problem is not None:

@@ -11,6 +11,8 @@ import cbor2
 import fastavro
 import msgpack
 import msgspec
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from millpy import (
@@ -30,9 +32,11 @@ from millpy import (
 )
 from millpy.errors import BrokenFileError, GraphError
 from millpy.formats import Message
+from millpy.ingest.decode import DecodeResult
 from millpy.ingest.expansion import Expander
 from millpy.ingest.intake import Intake, IntakeSettings
 from millpy.ingest.protocol import SourceBatch
+from millpy.ingest.rejections import time_problems
 from millpy.limits import Limits
 from millpy.model.checkpoint import DeadLetter
 from millpy.model.record import RecordType
@@ -274,3 +278,10 @@ def test_a_dead_letter_shows_the_value_and_says_what_reads_it(
     found, letters = step(Json(), payload, event_time=event_time, kind=kind, copies=copies)
     assert (len(found), len(letters)) == (0, copies)
     assert why in letters[-1].detail
+
+
+def test_a_time_that_python_cannot_hold_is_told_without_its_value() -> None:
+    times = pa.array([2**62, None], pa.int64()).cast(pa.timestamp("us", "UTC"))
+    decoded = DecodeResult(np.arange(2), lambda row: b"", batch=pa.record_batch({"at": times}))
+    problem = time_problems(decoded, "at", None)
+    assert [problem(0), problem(1)] == ["at is outside the years 1 to 9999", "at is missing"]
