@@ -45,14 +45,23 @@ class Replay:
     arrived_at: Instant
 
 
+def is_emission(request: Request, interval: IntervalState) -> bool:
+    """Tell whether an operator behind this interval dead-lettered the record, and not the interval itself."""
+    if interval.plan.stage is None:
+        return not request.wire
+    return any(subscription.stream == request.stream for subscription in interval.plan.outgoing)
+
+
 class ExpectedRecords:
     """The records that a replayed dead letter becomes, if an operator wants it in windows that it is too late for."""
 
-    def __init__(self, replay: Replay | None) -> None:
+    def __init__(self, replay: Replay | None, computation: str = "", arrived: Sequence[InputBundle] = ()) -> None:
         first = None if replay is None else replay.requests[0]
         wanted = first is not None and first.table == "dead_letters" and first.into_window
         self._letter = first.id if first is not None and wanted else None
         self.found: list[ExpectedRecord] = []
+        for arrival in arrived:  # the computation takes it again itself
+            self.add(computation, arrival.bundle.input, arrival.bundle.records)
 
     def add(self, consumer: str, place: int, records: Records) -> None:
         """Note records that one input of a consumer gets."""
@@ -60,13 +69,6 @@ class ExpectedRecords:
             return
         for record, at in zip(records.objects(), records.event_times.tolist(), strict=True):
             self.found.append(ExpectedRecord(self._letter, consumer, place, at, payload_of(record)))
-
-
-def is_emission(request: Request, interval: IntervalState) -> bool:
-    """Tell whether an operator behind this interval dead-lettered the record, and not the interval itself."""
-    if interval.plan.stage is None:
-        return not request.wire
-    return any(subscription.stream == request.stream for subscription in interval.plan.outgoing)
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class ReplayBatch:
         outcomes: those of requests that did not become records.
         corrections: records for finished windows of the stage.
         correcting: the request of each correction, by its number.
+        expected: the records for windows that they may be too late for.
     """
 
     arrived: list[InputBundle] = field(default_factory=list)
@@ -88,6 +91,7 @@ class ReplayBatch:
     outcomes: list[RequestOutcome] = field(default_factory=list)
     corrections: list[WindowCorrection] = field(default_factory=list)
     correcting: dict[int, Request] = field(default_factory=dict)
+    expected: ExpectedRecords = field(default_factory=lambda: ExpectedRecords(None))
 
 
 def retake(interval: IntervalState, replay: Replay, hasher: KeyHasher, isolation: Isolation) -> ReplayBatch:

@@ -94,15 +94,11 @@ class Router:
         for subscription in producer.plan.outgoing:
             producer.count("produced", str(subscription.subscription_id), emitted.get(subscription.stream, 0))
             parts = self._through(producer, subscription, chains, productions, letters)
-            replayed = list(parts) if producer.plan.stage is None else []
-            if (retried := again.get(subscription.subscription_id)) is not None:
-                producer.count("dead_lettered", str(subscription.subscription_id), -len(retried))
-                before = {subscription.stream: retried}
-                again_through = Chains(before, self._limits.record_attempts_max, self._progress)
-                passed = self._through(producer, subscription, again_through, before, letters)
-                parts, replayed = [*parts, *passed], [*replayed, *passed]
-            for part in replayed:
+            retried = self._again(producer, subscription, again, letters)
+            # A replay of a source has a bundle of its own.
+            for part in retried if producer.plan.stage is not None else [*parts, *retried]:
                 expected.add(subscription.consumer, subscription.input, part)
+            parts += retried
             progress = None if subscription.archived else sites_by_stream.get(subscription.stream)
             if not parts and progress is None:
                 continue
@@ -131,6 +127,21 @@ class Router:
                 Delivery(producer.interval_id, producer.bundle, producer.low_watermark, None, True)
             )
         return segments, letters
+
+    def _again(
+        self,
+        producer: IntervalState,
+        subscription: OutgoingSubscription,
+        again: Mapping[int, Records],
+        letters: list[DeadLetter],
+    ) -> list[Records]:
+        """Let records that operators had dead-lettered go through them again."""
+        if (retried := again.get(subscription.subscription_id)) is None:
+            return []
+        producer.count("dead_lettered", str(subscription.subscription_id), -len(retried))
+        before = {subscription.stream: retried}
+        chains = Chains(before, self._limits.record_attempts_max, self._progress)
+        return self._through(producer, subscription, chains, before, letters)
 
     def _through(
         self,

@@ -355,10 +355,7 @@ class Steps:
         corrected = _uncount(interval, retaken, result, before)
         self._takes.add(interval, consumed, work, result, unarchived)
         made = (result.productions, result.emitted_by_stream)
-        expected = ExpectedRecords(inbox.replays.get(interval.interval_id))
-        for arrival in retaken.arrived:
-            expected.add(interval.plan.name, arrival.bundle.input, arrival.bundle.records)
-        segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted, expected)
+        segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted, retaken.expected)
         outcomes, letters, late = match_outcomes(retaken, [*result.dead_letters, *failed], result.late)
         interval.committed_at = inbox.monotonic
         return Checkpoint(
@@ -377,7 +374,7 @@ class Steps:
             dedupe_run=result.dedupe_run,
             dead_letters=[*letters, *(letter for _, letter in refused)],
             outcomes=[*outcomes, *corrected],
-            expected=expected.found,
+            expected=retaken.expected.found,
             release_ids=[release.release_id for release in releases],
             archived=result.archived,
         )
@@ -415,8 +412,12 @@ class Steps:
         if replay.requests[0].window is not None:
             return retake_corrections(interval, replay, isolation)
         if is_emission(replay.requests[0], interval):
-            return retake_emission(interval, replay, isolation)
-        return retake(interval, replay, self._hasher, isolation)
+            emission = retake_emission(interval, replay, isolation)
+            emission.expected = ExpectedRecords(replay)
+            return emission
+        retaken = retake(interval, replay, self._hasher, isolation)
+        retaken.expected = ExpectedRecords(replay, interval.plan.name, retaken.arrived)
+        return retaken
 
     def _arrivals(
         self, interval: IntervalState, inbound: Sequence[Delivery], isolation: Isolation

@@ -185,7 +185,7 @@ class Corrections:
         added = 0
         for correction in corrections:
             try:
-                values, own = self._with(correction, values, own)
+                values, own = self._apply(correction, values, own)
             except BaseException as error:
                 if not (self._accumulators.calls_user and is_user_error(error)):
                     raise
@@ -198,7 +198,7 @@ class Corrections:
             self._emit(key, window, row, values, own, added)
         return ""
 
-    def _with(self, correction: WindowCorrection, values: list[Any], own: list[Any]) -> tuple[list[Any], list[Any]]:
+    def _apply(self, correction: WindowCorrection, values: list[Any], own: list[Any]) -> tuple[list[Any], list[Any]]:
         """Return accumulators with one record more, or less; what user code gets are copies, because it may fail."""
         found = []
         for target in (values, own):

@@ -43,6 +43,9 @@ CATCHES_ALL = (
     "operators.stateless",
     "graph.loader",
     "windowing.aggregates.combiner",
+    "windowing.corrections",  # a combiner takes a late record
+    "windowing.recomputation",  # reads what an operator sent
+    "process.window_recomputation",  # a combiner takes archived records
     "windowing.predicate_trigger",
     "windowing.user_spans",
     "testing.transcripts.definition",  # makes an instance of a user's class
