@@ -368,7 +368,8 @@ async def test_a_crash_adds_a_late_record_once_or_leaves_it_requested() -> None:
 async def test_corrections_on_postgresql_are_audited_and_in_the_history(database_url: str, tmp_path: Path) -> None:
     feed, stop, admin = Feed(), asyncio.Event(), Admin(database_url)
     graph, archive = a_graph(feed, archived=True), ArchiveInto(tmp_path / "archive", 0.1, in_worker=True)
-    worker = asyncio.create_task(run_worker(graph, database_url, limits=LIMITS, stop=stop, archive=archive))
+    limits = replace(LIMITS, lease_ttl_s=5.0)
+    worker = asyncio.create_task(run_worker(graph, database_url, limits=limits, stop=stop, archive=archive))
 
     async def until_true(query: str) -> None:
         async with asyncio.timeout(30):
