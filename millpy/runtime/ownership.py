@@ -156,13 +156,13 @@ class OwnedIntervals:
 
     async def fold(self) -> None:
         """Fold the deltas of all intervals on exit. On a release they stay: a new owner loads them faster unfolded."""
-        progressed = self._lease.progressed
         for interval in self.intervals.values():
             if interval.unfolded_bytes:
-                bytes_max = self._limits.unfolded_bytes_max
-                await self._store.fold(interval.grant, bytes_max=bytes_max, progressed=progressed)
+                await self._store.fold(
+                    interval.grant, bytes_max=self._limits.unfolded_bytes_max, progressed=self._lease.progressed
+                )
             if expired := interval.expired_windows():
-                await self._store.delete_windows(interval.grant, expired, progressed=progressed)
+                await self._store.delete_windows(interval.grant, expired, progressed=self._lease.progressed)
 
     async def leave(self, fold_s: float | None) -> None:
         """Fold for at most `fold_s` seconds (None: to the end), release everything and unregister."""

@@ -86,7 +86,9 @@ class KeyedSuite:
         assert opened.unfolded_bytes > 0
         assert len(contents(recovered)) == 7
 
-    async def test_closed_windows_stay_in_the_store_until_they_are_loaded(self, world: World) -> None:
+    async def test_closed_windows_stay_in_the_store_until_they_are_loaded(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         owner, sums = await world.owner(world.sums[0]), world.sums[0]
         panes = [("a", [1], "0/60", 90), ("b", [2], "0/60", 90), ("a", [3], "60/120", 150), ("a", [4], "120/180", 210)]
         await owner.commit(owner.checkpoint(sums, low_watermark=Instant(120), delta=(entries(WINDOW, "", *panes),)))
@@ -110,6 +112,10 @@ class KeyedSuite:
         assert sorted(window.fire_ats) == [90, 90]
         with pytest.raises(TransientError, match="lost a fold"):
             await owner.store.load_windows(grant, 2, ["0/60"], None)
+        for bound in ("PIECE_BYTES", "PIECE_ROWS"):
+            monkeypatch.setattr(f"millpy.store.postgres.stored_windows.{bound}", 1)
+        pieces = await owner.store.load_windows(grant, 1, ["0/60", "7/8", "60/120"], [b'"a"'] * 3)
+        assert panes_of([pieces]) == panes_of([rows])
         await owner.store.delete_windows(grant, ["0/60", "7/8"])
         left = await owner.store.load_windows(grant, 1, ["0/60", "60/120"], [b'"a"', b'"a"'])
         assert panes_of([left]) == {("a", "60/120"): [3]}

@@ -239,6 +239,14 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/runtime/owned_interval.py",
+        " if bundle <= self.committed_bundle]",
+        "]",
+        killers=(
+            "tests/unit/runtime/test_expired_windows.py::test_windows_that_expire_in_a_turn_in_flight_keep_their_rows",
+        ),
+    ),
+    Mutant(
+        "millpy/runtime/owned_interval.py",
         "        self.unfolded.append((bundle, size))",
         "        pass",
         killers=("tests/unit/runtime/test_worker.py::test_a_bundle_that_was_in_flight_during_a_fold_is_folded_later",),

@@ -161,6 +161,21 @@ def test_input_waits_for_a_fold_while_closed_windows_exceed_their_bound(kind: st
     assert subject.interval.waits_for_fold()
 
 
+@pytest.mark.parametrize(("panes", "needs", "waits"), [(10, False, False), (25, True, False), (40, True, True)])
+def test_a_fold_begins_before_input_has_to_wait_for_it(panes: int, needs: bool, waits: bool) -> None:
+    each = driver("fixed").interval._open.weights.each
+    logic = WindowedLogic(KINDS["fixed"], us(20), {"n": Count(), "total": Sum("number")})
+    output = logic.output_type(RecordType(Reading), ("key",))
+    limits = Limits(closed_windows_bytes_max=20 * each)
+    subject: Any = StageDriver(logic, Reading, outputs={"w": output}, limits=limits, max_disorder=15)
+
+    subject.feed([(Reading(f"k{n}", n), 1) for n in range(panes)])
+    assert not subject.interval.needs_fold(), "open windows do not leave memory"
+    subject.feed([(Reading("later", 0), 40)])
+
+    assert (subject.interval.needs_fold(), subject.interval.waits_for_fold()) == (needs, waits)
+
+
 @pytest.mark.parametrize("kind", ["fixed", "slices", "sliding"])
 def test_stored_windows_expire_without_being_loaded_or_written(kind: str) -> None:
     subject = driver(kind, 0)
