@@ -66,11 +66,11 @@ async def read(
     progressed: Callable[[], None],
 ) -> list[OwnerSnapshot]:
     """Read the stored data of owned intervals; see `Store.read`. `progressed` is called after each piece."""
-    bounds = _RowBounds(state_rows_max, closed_rows_max, closed)
+    bounds = _ReadBounds(state_rows_max, closed_rows_max, closed)
     return [await _read_one(connection, grant, bounds, progressed) for grant in grants]
 
 
-class _RowBounds(NamedTuple):
+class _ReadBounds(NamedTuple):
     """The bounds of `Store.read`."""
 
     state_rows_max: int
@@ -79,7 +79,7 @@ class _RowBounds(NamedTuple):
 
 
 async def _read_one(
-    connection: Connection, grant: Grant, bounds: _RowBounds, progressed: Callable[[], None]
+    connection: Connection, grant: Grant, bounds: _ReadBounds, progressed: Callable[[], None]
 ) -> OwnerSnapshot:
     header = await _header(connection, grant)
     while True:
@@ -101,7 +101,7 @@ async def _read_under(
     connection: Connection,
     grant: Grant,
     header: TupleRow,
-    bounds: _RowBounds,
+    bounds: _ReadBounds,
     progressed: Callable[[], None],
 ) -> OwnerSnapshot:
     """Read the data under a header. It is valid if the header is still the same afterwards."""
