@@ -316,8 +316,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/runtime/ownership.py",
-        "progressed = self._lease.progressed\n",
-        "progressed = None\n",
+        "bytes_max=self._limits.unfolded_bytes_max, progressed=self._lease.progressed\n",
+        "bytes_max=self._limits.unfolded_bytes_max, progressed=None\n",
         killers=("tests/unit/runtime/test_trust.py::test_worker_that_folds_for_long_while_leaving_keeps_its_lease",),
     ),
     Mutant(

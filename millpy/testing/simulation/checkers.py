@@ -20,6 +20,7 @@ from millpy.store.memory.tables import Row
 from millpy.testing.simulation.branches import Branches
 from millpy.testing.simulation.broker import Broker
 from millpy.testing.simulation.deployments import BRANCH_OF
+from millpy.testing.simulation.folded_state import folds_keep_values
 from millpy.testing.simulation.graphs import (
     DISORDER_US,
     IDLE_US,
@@ -27,7 +28,7 @@ from millpy.testing.simulation.graphs import (
     Shape,
     home_of,
 )
-from millpy.testing.simulation.history import CommittedBundle, Name, ObservedInterval, RunHistory, hashable, pending
+from millpy.testing.simulation.history import CommittedBundle, Name, RunHistory, hashable, pending
 from millpy.testing.simulation.names import name_is_current, rows_in_own_tables
 from millpy.testing.simulation.oracle import BEGINNING, END, Arrival, SourceOracle, WatchOracle
 from millpy.testing.simulation.pane_order import panes_in_order
@@ -326,32 +327,6 @@ def submitted(checkpoint: Checkpoint) -> dict[Name, tuple[Any, int] | None]:
             name = (part.kind.value, part.namespace, hashable(json.loads(part.keys[place])), part.subkeys[place])
             found[name] = None if value is None else (json.loads(value), part.fire_ats[place])
     return found
-
-
-def folds_keep_values(observed: ObservedInterval, lateness_us: int) -> Iterator[str]:
-    """Yield violations of I2 by folding: a folded row has the newest value up to its bundle."""
-    forget_deleted(observed, lateness_us)
-    rows: dict[Name, Any] = {
-        (kind.value, namespace, hashable(json.loads(key)), subkey): (json.loads(row.value), row.fire_at)
-        for (kind, namespace, key, subkey), row in observed.header.keyed.items()
-        if row.value is not None
-    }
-    for name in rows.keys() | observed.keyed.keys():
-        if observed.changed[name] <= observed.header.folded_bundle and rows.get(name) != observed.keyed.get(name):
-            yield f"folding {observed.interval_id} changed {name} from {observed.keyed.get(name)} to {rows.get(name)}"
-
-
-def forget_deleted(observed: ObservedInterval, lateness_us: int) -> None:
-    """Forget the windows that have expired, and whose rows their owner has deleted without a tombstone."""
-    names = {
-        (kind.value, namespace, hashable(json.loads(key)), subkey)
-        for kind, namespace, key, subkey in observed.header.keyed
-    }
-    for name in observed.keyed.keys() - names:
-        if name[0] == "window" and observed.changed[name] <= observed.header.folded_bundle:
-            expires_at = min(observed.keyed[name][1], int(name[3].partition("/")[2]) + lateness_us)
-            if expires_at <= observed.header.input_watermark:
-                del observed.keyed[name]
 
 
 def cursors_without_gaps(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from millpy.store.memory.tables import Row
-from millpy.testing.simulation.checkers import Evidence, Violation, forget_deleted
+from millpy.testing.simulation.checkers import Evidence, Violation
+from millpy.testing.simulation.folded_state import forget_deleted
 from millpy.testing.simulation.graphs import GROUP_WINDOW_US, PERIOD_US
 from millpy.testing.simulation.oracle import END, WatchOracle, grouped
 from millpy.testing.simulation.repairs import late_records_added_once
