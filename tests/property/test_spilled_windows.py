@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from millpy import Accumulation, AfterWatermark
 from millpy.model.record import retractions_of
 from millpy.model.stage import StepResult
 from millpy.store.memory.tables import column_values
+from millpy.windowing import closed_sessions
 from millpy.windowing.window import Windows
 from tests.property.test_pane_triggers import FIXED, SLIDING, Reading, Run, played, runs, triggers
 from tests.property.test_session_triggers import CUT_SESSIONS, FULL_SESSIONS, SESSIONS
@@ -44,6 +46,14 @@ def schedule(seed: int) -> list[Any]:
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def rare_passes() -> Iterator[None]:
+    """Let sessions that are over stay in the store for long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(closed_sessions, "PASSES", 2)
+        yield
+
+
 def effects(result: StepResult) -> Any:
     """Return what a turn does beside the stored state, in an order of its own."""
     panes = []
@@ -63,7 +73,7 @@ def effects(result: StepResult) -> Any:
 
 
 @pytest.mark.parametrize("windows", KINDS.values(), ids=KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     run=runs(st.just(AfterWatermark()) | triggers, st.integers(0, 2**32).map(schedule)),
     mode=st.sampled_from(Accumulation),
