@@ -144,7 +144,7 @@ BY_SITE: tuple[Branch, ...] = (
 )
 """The branches that may be behind a source with sites."""
 CHANGES_SHARE = 1 / 4
-"""The share of runs with one generation in which users change the graph in place."""
+"""The share of runs with one generation and with `CHANGEABLE` in which users change the graph in place."""
 REPAIRS_SHARE = 1 / 3
 """The share of runs with one generation and with `REPAIRED` in which operators correct finished windows."""
 REPAIRED: tuple[Branch, ...] = (*CHANGEABLE, "operators")
@@ -274,7 +274,8 @@ def _with_histories(schedule: Schedule, rng: random.Random) -> Schedule:
 
 def _with_changes(schedule: Schedule, rng: random.Random) -> Schedule:
     """Let users change the graph of some schedules in place."""
-    if rng.random() >= CHANGES_SHARE or schedule.second is not None:
+    changeable = not set(CHANGEABLE).isdisjoint(schedule.shape.branches)
+    if rng.random() >= CHANGES_SHARE or schedule.second is not None or not changeable:
         return schedule
     changes = _drawn(rng, CHANGE_KINDS, 2 + int(rng.random() * 6), schedule.faults[-1].step)
     return replace(schedule, faults=tuple(sorted([*schedule.faults, *changes], key=lambda fault: fault.step)))
