@@ -158,7 +158,9 @@ class _JsonReader:
             try:
                 yield from self._parts(message, envelope)
             except ValueError as error:  # raised before the first record
-                yield BadPart(envelope, str(error))
+                # A list inside the list stays in brackets: read again without them, it would be a list of envelopes.
+                is_list = envelope.lstrip(_SPACE)[:1] == b"["
+                yield BadPart(b"[%b]" % envelope if is_list else envelope, str(error))
 
     def _parts(self, message: Message, envelope: bytes) -> Iterable[Part]:
         """Yield the records of an envelope. Raises ValueError, before the first, if it has none."""

@@ -9,6 +9,7 @@ import csv
 import gzip
 import io
 import os
+import re
 from typing import Any
 
 import fastavro
@@ -17,7 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from millpy import Avro, Cbor, Csv, Decode, Format, Gzip, Json, LineProtocol, MessagePack, Protobuf, Scalar
@@ -221,6 +222,8 @@ ENCODERS: dict[str, tuple[Format, Any]] = {
 @given(readings=READINGS)
 def test_records_of_an_independent_encoder_come_back(name: str, readings: list[Reading]) -> None:
     format, encode = ENCODERS[name]
+    # The line protocol cannot write it: the backslash would escape that of the character behind.
+    assume(name != "lines" or not any(re.search(r"\\[,= ]", reading.device) for reading in readings))
     found = Expander(format, TYPE, LIMITS).expand([Message(encode(readings))], records_max=10**6, bytes_max=10**9)
     assert found.refused == []
     decoded = Decoder(TYPE).decode(SourceBatch("json", Instant(0), payloads=found.payloads))

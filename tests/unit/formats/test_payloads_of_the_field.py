@@ -232,10 +232,11 @@ def test_a_compressed_message_may_have_several_members() -> None:
 
 def test_one_envelope_of_a_list_that_has_no_records_leaves_the_others() -> None:
     row = '{"at":"2026-11-26T11:59:00Z"}'
-    found, letters = step(Json(path="r"), f'[{{"r":{row}}},{{"x":1}},5,{{"r":{row}}}]')
+    found, letters = step(Json(path="r"), f'[{{"r":{row}}},{{"x":1}},5,[{{"r":{row}}}],{{"r":{row}}}]')
     assert len(found) == 2
+    listed = f'[[{{"r":{row}}}]]'.encode()  # replayed without the outer brackets, it would be an envelope
     assert [(letter.payload, letter.detail) for letter in letters] == [
-        (b'{"x":1}', "there is nothing at r"), (b"5", "there is nothing at r"),
+        (b'{"x":1}', "there is nothing at r"), (b"5", "there is nothing at r"), (listed, "there is nothing at r"),
     ]  # fmt: skip
 
 
