@@ -33,7 +33,7 @@ HARMLESS = (
     r"|pg_(hba_file_rules|ident_file_mappings)|pg_replication_origin_(progress|session_progress|session_is_setup))$"
 )
 """The server's volatile functions that only read, or only wait (and the statement's time is limited)."""
-OURS = ("account", "alive", "devices")
+OURS = ("account", "alive", "devices", "silent_devices")
 """Functions of ours that only read; they are volatile so that each takes a separate snapshot, behind its locks."""
 _CALL = re.compile(r"""E'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|(?:"((?:[^"]|"")*)"|([^\W\d][\w$]*))\s*(\()?""", re.DOTALL)
 # Splits a statement as the server does. Where the two could differ, the statement is refused (`_UNCLEAR`): a quote

@@ -42,7 +42,7 @@ def deploy(
     ] = None,
     copy_results: Annotated[
         bool,
-        typer.Option("--copy-results", help="A new generation gets the rows of closed windows of the current one."),
+        typer.Option("--copy-results", help="A new generation gets the rows of finished windows of the current one."),
     ] = False,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
@@ -104,7 +104,7 @@ async def _deploy(
                 show_plan(copies)
             else:
                 copied = await copy_all(store, spec, deployment.graph_id, say=True)
-                tables.say(f"copied {sum(copied.values())} rows; all rows of closed windows are there")
+                tables.say(f"copied {sum(copied.values())} rows; all rows of finished windows are there")
     if refused:
         raise GraphError(
             cannot_deploy(spec.name, refused),

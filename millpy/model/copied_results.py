@@ -1,4 +1,4 @@
-"""Rows of closed windows that a new generation's result tables get from the current generation's, as they are.
+"""Rows of finished windows that a new generation's result tables get from the current generation's, as they are.
 
 A table is copied if the current generation has one of the same name, with the same key. Each column that both have must
 have the same type; a column that only the new one has must allow NULL. The windows may differ: a row is known by its
@@ -41,7 +41,7 @@ class ResultCopy:
 
     def __str__(self) -> str:
         if self.closed_end == INSTANT_MIN:
-            return f"{self.table} has no closed windows to copy"
+            return f"{self.table} has no finished windows to copy"
         words = f"{self.table} gets the rows of windows that end by {describe(self.closed_end)}"
         if self.retention_us is not None:
             words += ", as far back as its retention"

@@ -1,4 +1,4 @@
-"""A new generation gets the rows of closed windows of the current one, each once, however often the copy is killed."""
+"""A new generation gets the rows of finished windows of the current one, once, however often the copy is killed."""
 
 from __future__ import annotations
 

@@ -89,7 +89,8 @@ class Worker:
     def points_reached(self) -> Counter[Failpoint]:
         """How often each point was reached."""
         reached = self.reached_file
-        return Counter(map(Failpoint, reached.read_text().split())) if reached.exists() else Counter()
+        whole = reached.read_text().rpartition("\n")[0] if reached.exists() else ""  # the last line may be half written
+        return Counter(map(Failpoint, whole.split()))
 
     def reached(self, point: Failpoint) -> int:
         return self.points_reached[point]

@@ -78,7 +78,7 @@ LIVE = (
     ),
     _edge(
         *("forgets the row that it amends", "I9", "corrections", (Corrections, "_correct")),
-        *(" if row is None else self._rebuilder.accumulators_of(row)", ""),
+        *(" if row is None else self._accumulators_of(row, corrections)", ""),
     ),
     _edge(
         *("counts an added record as late", "I8", "corrections", (step, "_uncount")),

@@ -1,4 +1,4 @@
-"""Copying the rows of closed windows to the result tables of a new generation (`model/copied_results.py`).
+"""Copying the rows of finished windows to the result tables of a new generation (`model/copied_results.py`).
 
 1. The transaction that begins the generation notes for each table which windows are closed, and lets its steps take
    them for over: they give no pane to a window that ends by then, whatever they read.
