@@ -43,6 +43,7 @@ def closed_ends(plan: Plan, newest: Mapping[str, Instant]) -> dict[str, Instant]
                 at = last_end(node.logic.windows, at)
                 if at is not None:
                     ends[node.name] = at
+                    at = Instant(at - 1)  # the event time of its last pane
             latest[node.name] = at
         else:
             latest[node.name] = at if isinstance(node.logic, _KEEP_TIMES) else None

@@ -91,7 +91,9 @@ class ClosedWindows:
     def fetch_pairs(self, pairs: Iterable[tuple[int, Key]]) -> None:
         """Load the panes of (window, key) pairs that are only in the store."""
         missing = [
-            (start, key) for start, key in pairs if start in self.stored and key not in self._panes.get(start, ())
+            (start, key)
+            for start, key in dict.fromkeys(pairs)
+            if start in self.stored and key not in self._panes.get(start, ())
         ]
         if not missing:
             return

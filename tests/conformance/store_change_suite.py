@@ -184,8 +184,26 @@ class ChangeSuite:
         asked = owner.deployment.graph_id, owner.grants[a.interval_id], Instant(500)
         assert await owner.store.reopen_source(*asked, lambda newest: {}, Event("read_on")) == 700
 
+        for step in steps:  # an owner that remembers the end would be beyond what comes
+            with pytest.raises(StaleSequencerError):
+                await owner.commit(owner.checkpoint(step, input_watermark=Instant(900), low_watermark=Instant(900)))
+        await owner.claim(a, *steps)
         assert (await owner.opened(steps[0])).recovered.input_watermark == 700
         assert (await owner.opened(steps[0])).cursors[a.interval_id] == (1, 700)
+
+    async def test_a_horizon_that_changes_after_the_end_sets_no_floor_there(self, world: World) -> None:
+        owner = await deployed(world, with_horizons(0, 100))
+        (a, b), steps = owner.deployment.intervals_of("readings"), owner.deployment.intervals_of("sums")
+        (alarms,) = owner.deployment.intervals_of("alarms")
+        everything = [a, b, *steps, alarms]
+        await owner.commit(at_the_end(owner, a), at_the_end(owner, b))
+        await owner.commit(*(at_the_end(owner, step, ended(owner, a, b)) for step in steps))
+        await owner.commit(at_the_end(owner, alarms, ended(owner, a, b, *steps)))
+
+        owner = await deployed(world, with_horizons(50, 200))
+
+        for interval in everything:
+            assert (await owner.opened(interval)).recovered.horizon_floor < INSTANT_MAX - 1_000, interval
 
     async def test_horizons_change_only_when_an_operator_deploys_them(self, world: World) -> None:
         await deployed(world, with_horizons(10, 100))

@@ -342,7 +342,8 @@ class MemoryDatabase:
             for interval in deployment.intervals_of(change.computation):
                 header = self.headers[interval.interval_id]
                 reached = header.dedupe_clock if change.setting == HORIZON else header.input_watermark
-                header.horizon_floor = max(header.horizon_floor, Instant(reached - change.floor_us))
+                if reached < INSTANT_MAX:  # an end that is set back sets a floor itself
+                    header.horizon_floor = max(header.horizon_floor, Instant(reached - change.floor_us))
                 if change.longer_us > 0:
                     self.dedupe_runs.replace(partial(StoredRun.longer, header=header, by_us=change.longer_us))
 

@@ -33,6 +33,8 @@ def reopen_source(
     ends = closed_ends(_newest(database, source.graph_id))
     for header, producer in readers:
         header.cursors[producer] = (header.cursors[producer][0], found.watermark)
+    for consumer in {header.interval.interval_id for header, _ in readers} - ids:
+        database.headers[consumer].disown()  # its owner remembers the end
     for header in back:
         header.input_watermark = header.low_watermark = found.watermark
         header.horizon_floor = max(header.horizon_floor, ends.get(header.interval.computation, INSTANT_MIN))

@@ -46,6 +46,7 @@ async def reopen_source(
     floors = [INSTANT_MIN, *(ends.get(one.computation, INSTANT_MIN) for one in found.intervals)]
     back = {**ids, "watermark": found.watermark}
     await connection.execute(statement("set_back_cursors"), back)
+    await connection.execute(statement("disown_consumers"), ids)
     await connection.execute(statement("set_back_intervals"), {**back, "closed_ends": Bigints(floors)})
     await connection.execute(statement("forget_runs"), ids)
     for computation in sorted({one.computation for one in found.intervals} & ends.keys()):

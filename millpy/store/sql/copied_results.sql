@@ -1,7 +1,8 @@
 -- name: read_closed_end
--- Reads up to which end the windows of a result table are closed in each of its intervals. NULL: its computation has no
+-- Reads up to which end the windows of a result table are finished in each of its intervals: over, and none of their
+-- panes waits. NULL: its computation has no
 -- intervals. Always one row.
-SELECT min(greatest(i.input_watermark - t.allowed_lateness_us, i.horizon_floor))
+SELECT min(least(greatest(i.input_watermark - t.allowed_lateness_us, i.horizon_floor), i.low_watermark))
   FROM mill.result_tables AS t JOIN mill.intervals AS i USING (computation_id)
  WHERE t.graph_id = %(graph_id)s AND t.name = %(name)s;
 

@@ -150,10 +150,11 @@ SELECT c.name, mill.moment(min(CASE c.kind WHEN 'injector' THEN i.low_watermark 
 
 -- name: raise_watermark_floors
 -- The windows that are over stay over when the allowed lateness grows, and the ids that a deduplicate step has
--- forgotten stay forgotten (I9). Always one row for each interval.
+-- forgotten stay forgotten (I9). An end that is set back sets a floor itself. Zero rows: all intervals have ended.
 UPDATE mill.intervals AS i SET horizon_floor = greatest(i.horizon_floor, i.input_watermark - %(before_us)s::bigint)
   FROM mill.computations AS c
- WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s AND i.computation_id = c.computation_id;
+ WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s AND i.computation_id = c.computation_id
+   AND i.input_watermark < 4611686018427387904;
 
 -- name: raise_id_floors
 -- The ids that are forgotten stay forgotten when the dedupe horizon grows (I9). Zero rows: the source has no ids.
@@ -161,7 +162,8 @@ UPDATE mill.intervals AS i SET horizon_floor = greatest(i.horizon_floor, latest.
   FROM mill.computations AS c
   JOIN mill.intervals AS p USING (computation_id)
  CROSS JOIN LATERAL (SELECT max(r.clock) AS clock FROM mill.dedupe_runs AS r WHERE r.interval_id = p.interval_id) AS latest
- WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s AND i.interval_id = p.interval_id;
+ WHERE c.graph_id = %(graph_id)s AND c.name = %(computation)s AND i.interval_id = p.interval_id
+   AND latest.clock < 4611686018427387904;
 
 -- name: keep_runs_longer
 -- Keeps the runs that have not expired until the longer horizon has passed. Zero rows: there are none.

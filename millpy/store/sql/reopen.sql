@@ -42,6 +42,13 @@ UPDATE mill.cursors AS k SET watermark = %(watermark)s::bigint
  WHERE p.interval_id = k.producer AND k.producer = ANY (%(intervals)s)
    AND p.low_watermark >= 4611686018427387904 AND k.watermark >= 4611686018427387904;
 
+-- name: disown_consumers
+-- Takes consumers that have not processed the end of all their inputs from their owners: these remember the end that is
+-- set back. Zero rows: there are none.
+UPDATE mill.intervals AS i SET worker_id = NULL, sequencer = i.sequencer + 1
+ WHERE NOT i.interval_id = ANY (%(intervals)s)
+   AND EXISTS (SELECT FROM mill.cursors AS k WHERE k.consumer = i.interval_id AND k.producer = ANY (%(intervals)s));
+
 -- name: set_back_intervals
 -- Sets the ends of intervals back to a watermark, and takes them from their owners. The windows that the end has closed
 -- stay closed (I7). Always one row for each interval.

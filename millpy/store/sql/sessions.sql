@@ -50,7 +50,7 @@ SELECT p.subkey, p.key, p.key_hash, p.fire_at, p.value, p.text_hash, p.subkey_ha
                  WHERE k.interval_id = %(interval)s AND k.kind = 'window' AND k.namespace = ''
                    AND (hashtextextended(k.key, 0), hashtextextended(k.subkey, 0), k.key_hash)
                        > (%(text_hash)s::bigint, %(subkey_hash)s::bigint, %(key_hash)s::bigint)
-                   AND (split_part(k.subkey, '/', 2)::bigint > %(ended_by)s::bigint OR strpos(k.value, '"waits":true') > 0)
+                   AND (split_part(k.subkey, '/', 2)::bigint > %(ended_by)s::bigint OR k.value ~ '"waits": ?true')
                  ORDER BY hashtextextended(k.key, 0), hashtextextended(k.subkey, 0), k.key_hash
                  LIMIT %(rows_max)s::integer) AS f) AS p
  WHERE p.before < %(bytes_max)s::bigint
