@@ -117,6 +117,8 @@ def _describe_other(kind: str, detail: Mapping[str, Any]) -> str:
         return f"{detail['by']} repaired {detail['table']}: {done}"
     if kind == "corrected":
         return _describe_correction(detail)
+    if kind in ("deployed", "switched", "rows_expired", "read_on"):
+        return _describe_change(kind, detail)
     if kind in ("source_disconnected", "source_still_disconnected", "source_connected"):
         return _describe_connection(kind, detail)
     if kind == "database_restored":
@@ -129,6 +131,21 @@ def _describe_other(kind: str, detail: Mapping[str, Any]) -> str:
     if "what" in detail:
         return f"source {detail.get('stream', '')} ({detail.get('partition', '')}): {detail['what']}"
     return ", ".join(f"{name} {value}" for name, value in detail.items())
+
+
+def _describe_change(kind: str, detail: Mapping[str, Any]) -> str:
+    if kind == "deployed":
+        reached = ", ".join(f"{name} {at}" for name, at in detail["watermarks"].items())
+        since = f"; from watermark {reached}" if reached else ""
+        return f"version {detail['version']}: {'; '.join(detail['changes'])}{since}"
+    if kind == "switched":
+        return f"generation {detail['to']} is the current one; before it was {detail['from']}"
+    if kind == "rows_expired":
+        dropped = f"{_counted(detail['partitions'], 'partition')} with {_counted(detail['rows'], 'row')}"
+        return f"{detail['table']}: dropped {dropped}, from {detail['from']} to {detail['to']}"
+    closed = ", ".join(f"{name} to {end}" for name, end in detail["windows_are_closed_to"].items())
+    source = f"source {detail['stream']} ({detail['partition']})"
+    return f"{source} is read on: {detail['what']}" + (closed and f"; windows are closed: {closed}")
 
 
 def _describe_correction(detail: Mapping[str, Any]) -> str:

@@ -192,6 +192,31 @@ def test_events_are_described(made: Project) -> None:
     assert made.json("events", "--from", "2126-01-01T00:00:00Z") == []
 
 
+EVENTS = [
+    (
+        "deployed",
+        {"version": 4, "changes": ["~ lateness", "+ table"], "watermarks": {"sums": "2026-11-26 08:00:00+00"}},
+        "version 4: ~ lateness; + table; from watermark sums 2026-11-26 08:00:00+00",
+    ),
+    ("switched", {"from": 1, "to": 2}, "generation 2 is the current one; before it was 1"),
+    (
+        "rows_expired",
+        {"table": "sums", "partitions": 1, "from": "a", "to": "b", "rows": 2, "bytes": 9},
+        "sums: dropped 1 partition with 2 rows, from a to b",
+    ),
+    (
+        "read_on",
+        {"stream": "s", "partition": "p", "what": "f has grown", "windows_are_closed_to": {"sums": "c"}},
+        "source s (p) is read on: f has grown; windows are closed: sums to c",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "detail", "happened"), EVENTS, ids=[kind for kind, *_ in EVENTS])
+def test_events_of_changes_are_sentences(kind: str, detail: dict[str, Any], happened: str) -> None:
+    assert admin_events.describe(kind, detail, {}) == happened
+
+
 @pytest.mark.parametrize(("partitions", "words"), [(1, "1 partition"), (2, "2 partitions")])
 def test_events_use_singular_and_plural(partitions: int, words: str) -> None:
     reported = admin_events.describe("resumed", {"stream": "readings", "partitions": partitions}, {})
