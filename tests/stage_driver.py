@@ -185,14 +185,14 @@ class StageDriver:
                 del rows[name]
         self.interval.on_windows_deleted(self.bundle)
 
-    def load_windows(self, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None) -> Entries:
+    def load_windows(self, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes]) -> Entries:
         """Read rows of windows, as a store does."""
         assert folded_bundle <= self.folded_bundle
         assert not getattr(self.interval, "immediate", False)
         found = Entries(Kind.WINDOW, "")
-        wanted = None if keys is None else set(zip(keys, subkeys, strict=True))
+        wanted = set(zip(keys, subkeys, strict=True))
         for (kind, _, key, subkey), (value, hashed, fire_at) in self.folded.items():
-            if kind is Kind.WINDOW and (subkey in subkeys if wanted is None else (key, subkey) in wanted):
+            if kind is Kind.WINDOW and (key, subkey) in wanted:
                 found.add(key, hashed, subkey, value, fire_at)
         self.loaded += len(found)
         return found

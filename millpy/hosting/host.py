@@ -55,9 +55,7 @@ class CommittedState(Protocol):
         """Read the state of these keys, given as JSON text."""
         ...
 
-    def load_windows(
-        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None
-    ) -> Entries:
+    def load_windows(self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes]) -> Entries:
         """Read folded entries of windows; see `Store.load_windows`."""
         ...
 

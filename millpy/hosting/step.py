@@ -66,7 +66,7 @@ class StoreLoader:
     """
 
     state: LoadState
-    windows: Callable[[Grant, int, Sequence[str], Sequence[bytes] | None], Entries]
+    windows: Callable[[Grant, int, Sequence[str], Sequence[bytes]], Entries]
     sessions: Callable[[Grant, int, SessionQuery], Entries]
 
 

@@ -40,11 +40,11 @@ from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 
 UNBOUNDED = 2**62
 
-LoadWindows = Callable[[int, Sequence[str], Sequence[bytes] | None], Entries]
-"""(folded bundle, subkeys, keys or None) -> stored windows; see `Store.load_windows`."""
+LoadWindows = Callable[[int, Sequence[str], Sequence[bytes]], Entries]
+"""(folded bundle, subkeys, keys) -> stored windows; see `Store.load_windows`."""
 
 
-def no_windows(folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None) -> Entries:
+def no_windows(folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes]) -> Entries:
     """Raise: a stage that is stepped without a store must have all of its windows in memory."""
     raise AssertionError(f"{len(subkeys)} windows are only in the store")
 

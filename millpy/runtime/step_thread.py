@@ -46,7 +46,7 @@ class StepThread(Executor):
         def state(grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
             return asyncio.run_coroutine_threadsafe(store.load_state(grant, keys), loop).result()
 
-        def windows(grant: Grant, folded: int, subkeys: Sequence[str], keys: Sequence[bytes] | None) -> Entries:
+        def windows(grant: Grant, folded: int, subkeys: Sequence[str], keys: Sequence[bytes]) -> Entries:
             return asyncio.run_coroutine_threadsafe(store.load_windows(grant, folded, subkeys, keys), loop).result()
 
         def sessions(grant: Grant, folded: int, query: SessionQuery) -> Entries:

@@ -350,7 +350,7 @@ class Store(Protocol):
         ...
 
     async def load_windows(
-        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None
+        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes]
     ) -> Entries:
         """Read the folded rows of windows, without deltas: changes above the folded bundle are not in them.
 
@@ -358,7 +358,7 @@ class Store(Protocol):
             grant: the caller's grant.
             folded_bundle: the folded bundle that the caller knows of.
             subkeys: the windows.
-            keys: the key (JSON text) of each; None for all keys of the windows.
+            keys: the key (JSON text) of each.
 
         Raises:
             StaleSequencerError: the grant is stale.

@@ -100,7 +100,7 @@ class KeyedSuite:
         (whole,) = await owner.store.read([grant], state_rows_max=0, closed_rows_max=4)
         (part,) = await owner.store.read([grant], state_rows_max=0, closed_rows_max=3)
         rows = await owner.store.load_windows(grant, 1, ["0/60", "60/120", "0/60"], [b'"a"', b'"a"', b'"x"'])
-        window = await owner.store.load_windows(grant, 1, ["0/60"], None)
+        window = await owner.store.load_windows(grant, 1, ["0/60", "0/60"], [b'"a"', b'"b"'])
 
         open_and_changed = {("a", "0/60"): [5], ("c", "0/60"): [6], ("a", "120/180"): [4]}
         assert panes_of(part.recovered.entries) == open_and_changed

@@ -42,7 +42,6 @@ HISTOGRAM = "SELECT max(share), sum(records) > 1000 FROM millpy.disorder_histogr
 PENDING_OR_OPEN = "SELECT (SELECT count(*) FROM millpy.windows) + coalesce(sum(pending), 0) FROM millpy.accounting"
 LIMITS = Limits(progress_every_s=0.02, fold_every_s=0.2)
 ACCEPTED = "SELECT coalesce(sum(records), 0) FROM millpy.disorder"
-BOUND_US = "SELECT (extract(epoch FROM bound) * 1000000)::bigint FROM millpy.disorder"
 OF_SOURCE = (
     "SELECT coalesce(min(low_watermark), -(2::bigint ^ 62)::bigint) FROM mill.places WHERE computation = 'readings'"
 )

@@ -80,18 +80,12 @@ class MemoryState:
         newest = overlaid(header.keyed, self.database.unfolded(header))
         return entries_of((name, row) for name, row in newest.items() if name[0] is Kind.STATE and name[2] in wanted)
 
-    def load_windows(
-        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None
-    ) -> Entries:
+    def load_windows(self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes]) -> Entries:
         """Read folded entries of windows; see `Store.load_windows`."""
         header = self.database.headers[grant.interval_id]
         check_fold(grant, header.folded_bundle, folded_bundle)
         found = Entries(Kind.WINDOW, "")
-        if keys is not None:
-            names = [(Kind.WINDOW, "", key, subkey) for subkey, key in zip(subkeys, keys, strict=True)]
-        else:
-            names = [name for name in header.keyed if name[0] is Kind.WINDOW and name[3] in subkeys]
-        for name in names:
+        for name in [(Kind.WINDOW, "", key, subkey) for subkey, key in zip(subkeys, keys, strict=True)]:
             if (row := header.keyed.get(name)) is not None:
                 found.add(name[2], row.key_hash, name[3], row.value, row.fire_at)
         return found

@@ -206,7 +206,7 @@ class MemoryStore:
         return self._state.load_state(grant, keys)
 
     async def load_windows(
-        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None
+        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes]
     ) -> Entries:
         """Read folded rows of windows; see `Store.load_windows`."""
         await self._reach_server()

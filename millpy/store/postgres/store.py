@@ -315,7 +315,7 @@ class PostgresStore:
             return await self._states.load(connection, grant, keys)
 
     async def load_windows(
-        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None
+        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes]
     ) -> Entries:
         """Read folded rows of windows; see `Store.load_windows`."""
         async with self._poll.use() as connection:

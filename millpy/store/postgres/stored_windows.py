@@ -51,7 +51,7 @@ async def load(
     grant: Grant,
     folded_bundle: int,
     subkeys: Sequence[str],
-    keys: Sequence[bytes] | None,
+    keys: Sequence[bytes],
     progressed: Callable[[], None],
 ) -> Entries:
     """Read folded rows of windows; see `Store.load_windows`. `progressed` is called after each piece."""
@@ -61,12 +61,6 @@ async def load(
         raise StaleSequencerError(f"stale grants {[grant.interval_id]}", stale=[grant.interval_id])
     check_fold(grant, header[0][1], folded_bundle)
     found = Entries(Kind.WINDOW, "")
-    if keys is None:
-        for subkey in subkeys:
-            async for rows in read_window(connection, grant, subkey):
-                _add(found, rows)
-                progressed()
-        return found
     of_grant["bytes_max"] = PIECE_BYTES
     lo = 0
     while lo < len(keys):
@@ -98,8 +92,3 @@ async def delete(connection: Connection, grant: Grant, subkeys: Sequence[str], p
         progressed()
         if found[0][0] < PIECE_ROWS:
             return
-
-
-def _add(entries: Entries, rows: Sequence[TupleRow]) -> None:
-    for subkey, key, key_hash, fire_at, value, *_ in rows:
-        entries.add(key.encode(), key_hash, subkey, value.encode(), fire_at)

@@ -172,7 +172,7 @@ class Machine:
     def _load(self, grant: Grant, keys: Sequence[bytes]) -> Sequence[Entries]:
         return at_once(self.store.load_state(grant, keys))
 
-    def _load_windows(self, grant: Grant, folded: int, subkeys: Sequence[str], keys: Sequence[bytes] | None) -> Entries:
+    def _load_windows(self, grant: Grant, folded: int, subkeys: Sequence[str], keys: Sequence[bytes]) -> Entries:
         return at_once(self.store.load_windows(grant, folded, subkeys, keys))
 
     def _load_sessions(self, grant: Grant, folded: int, query: SessionQuery) -> Entries:

@@ -76,9 +76,7 @@ class PostgresState:
         """Read the state of these keys, given as JSON text."""
         return self._run(self._store.load_state(grant, keys))
 
-    def load_windows(
-        self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes] | None
-    ) -> Entries:
+    def load_windows(self, grant: Grant, folded_bundle: int, subkeys: Sequence[str], keys: Sequence[bytes]) -> Entries:
         """Read folded entries of windows; see `Store.load_windows`."""
         return self._run(self._store.load_windows(grant, folded_bundle, subkeys, keys))
 
