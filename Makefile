@@ -12,7 +12,7 @@ STORE_TESTS := postgres_commit postgres_results postgres_store histories rights 
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
-        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w1-early bench-join bench-late bench-w2 bench-w2b bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-soak
+        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w1-early bench-join bench-formats bench-late bench-w2 bench-w2b bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-soak
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -143,6 +143,9 @@ bench-w1-early: $(STAMP) ## the same with early panes every second, against W1 i
 
 bench-join: $(STAMP) ## two files of a million records, interval join into a table
 	$(BIN)/python -m benchmarks.join
+
+bench-formats: $(STAMP) ## payload formats: records a CPU second that become records, by format
+	$(BIN)/python -m benchmarks.formats
 
 bench-late: $(STAMP) ## ten million closed windows that wait for late records
 	$(BIN)/python -m benchmarks.late
