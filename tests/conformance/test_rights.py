@@ -56,7 +56,7 @@ COLUMNS = {"mill.graphs": ({"version", "description", "deployed_at"}, "UPDATE")}
 # Pattern of a function -> who may call it, besides the owner.
 FUNCTIONS = {
     r"mill\.(moment|instant|readable)\(.*": {"worker", "reader", "stranger"},
-    r"mill\.(account|devices)\(.*": {"worker", "reader"},
+    r"mill\.(account|devices|silent_devices)\(.*": {"worker", "reader"},
     r"millpy\.(as_of|history_of)\(.*": {"worker", "reader", "stranger"},  # they read with their caller's rights
     r"millpy\.trim_\w+\(.*": {"worker"},
     r"millpy\.explain_watermark\(.*": {"worker", "reader"},
@@ -71,7 +71,7 @@ SCHEMAS = {  # USAGE; only the owner has CREATE
 }
 KNOWN_FUNCTIONS = set(
     "alive check_isolation hold_grants check_slots refuse check_panes has_filter check_cursors check_settled end_fold "
-    "unneeded turn_ring free_slot moment instant readable account devices oldest_entry request_release "
+    "unneeded turn_ring free_slot moment instant readable account devices silent_devices oldest_entry request_release "
     "make_partitions drop_partitions partition_bound "
     "explain_source duration explain_watermark replay_dead_letters replay_dead_letter replay_late_records "
     "discard_dead_letters discard_late_records resume_source release_parked discard_parked as_of history_of "
