@@ -82,6 +82,7 @@ class StageDriver:
         self._before = (dict(self.folded), 0)
         self.bundle = 0
         self.watermark = self.low_watermark = self.horizon_floor = INSTANT_MIN
+        self.oldest = INSTANT_MAX
         self.largest: int | None = None
         self.now_us = 0
         self.panes_max = UNBOUNDED
@@ -137,8 +138,9 @@ class StageDriver:
         work = Work(self.bundle, arrived, before, self.watermark, Instant(self.now_us), releases, self.panes_max)
         work.load_windows, work.load_sessions = self.load_windows, self.load_sessions
         result = self.interval.step(work)
+        self.oldest = self.interval.oldest_work()
         if not result.unfinished:
-            self.low_watermark = max(self.low_watermark, min(self.interval.oldest_work(), self.watermark))
+            self.low_watermark = max(self.low_watermark, min(self.oldest, self.watermark))
         self.commit(result)
         self.results.append(result)
         return result
@@ -214,7 +216,7 @@ class StageDriver:
         rows = {name for name in self.folded if name[0] is Kind.WINDOW}
         if len(rows) <= getattr(self.stage, "closed_rows_max", UNBOUNDED):
             rows = set()
-        rows = {name for name in rows if int(name[3].partition("/")[2]) <= self.low_watermark}
+        rows = {name for name in rows if int(name[3].partition("/")[2]) <= min(self.low_watermark, self.oldest)}
         waiting = b"no value" if self.stage_kind() is ClosedKind.WINDOWS else WAITS
         rows = {name for name in rows if waiting not in self.folded[name][0]}
         everything = self.stored
@@ -288,9 +290,11 @@ class StageDriver:
 
     def lose(self, rows: Sequence[tuple[Any, int]], *, columns: bool = False) -> None:
         """Step a bundle whose commit fails: soft state is thrown away and read again."""
-        kept = (dict(self.stored), self.bundle, self.watermark, self.largest, list(self.results), self.low_watermark)
+        kept = (dict(self.stored), self.bundle, self.watermark, self.largest, list(self.results))
+        reached = (self.low_watermark, self.oldest)
         self.feed(rows, columns=columns)
-        self.stored, self.bundle, self.watermark, self.largest, self.results, self.low_watermark = kept
+        self.stored, self.bundle, self.watermark, self.largest, self.results = kept
+        self.low_watermark, self.oldest = reached
         self.interval = self.stage.open(self.recovered(Kind))
 
     def parked(self) -> dict[bytes, int]:

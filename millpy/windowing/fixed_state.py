@@ -81,6 +81,10 @@ class OpenWindows:
         self.spilled = self._closed_type(self.panes, self.weights, end_of, self.has_left, absorb, bytes_max, folded)
         for subkey in recovered.closed_windows:
             start, _, end = subkey.partition("/")
+            # Until the low watermark has passed its end and lateness, panes of it may wait.
+            if int(end) + self._allowed_us <= recovered.low_watermark:
+                self.spilled.expired.append((subkey, recovered.bundle))
+                continue
             self._assigner.pin(int(start), int(end))
             self.panes[int(start)] = {}
             self.spilled.stored.add(int(start))

@@ -110,6 +110,12 @@ class KeyedSuite:
         assert panes_of([rows]) == {("a", "0/60"): [1], ("a", "60/120"): [3]}
         assert panes_of([window]) == {("a", "0/60"): [1], ("b", "0/60"): [2]}
         assert sorted(window.fire_ats) == [90, 90]
+
+        # A late record has opened 60/120 behind the low watermark: it has not fired.
+        await owner.commit(owner.checkpoint(sums, low_watermark=Instant(120), oldest_work=Instant(119)))
+        (waiting,) = await owner.store.read([grant], state_rows_max=0, closed_rows_max=3)
+        assert ("a", "60/120") in panes_of(waiting.recovered.entries)
+        assert waiting.recovered.closed_windows == ["0/60"]
         with pytest.raises(TransientError, match="lost a fold"):
             await owner.store.load_windows(grant, 2, ["0/60"], None)
         for bound in ("PIECE_BYTES", "PIECE_ROWS"):

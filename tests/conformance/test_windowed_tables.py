@@ -107,12 +107,12 @@ async def test_no_table_depends_on_the_size_of_bundles(
     path.write_text("".join(json.dumps(reading) + "\n" for reading in readings()))
 
     sizes = []
-    for name, size in (("large", 65_536), ("small", 100)):
+    for name, size, finished_bytes in (("large", 65_536, 10**9), ("small", 100, 1)):
+        monkeypatch.setattr("millpy.runtime.maintenance.FINISHED_BYTES", finished_bytes)
         limits = Limits(bundle_records_max=size, fold_every_s=600, epoch_s=600)  # nothing but the end folds and empties
         await run_worker(graph_of(path, name), database_url, limits=limits)
         with psycopg.connect(database_url) as connection:
             sizes += connection.execute(IN_DELTAS).fetchone() or ()
-        monkeypatch.setattr("millpy.runtime.maintenance.FINISHED_BYTES", 1)
 
     assert sizes[0] > EMPTY, "a little is left"
     assert sizes[1] <= EMPTY, "a finished graph empties its rings"

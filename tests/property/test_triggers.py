@@ -26,6 +26,7 @@ from millpy.windowing.triggers import Ends, Timing, Trigger
 from millpy.windowing.window import Windows
 from tests.property.test_windowed import (
     MAX_DISORDER,
+    WINDOWS,
     Reading,
     breaks,
     kinds,
@@ -94,6 +95,21 @@ def test_the_trigger_decides_when_every_kind_of_window_fires(
     assert {name: values[0] for name, values in found.items()} == {name: values[0] for name, values in wanted.items()}
     assert table_of(subject) == found.keys()
     assert {values[1] for values in found.values()} <= {"early"}
+
+
+@pytest.mark.parametrize("panes_max", [2, 10_000])
+def test_a_window_that_a_late_record_opens_fires_after_a_takeover(panes_max: int) -> None:
+    """It ends behind the low watermark and has not fired: a new owner reads it, however many windows are closed."""
+    windows, subject = WINDOWS["sliding with offset"], driver(WINDOWS["sliding with offset"], Delayed(), 10_000)
+    subject.panes_max = panes_max
+    late = Reading(key="a", site=1, value=None, number=None, text=None, gap=None)
+    feed = [(late, at) for at in (*[0] * 6, 19, 1, *[0] * 6)]
+
+    feed_and_watch(subject, feed, [*["none"] * 6, "cut", "fold", "restart"], columns=False)
+
+    found = newest_panes(subject, COUNT)
+    wanted = oracle(windows, feed, ALLOWED, lambda group: (len(group.records),)).windows
+    assert {name: values[0] for name, values in found.items()} == {name: values[0] for name, values in wanted.items()}
 
 
 def feed_and_watch(subject: StageDriver, feed: list[Any], where: list[str], *, columns: bool) -> None:

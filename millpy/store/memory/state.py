@@ -48,7 +48,10 @@ class MemoryState:
         deltas = self.database.unfolded(header)
         keyed, left = header.keyed, frozenset[str]()
         if sum(name[0] is Kind.WINDOW for name in keyed) > closed_rows_max:
-            keyed, left = without_closed(keyed, header.low_watermark, closed)
+            fired_by = min(
+                header.low_watermark, header.oldest_work
+            )  # a late record opens a window behind the watermark
+            keyed, left = without_closed(keyed, fired_by, closed)
         newest = overlaid(keyed, deltas)
         ends = [span_of(subkey)[1] for subkey in left] if closed is ClosedKind.SESSIONS else []
         if ends:

@@ -105,7 +105,7 @@ async def _read_under(
     progressed: Callable[[], None],
 ) -> OwnerSnapshot:
     """Read the data under a header. It is valid if the header is still the same afterwards."""
-    _, bundle, folded_bundle, input_watermark, low_watermark, processing_floor, horizon_floor = header
+    _, bundle, folded_bundle, input_watermark, low_watermark, processing_floor, horizon_floor, fired_by = header
     state_rows_max, closed_rows_max, kind = bounds
     of_interval: dict[str, Any] = {"interval": grant.interval_id}
     newest: Newest = {}
@@ -120,15 +120,15 @@ async def _read_under(
     subkeys: list[str] | None = None
     ends: SpanOfEnds | None = None
     if kind is ClosedKind.SESSIONS and closed_rows_max < UNBOUNDED:
-        ends = await stored_sessions.closed_ends(connection, grant, low_watermark, closed_rows_max)
+        ends = await stored_sessions.closed_ends(connection, grant, fired_by, closed_rows_max)
     elif closed_rows_max < UNBOUNDED:
         subkeys = await stored_windows.subkeys(connection, grant, closed_rows_max)
-    is_closed = {subkey: int(subkey.partition("/")[2]) <= low_watermark for subkey in subkeys or ()}
+    is_closed = {subkey: int(subkey.partition("/")[2]) <= fired_by for subkey in subkeys or ()}
     for subkey, closed in is_closed.items():
         if not closed and kind is ClosedKind.WINDOWS:
             await _add_windows(stored_windows.read_window(connection, grant, subkey), newest, groups, progressed)
     if ends is not None or (subkeys is not None and kind is ClosedKind.PANES):
-        await _add_windows(stored_sessions.read_open(connection, grant, low_watermark), newest, groups, progressed)
+        await _add_windows(stored_sessions.read_open(connection, grant, fired_by), newest, groups, progressed)
     for kinds in _OTHERS if subkeys is None and ends is None else _WITHOUT_WINDOWS:
         await _read_kinds(connection, grant.interval_id, kinds, newest, groups, progressed)
     complete = states + _states(newest) <= state_rows_max

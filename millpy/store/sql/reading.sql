@@ -7,8 +7,10 @@
 LOCK TABLE mill.deltas IN ACCESS SHARE MODE;
 
 -- name: read_header
--- Zero rows: the interval does not exist.
-SELECT sequencer, bundle, folded_bundle, input_watermark, low_watermark, processing_floor, horizon_floor
+-- All windows that end by the last column have fired: a late record opens one behind the low watermark, and its pane may
+-- wait for a later turn. Zero rows: the interval does not exist.
+SELECT sequencer, bundle, folded_bundle, input_watermark, low_watermark, processing_floor, horizon_floor,
+       least(low_watermark, oldest_work)
   FROM mill.intervals WHERE interval_id = %(interval)s;
 
 -- name: count_state
