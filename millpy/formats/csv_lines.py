@@ -24,6 +24,9 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _FOR_EXCEL = re.compile(r"sep=.")
 _COLUMNS_MAX = 10_000
 _HEADERS_MAX = 100
+HEADER_CHARACTERS_MAX = 65_536
+UNCLOSED_MAX = 100
+"""Quotes of a message that are not closed before its other quotes only count inside their lines."""
 _TRIMMED = (int, float, bool, Decimal, datetime, date, UUID)
 _LONE_RETURN = re.compile(r"\r(?!\n)")
 
@@ -234,6 +237,8 @@ class _CsvReader:
     def _columns_under(self, header: str) -> _HeaderColumns:
         found = self._known.get(header)
         if found is None:
+            if len(header) > HEADER_CHARACTERS_MAX:
+                raise ValueError(f"its header has more than {HEADER_CHARACTERS_MAX:,} characters")
             if len(self._known) >= _HEADERS_MAX:
                 self._known.clear()
             found = self._known[header] = self._columns_of(self._dialect.header_cells(header))
@@ -304,10 +309,14 @@ def _record_pattern(delimiter: str, quote: str) -> re.Pattern[str]:
 
 
 def _records(text: str, record: re.Pattern[str]) -> list[str]:
-    """Split text at newlines outside of quotes; a quote that is not closed spoils its own line."""
-    found, start = [], 0
+    """Split text at newlines outside of quotes; a quote that is not closed spoils its own line.
+
+    The search for each quote that is not closed reads the rest of the text: `UNCLOSED_MAX` bounds their number.
+    """
+    found, start, unclosed = [], 0, 0
     while start < len(text):
-        whole = record.match(text, start)
+        whole = record.match(text, start) if unclosed < UNCLOSED_MAX else None
+        unclosed += whole is None
         end = text.find("\n", start) if whole is None else whole.end()
         end = len(text) if end < 0 else end
         found.append(text[start:end])

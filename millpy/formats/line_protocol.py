@@ -32,6 +32,7 @@ _TIME = re.compile(r"-?[0-9]{1,19}")
 _INTEGER = re.compile(r"(-?[0-9]{1,20})i|([0-9]{1,20})u")
 _MARKS = re.compile(r'\\[^\n]|["\n]')
 _SPACES = re.compile(" *")
+_COMMENT = re.compile(" *#")
 _UNESCAPE_MEASUREMENT = re.compile(r"\\([, ])")
 _UNESCAPE = re.compile(r"\\([,= ])")
 _UNESCAPE_TEXT = re.compile(r'\\(["\\])')
@@ -206,12 +207,13 @@ def _lines(text: str) -> Iterator[str]:
     if '"' not in text:
         yield from text.split("\n")
         return
-    start, is_text = 0, False
+    start, is_text, is_comment = 0, False, _COMMENT.match(text) is not None
     for mark in _MARKS.finditer(text):
         if mark[0] == '"':
             # A quote begins a text behind an equals sign; elsewhere it is a character of a tag or a comment.
-            is_text = not is_text and text[mark.start() - 1 : mark.start()] == "="
+            is_text = not is_comment and not is_text and text[mark.start() - 1 : mark.start()] == "="
         elif mark[0] == "\n" and not is_text:
             yield text[start : mark.start()]
             start = mark.end()
+            is_comment = _COMMENT.match(text, start) is not None
     yield text[start:]

@@ -342,8 +342,8 @@ class _Task:
         window.in_order.clear()
         if not why:
             values = stored_form(self._accumulators, window.content.values)
-            found.stored_bytes += len(values)
-            if len(values) <= RECOMPUTED_BYTES_MAX and found.stored_bytes <= STORED_BYTES_MAX:
+            if len(values) <= RECOMPUTED_BYTES_MAX and found.stored_bytes + len(values) <= STORED_BYTES_MAX:
+                found.stored_bytes += len(values)
                 document = f'{{"values": {values.decode()}, "row": {window.row}}}'
                 found.recomputed.update(dict.fromkeys(window.ids, document))
                 return

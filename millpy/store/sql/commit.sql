@@ -132,9 +132,9 @@ WITH told AS (
       FROM told AS t
      WHERE e.event_id = (SELECT max(o.event_id) FROM mill.events AS o
                           WHERE o.graph_id = t.graph_id AND o.kind = t.kind
-                            AND o.at > clock_timestamp() - interval '1 minute'
+                            AND o.at > statement_timestamp() - interval '1 minute'
                             AND o.detail ->> 'interval' = t.interval_id::text
-                            AND (o.detail ->> 'from')::timestamptz > clock_timestamp() - interval '1 minute')
+                            AND (o.detail ->> 'from')::timestamptz > statement_timestamp() - interval '1 minute')
     RETURNING t.interval_id, t.kind
 )
 INSERT INTO mill.events (graph_id, kind, detail)

@@ -286,3 +286,23 @@ def test_a_time_that_python_cannot_hold_is_told_without_its_value() -> None:
     decoded = DecodeResult(np.arange(2), lambda row: b"", batch=pa.record_batch({"at": times}))
     problem = time_problems(decoded, "at", None)
     assert [problem(0), problem(1)] == ["at is outside the years 1 to 9999", "at is missing"]
+
+
+def test_a_comment_with_a_quote_swallows_no_line_of_the_line_protocol() -> None:
+    lines = '# unit="C\nroom,device=a value=1 5\n  # "\nroom,device=b value=2,s="x\n# y" 6'
+    found, letters = step(LineProtocol(precision="s", time="at"), lines)
+    assert [record.device for record in found] == ["a", "b"]
+    assert letters == []
+
+
+def test_quotes_that_are_never_closed_cost_no_more_than_their_number() -> None:
+    text = "device;at;value\n" + 'x";"\n' * 5_000 + "a;2026-11-26T11:59:00Z;1\n"
+    found, letters = step(Csv(delimiter=";"), text)
+    assert [record.device for record in found] == ["a"]
+    assert len(letters) > 100
+
+
+def test_a_long_header_of_a_message_is_refused() -> None:
+    found, (letter,) = step(Csv(), "device,at," + "x" * 70_000 + "\na,2026-11-26T11:59:00Z,1\n")
+    assert not found
+    assert letter.detail.endswith("its header has more than 65,536 characters")
