@@ -11,8 +11,9 @@ from typing import Any
 
 from millpy.config.extras import to_install
 from millpy.errors import ConfigError, GraphError
+from millpy.formats.binary import PLAIN, BinaryFormat
 from millpy.formats.json_objects import Json
-from millpy.formats.message import NESTING_MAX, Format, Message, Part, Reader, check_objects
+from millpy.formats.message import NESTING_MAX, Message, Part, Reader
 from millpy.formats.schema_registry import RegisteredSchema, SchemaRegistry, cache_of, unframed
 from millpy.formats.values import json_of
 from millpy.model.identity import Identity
@@ -20,12 +21,11 @@ from millpy.model.record import RecordType
 
 AVRO_BYTES_MAX = 1_000_000
 """The most bytes of one message: its values take many times as much in memory."""
-_PLAIN = Json()
 _PRIMITIVE = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
-class Avro(Format):
+class Avro(BinaryFormat):
     """Avro messages: a record each, as an object with its fields. Needs the package fastavro.
 
     With a registry, each message begins with the id of the schema that it was written with. Logical types become what
@@ -41,14 +41,13 @@ class Avro(Format):
 
     schema: str | None
     registry: SchemaRegistry | None
-    inside: Json
 
     def __init__(
         self,
         schema: str | Mapping[str, Any] | Path | None = None,
         *,
         registry: SchemaRegistry | None = None,
-        inside: Json = _PLAIN,
+        inside: Json = PLAIN,
     ) -> None:
         if schema is None and registry is None:
             raise GraphError("Avro needs a schema or a registry", hint="Avro(registry=SchemaRegistry())")
@@ -59,23 +58,16 @@ class Avro(Format):
         object.__setattr__(self, "schema", None if schema is None else _schema_text(schema))
         object.__setattr__(self, "registry", registry)
         object.__setattr__(self, "inside", inside)
-
-    @property
-    def reads_lines(self) -> bool:
-        """A line of a file is no message."""
-        return False
+        self.__post_init__()
 
     def identity(self) -> Identity:
         """Describe how a message is read; the registry's address is no part of it."""
-        own = self.inside.identity()
-        inside = {} if own == _PLAIN.identity() else {"inside": own}
         registry = {} if self.registry is None else {"registry": {"kind": "schema_registry"}}
-        return {"kind": "avro", "schema": self.schema, **registry, **inside}
+        return {"kind": "avro", "schema": self.schema, **registry, **self._identity_inside()}
 
     def validate(self, record_type: RecordType) -> None:
         """Check the record class and the schema, and that the package is there. Raises GraphError, ConfigError."""
-        check_objects(record_type, self)
-        self.inside.validate(record_type)
+        BinaryFormat.validate(self, record_type)
         try:
             import fastavro  # noqa: F401
         except ImportError as error:
@@ -88,7 +80,7 @@ class Avro(Format):
 
     def reader(self, record_type: RecordType) -> Reader:
         """Return a function that decodes a message and finds the records in it."""
-        inside = self.inside.reader(record_type)
+        records_in = self._finder(record_type)
         own = None if self.schema is None else parsed(self.schema)
         if self.registry is None:
 
@@ -108,8 +100,7 @@ class Avro(Format):
         def read(message: Message) -> Iterable[Part]:
             if len(message.payload) > AVRO_BYTES_MAX:
                 raise ValueError(f"the message has more than {AVRO_BYTES_MAX} bytes")
-            text = json_of(value(message.payload))
-            return inside(Message(text, message.topic, arrived_at=message.arrived_at))
+            return records_in(json_of(value(message.payload)), message)
 
         return read
 

@@ -1,8 +1,8 @@
-"""Binary formats that need no schema: MessagePack and CBOR."""
+"""What binary formats have in common, and those that need no schema: MessagePack and CBOR."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -17,18 +17,18 @@ from millpy.formats.values import json_of
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 
-_PLAIN = Json()
+PLAIN = Json()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Binary(Format):
-    """A format whose values are those of JSON.
+class BinaryFormat(Format):
+    """A format whose messages are values of JSON in another encoding.
 
     Args:
         inside: how records are found in the decoded value, as in JSON; by default it is a record, or a list of them.
     """
 
-    inside: Json = _PLAIN
+    inside: Json
 
     def __post_init__(self) -> None:
         if not isinstance(self.inside, Json):
@@ -39,36 +39,47 @@ class _Binary(Format):
         """A line of a file is no message."""
         return False
 
-    @property
-    def _kind(self) -> str:
-        raise NotImplementedError
-
-    def identity(self) -> Identity:
-        """Describe the format."""
+    def _identity_inside(self) -> Identity:
+        """Describe where the records are; empty for plain JSON."""
         own = self.inside.identity()
-        return {"kind": self._kind, **({} if own == _PLAIN.identity() else {"inside": own})}
+        return {} if own == PLAIN.identity() else {"inside": own}
 
     def validate(self, record_type: RecordType) -> None:
         """Check the record class. Raises GraphError."""
         check_objects(record_type, self)
         self.inside.validate(record_type)
 
+    def _finder(self, record_type: RecordType) -> Callable[[bytes, Message], Iterable[Part]]:
+        """Return a function that finds the records in the JSON of a message."""
+        inside = self.inside.reader(record_type)
+        return lambda text, message: inside(Message(text, message.topic, arrived_at=message.arrived_at))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class _SchemalessFormat(BinaryFormat):
+    """A binary format whose messages name their fields."""
+
+    inside: Json = PLAIN
+
+    @property
+    def _kind(self) -> str:
+        raise NotImplementedError
+
+    def identity(self) -> Identity:
+        """Describe the format."""
+        return {"kind": self._kind, **self._identity_inside()}
+
     def _value(self, payload: bytes) -> Any:
         raise NotImplementedError
 
     def reader(self, record_type: RecordType) -> Reader:
         """Return a function that decodes a message and finds the records in it."""
-        inside = self.inside.reader(record_type)
-
-        def read(message: Message) -> Iterable[Part]:
-            text = json_of(self._value(message.payload), len(message.payload))
-            return inside(Message(text, message.topic, arrived_at=message.arrived_at))
-
-        return read
+        records_in = self._finder(record_type)
+        return lambda message: records_in(json_of(self._value(message.payload), len(message.payload)), message)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class MessagePack(_Binary):
+class MessagePack(_SchemalessFormat):
     """MessagePack: a map for one record, or an array of them. Timestamps become datetimes, binary becomes base64.
 
     Args:
@@ -84,7 +95,7 @@ class MessagePack(_Binary):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Cbor(_Binary):
+class Cbor(_SchemalessFormat):
     """CBOR (RFC 8949): a map for one record, or an array of them. Needs the package cbor2.
 
     Times (tags 0 and 1) become datetimes, byte strings base64. Shared values (tags 25 and 29) are rejected if they
@@ -100,7 +111,7 @@ class Cbor(_Binary):
 
     def validate(self, record_type: RecordType) -> None:
         """Check the record class, and that the package is there. Raises GraphError, ConfigError."""
-        _Binary.validate(self, record_type)
+        BinaryFormat.validate(self, record_type)
         try:
             import cbor2  # noqa: F401
         except ImportError as error:

@@ -10,8 +10,9 @@ from typing import Any
 
 from millpy.config.extras import to_install
 from millpy.errors import ConfigError, GraphError
+from millpy.formats.binary import PLAIN, BinaryFormat
 from millpy.formats.json_objects import Json
-from millpy.formats.message import Format, Message, Part, Reader, check_objects
+from millpy.formats.message import Message, Part, Reader
 from millpy.formats.schema_registry import unframed
 from millpy.formats.values import json_of
 from millpy.model.identity import Identity
@@ -20,13 +21,12 @@ from millpy.model.record import RecordType
 PROTOBUF_BYTES_MAX = 1_000_000
 """The most bytes of one message: its values take many times as much in memory."""
 INDEXES_MAX = 32
-_PLAIN = Json()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WRAPPERS = "Double Float Int64 UInt64 Int32 UInt32 Bool String Bytes"
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
-class Protobuf(Format):
+class Protobuf(BinaryFormat):
     """Protobuf messages: a record each, as an object with the names of the .proto file. Needs the package protobuf.
 
     A field without presence has its default when it is missing; others are then left out. Enums become their names,
@@ -42,7 +42,6 @@ class Protobuf(Format):
 
     message: str
     framed: bool
-    inside: Json
     class_of: Callable[[], Any]
 
     def __init__(
@@ -51,7 +50,7 @@ class Protobuf(Format):
         *,
         descriptors: bytes | str | Path | None = None,
         framed: bool = False,
-        inside: Json = _PLAIN,
+        inside: Json = PLAIN,
     ) -> None:
         if isinstance(message, str) == (descriptors is None):
             raise GraphError(
@@ -68,22 +67,15 @@ class Protobuf(Format):
         object.__setattr__(self, "class_of", made)
         object.__setattr__(self, "framed", framed)
         object.__setattr__(self, "inside", inside)
-
-    @property
-    def reads_lines(self) -> bool:
-        """A line of a file is no message."""
-        return False
+        self.__post_init__()
 
     def identity(self) -> Identity:
         """Describe the message by its name: a newer version of it is another only in fields that are added."""
-        own = self.inside.identity()
-        inside = {} if own == _PLAIN.identity() else {"inside": own}
-        return {"kind": "protobuf", "message": self.message, "framed": self.framed, **inside}
+        return {"kind": "protobuf", "message": self.message, "framed": self.framed, **self._identity_inside()}
 
     def validate(self, record_type: RecordType) -> None:
         """Check the record class, the message, and that the package is there. Raises GraphError, ConfigError."""
-        check_objects(record_type, self)
-        self.inside.validate(record_type)
+        BinaryFormat.validate(self, record_type)
         try:
             import google.protobuf  # noqa: F401
         except ImportError as error:
@@ -94,7 +86,7 @@ class Protobuf(Format):
         """Return a function that decodes a message and finds the records in it."""
         from google.protobuf.message import DecodeError
 
-        kind, inside, framed = self.class_of(), self.inside.reader(record_type), self.framed
+        kind, records_in, framed = self.class_of(), self._finder(record_type), self.framed
 
         def read(message: Message) -> Iterable[Part]:
             payload, schema = message.payload, ""
@@ -109,7 +101,7 @@ class Protobuf(Format):
                 text = json_of(object_of(kind.FromString(payload)))
             except (DecodeError, ValueError) as error:
                 raise ValueError(f"{schema}{error}") from None
-            return inside(Message(text, message.topic, arrived_at=message.arrived_at))
+            return records_in(text, message)
 
         return read
 
