@@ -13,7 +13,7 @@ from millpy.config.extras import to_install
 from millpy.errors import ConfigError, GraphError
 from millpy.formats.binary import PLAIN, BinaryFormat
 from millpy.formats.json_objects import Json
-from millpy.formats.message import NESTING_MAX, Message, Part, Reader
+from millpy.formats.message import NESTING_MAX, Reader
 from millpy.formats.schema_registry import RegisteredSchema, SchemaRegistry, cache_of, unframed
 from millpy.formats.values import json_of
 from millpy.model.identity import Identity
@@ -80,7 +80,6 @@ class Avro(BinaryFormat):
 
     def reader(self, record_type: RecordType) -> Reader:
         """Return a function that decodes a message and finds the records in it."""
-        records_in = self._finder(record_type)
         own = None if self.schema is None else parsed(self.schema)
         if self.registry is None:
 
@@ -97,12 +96,12 @@ class Avro(BinaryFormat):
                 except Exception as error:
                     raise ValueError(f"schema {schema_id}: {error or type(error).__name__}") from error
 
-        def read(message: Message) -> Iterable[Part]:
-            if len(message.payload) > AVRO_BYTES_MAX:
+        def json_in(payload: bytes) -> bytes:
+            if len(payload) > AVRO_BYTES_MAX:
                 raise ValueError(f"the message has more than {AVRO_BYTES_MAX} bytes")
-            return records_in(json_of(value(message.payload)), message)
+            return json_of(value(payload))
 
-        return read
+        return self._reader(record_type, json_in)
 
 
 class _Writers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
 
@@ -49,10 +49,16 @@ class BinaryFormat(Format):
         check_objects(record_type, self)
         self.inside.validate(record_type)
 
-    def _finder(self, record_type: RecordType) -> Callable[[bytes, Message], Iterable[Part]]:
-        """Return a function that finds the records in the JSON of a message."""
+    def _reader(self, record_type: RecordType, json_in: Callable[[bytes], bytes]) -> Reader:
+        """Return a function that finds the records of a message in its JSON, given one that decodes a payload."""
         inside = self.inside.reader(record_type)
-        return lambda text, message: inside(Message(text, message.topic, arrived_at=message.arrived_at))
+
+        def read(message: Message) -> Iterable[Part]:
+            text = message.payload if message.decoded else json_in(message.payload)
+            parts = inside(Message(text, message.topic, arrived_at=message.arrived_at))
+            return (part if isinstance(part, bytes) else replace(part, decoded=True) for part in parts)
+
+        return read
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -74,8 +80,7 @@ class _SchemalessFormat(BinaryFormat):
 
     def reader(self, record_type: RecordType) -> Reader:
         """Return a function that decodes a message and finds the records in it."""
-        records_in = self._finder(record_type)
-        return lambda message: records_in(json_of(self._value(message.payload), len(message.payload)), message)
+        return self._reader(record_type, lambda payload: json_of(self._value(payload), len(payload)))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -3,7 +3,8 @@
 A format makes JSON objects of a message, one for each record. The record class then decides, as for any JSON payload,
 which of them are valid. A part that cannot become an object is a `BadPart`: its bytes are dead-lettered, together with
 the message's topic, key and headers, and the other parts become records. The bytes of a bad part are themselves a
-message of the format, so that a replay, also of a corrected payload, gives the records of that part only.
+message of the format, or the JSON inside of one, so that a replay, also of a corrected payload, gives the records of
+that part only.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Message(msgspec.Struct, frozen=True):
             replay sees the same time.
         header: the first line of the file, for formats that begin with a header; None for others.
         ending: what the source itself adds to each record, as the end of a JSON object: `,"site":"a"}`.
+        decoded: whether the payload is the JSON inside of a message of a binary format, as a bad part of one is.
     """
 
     payload: bytes
@@ -47,6 +49,7 @@ class Message(msgspec.Struct, frozen=True):
     arrived_at: int = 0
     header: bytes | None = None
     ending: bytes = b""
+    decoded: bool = False
 
     @property
     def arrival(self) -> datetime:
@@ -56,10 +59,11 @@ class Message(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class BadPart:
-    """A part of a message that is no record: its bytes, and why."""
+    """A part of a message that is no record: its bytes, why, and whether they are JSON, as in `Message.decoded`."""
 
     payload: bytes
     detail: str
+    decoded: bool = False
 
 
 Part = bytes | BadPart

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +12,7 @@ from millpy.config.extras import to_install
 from millpy.errors import ConfigError, GraphError
 from millpy.formats.binary import PLAIN, BinaryFormat
 from millpy.formats.json_objects import Json
-from millpy.formats.message import Message, Part, Reader
+from millpy.formats.message import Reader
 from millpy.formats.schema_registry import unframed
 from millpy.formats.values import json_of
 from millpy.model.identity import Identity
@@ -86,10 +86,10 @@ class Protobuf(BinaryFormat):
         """Return a function that decodes a message and finds the records in it."""
         from google.protobuf.message import DecodeError
 
-        kind, records_in, framed = self.class_of(), self._finder(record_type), self.framed
+        kind, framed = self.class_of(), self.framed
 
-        def read(message: Message) -> Iterable[Part]:
-            payload, schema = message.payload, ""
+        def json_in(payload: bytes) -> bytes:
+            schema = ""
             if len(payload) > PROTOBUF_BYTES_MAX:
                 raise ValueError(f"the message has more than {PROTOBUF_BYTES_MAX} bytes")
             if framed:
@@ -98,12 +98,11 @@ class Protobuf(BinaryFormat):
             try:
                 if framed:
                     payload = _message_part(payload, kind.DESCRIPTOR)
-                text = json_of(object_of(kind.FromString(payload)))
+                return json_of(object_of(kind.FromString(payload)))
             except (DecodeError, ValueError) as error:
                 raise ValueError(f"{schema}{error}") from None
-            return records_in(text, message)
 
-        return read
+        return self._reader(record_type, json_in)
 
 
 def _class_in(descriptors: bytes | str | Path, name: str) -> Any:

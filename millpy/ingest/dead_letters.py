@@ -42,6 +42,7 @@ class PayloadFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     arrived_at: int = 0
     first_line: bytes | None = None
     ending: bytes = b""
+    decoded: bool = False
 
     @classmethod
     def from_batch(cls, taken: SourceBatch) -> PayloadFormat:
@@ -59,12 +60,13 @@ class PayloadFormat(msgspec.Struct, frozen=True, omit_defaults=True):
             arrived_at=message.arrived_at,
             first_line=message.header,
             ending=message.ending,
+            decoded=message.decoded,
         )
 
     def message(self, payload: bytes) -> Message:
         """Return the message again, with a payload that may be corrected."""
         return Message(
-            payload, self.topic, self.key, self.headers, self.arrived_at, header=self.first_line, ending=self.ending
+            payload, self.topic, self.key, self.headers, self.arrived_at, self.first_line, self.ending, self.decoded
         )
 
 

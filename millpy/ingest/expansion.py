@@ -71,22 +71,18 @@ class Expansion:
             if isinstance(part, BadPart):
                 row = len(self.payloads)
                 self.refused.append(RejectedRow(row, reason, part.detail))
-                self.messages[row] = _with_payload(message, part.payload)
+                self.messages[row] = _message_of(part, message)
                 part = part.payload
             self.payloads.append(part)
             self.bytes += len(part)
         self.taken += 1
 
 
-def _with_payload(message: Message, payload: bytes) -> Message:
-    """Return the message with another payload."""
-    return (
-        message
-        if payload is message.payload
-        else Message(
-            payload, message.topic, message.key, message.headers, message.arrived_at, message.header, message.ending
-        )
-    )
+def _message_of(part: BadPart, message: Message) -> Message:
+    """Return a bad part as the message that a replay reads."""
+    if part.payload is message.payload:  # bad as a whole
+        return message
+    return msgspec.structs.replace(message, payload=part.payload, decoded=part.decoded)
 
 
 class Expander:

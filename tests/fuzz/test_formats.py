@@ -10,6 +10,7 @@ import gzip
 import io
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import fastavro
@@ -119,8 +120,11 @@ def _is_large(value: Any) -> bool:
     return isinstance(value, int) and not -(2**63) <= value < 2**64
 
 
-def expanded(format: Format, payloads: list[bytes]) -> Expansion:
-    messages = [Message(payload, "topic", arrived_at=7, ending=b',"device":"t"}') for payload in payloads]
+def expanded(format: Format, payloads: Sequence[bytes | Message]) -> Expansion:
+    messages = [
+        payload if isinstance(payload, Message) else Message(payload, "topic", arrived_at=7, ending=b',"device":"t"}')
+        for payload in payloads
+    ]
     found = Expander(format, TYPE, LIMITS).expand(messages, records_max=10**6, bytes_max=10**9)
     assert found.taken == len(payloads)
     assert len(found.origins) == len(found.payloads)
@@ -138,7 +142,7 @@ def test_any_bytes_become_records_and_dead_letters(name: str, payloads: list[byt
     one_by_one = [part for payload in payloads for part in expanded(format, [payload]).payloads]
     assert found.payloads == one_by_one
     for row, message in found.messages.items():
-        again = expanded(format, [message.payload])
+        again = expanded(format, [message])
         if format.identity()["kind"] not in ("gzip", "separated_values"):  # their bytes are not unique
             assert found.payloads[row] in again.payloads
         assert len(again.refused) >= 1

@@ -32,6 +32,7 @@ from millpy import (
 )
 from millpy.errors import BrokenFileError, GraphError
 from millpy.formats import Message
+from millpy.ingest.dead_letters import PayloadFormat
 from millpy.ingest.decode import DecodeResult
 from millpy.ingest.expansion import Expander
 from millpy.ingest.intake import Intake, IntakeSettings
@@ -306,3 +307,29 @@ def test_a_long_header_of_a_message_is_refused() -> None:
     found, (letter,) = step(Csv(), "device,at," + "x" * 70_000 + "\na,2026-11-26T11:59:00Z,1\n")
     assert not found
     assert letter.detail.endswith("its header has more than 65,536 characters")
+
+
+@pytest.mark.parametrize(
+    ("format", "encode", "keep"),
+    [
+        (MessagePack(Json(path="a")), msgpack.packb, bytes),
+        (Cbor(Json(path="a")), cbor2.dumps, bytes),
+        (Gzip(MessagePack(Json(path="a"))), lambda value: gzip.compress(msgpack.packb(value)), gzip.compress),
+    ],
+    ids=["message_pack", "cbor", "gzip"],
+)
+def test_a_bad_part_of_a_binary_message_is_read_again_as_what_it_is(format: Any, encode: Any, keep: Any) -> None:
+    expander = Expander(format, RecordType(Reading), Limits())
+    found = expander.expand([Message(encode([{"a": {"device": "x"}}, {"b": 1}]))], records_max=9, bytes_max=10**6)
+    (message,) = found.messages.values()
+    stored = msgspec.json.encode(PayloadFormat.from_message(message))
+    wire = msgspec.json.decode(stored, type=PayloadFormat)
+
+    again = expander.expand([wire.message(message.payload)], records_max=9, bytes_max=10**6)
+    corrected = expander.expand([wire.message(keep(b'{"a":{"device":"y"}}'))], records_max=9, bytes_max=10**6)
+
+    for refused in (found.refused, again.refused):
+        (bad,) = refused
+        assert bad.detail.endswith("there is nothing at a")
+    assert again.messages == {0: message}
+    assert (corrected.payloads, corrected.refused) == ([b'{"device":"y"}'], [])
