@@ -265,7 +265,7 @@ class StageInterval(Protocol):
 
 
 class ResidentInterval:
-    """The answers of a `StageInterval` whose soft state is all in memory.
+    """The answers of a `StageInterval` whose soft state is all in memory, for others to start from.
 
     One that has no more to say holds nothing back and has no timers.
     """

@@ -24,7 +24,7 @@ from millpy.model.dead_letter import dead_letter_of, payload_of, unstorable_keys
 from millpy.model.identity import Identity, identity_of_value
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_text, key_texts
 from millpy.model.lookup import LookupTable
-from millpy.model.stage import Release, StageBinding, StepResult, StoredInterval, Work
+from millpy.model.stage import Release, ResidentInterval, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import Instant
 from millpy.operators.callbacks import CallbackStep, Calls, payload_of_timer
 from millpy.operators.device_monitor import DeviceMonitor
@@ -90,8 +90,8 @@ class ComputationStage:
         return KeyedInterval(self._computation, self._binding, self._loop, recovered, parks=self._parks)
 
 
-class KeyedInterval:
-    """The soft state of one key interval under one sequencer."""
+class KeyedInterval(ResidentInterval):
+    """The soft state of one key interval under one sequencer; values leave memory when they are rows."""
 
     def __init__(
         self,
@@ -198,21 +198,6 @@ class KeyedInterval:
     def on_folded(self, bundle: int) -> None:
         """Allow the eviction of values last changed at or before `bundle`, which are rows now."""
         self._unfolded = {key: changed for key, changed in self._unfolded.items() if changed > bundle}
-
-    def expired_windows(self) -> Sequence[tuple[str, int]]:
-        """Return an empty sequence: there are no windows."""
-        return ()
-
-    def on_windows_deleted(self, bundle: int) -> None:
-        """Do nothing: there are no windows."""
-
-    def needs_fold(self) -> bool:
-        """Return False: the bytes of what has changed since the last fold bring the next one."""
-        return False
-
-    def waits_for_fold(self) -> bool:
-        """Return False: what has changed since the last fold is bounded by its bytes."""
-        return False
 
     def _absorb_timers(self, entries: Entries) -> None:
         for text, name, value, at_us in zip(

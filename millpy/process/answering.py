@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
@@ -22,12 +22,17 @@ from millpy.config.extras import to_install
 from millpy.errors import ConfigError
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
     from millpy.graph import Graph
+    from millpy.observability.health import HealthCheck
     from millpy.process.supervisor import Supervisor
     from millpy.runtime.observer import Observers
 
 log = structlog.get_logger("millpy.process.answering")
 LOCALHOST = "127.0.0.1"
+Pages: TypeAlias = "tuple[Callable[[], HealthCheck], Callable[[], HealthCheck], CollectorRegistry]"
+"""What answers /live and /ready, and the metrics."""
 
 
 @contextmanager
@@ -42,17 +47,17 @@ def answering(
     if not address:
         yield
         return
-    try:
+
+    def pages() -> Pages:
         from millpy.observability.health import HealthMonitor
-        from millpy.observability.http import address_of, application, listening
-        from millpy.observability.metrics import Metrics  # needs an optional dependency
-    except ImportError as error:
-        raise _not_installed() from error
-    health, metrics = HealthMonitor(), Metrics(graph.permanent_name, SystemClock())
-    observers.add(health)
-    observers.add(metrics)
-    host, port = address_of(address)
-    with listening((host, port), application(health.live, health.ready, metrics.registry)) as port:
+        from millpy.observability.metrics import Metrics
+
+        health, metrics = HealthMonitor(), Metrics(graph.permanent_name, SystemClock())
+        observers.add(health)
+        observers.add(metrics)
+        return health.live, health.ready, metrics.registry
+
+    with _listening(address, pages) as (host, port):
         if on_port is not None:
             on_port(port)
         else:
@@ -99,18 +104,28 @@ def answering_for(
     if not address:
         yield
         return
-    try:
-        from millpy.observability.http import address_of, application, listening
-        from millpy.observability.workers_pages import WorkersPages  # needs an optional dependency
-    except ImportError as error:
-        raise _not_installed() from error
-    pages = WorkersPages(graph, lambda worker: _port_file(directory, worker), supervisor)
-    host, port = address_of(address)
-    with listening((host, port), application(pages.live, pages.ready, pages.registry)) as port:
+
+    def pages() -> Pages:
+        from millpy.observability.workers_pages import WorkersPages
+
+        made = WorkersPages(graph, lambda worker: _port_file(directory, worker), supervisor)
+        return made.live, made.ready, made.registry
+
+    with _listening(address, pages) as (host, port):
         log.info("serving HTTP of all workers", graph=graph, host=host, port=port)
         on_port(port)
         yield
 
 
-def _not_installed() -> ConfigError:
-    return ConfigError("serving HTTP needs the package prometheus-client", hint=to_install("service"))
+@contextmanager
+def _listening(address: str, pages: Callable[[], Pages]) -> Iterator[tuple[str, int]]:
+    """Serve what `pages` returns; yield host and port. Raises ConfigError."""
+    try:  # they need an optional dependency
+        from millpy.observability.http import address_of, application, listening
+
+        live, ready, registry = pages()
+    except ImportError as error:
+        raise ConfigError("serving HTTP needs the package prometheus-client", hint=to_install("service")) from error
+    host, port = address_of(address)
+    with listening((host, port), application(live, ready, registry)) as port:
+        yield host, port

@@ -185,7 +185,7 @@ def event_time_range(windows: Windows) -> tuple[int, int]:
 
 
 class WindowedInterval(ResidentInterval, Generic[OpenT]):
-    """Soft state of one key interval: its open windows, all in memory."""
+    """Soft state of one key interval: its windows that have not expired, as far as they are in memory."""
 
     _open: OpenT
     _windows_per_record = 1

@@ -10,14 +10,12 @@ from typing import Any
 
 from psycopg.rows import TupleRow
 
-from millpy.errors import StaleSequencerError
 from millpy.model.checkpoint import Entries, Grant, Kind
 from millpy.model.stored_windows import EndedSessions, SessionQuery, SpanOfEnds
 from millpy.store.postgres.arrays import Bigints, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
-from millpy.store.postgres.stored_windows import PIECE_BYTES, PIECE_ROWS
-from millpy.store.protocol import check_fold
+from millpy.store.postgres.stored_windows import PIECE_BYTES, PIECE_ROWS, check_folded
 
 SPANS = 2_000
 """Spans of keys whose sessions one statement reads."""
@@ -28,11 +26,7 @@ async def load(
     connection: Connection, grant: Grant, folded_bundle: int, query: SessionQuery, progressed: Callable[[], None]
 ) -> Entries:
     """Read folded rows of sessions; see `Store.load_sessions`. `progressed` is called after each piece."""
-    of_grant: dict[str, Any] = {"interval": grant.interval_id, "sequencer": grant.sequencer}
-    header = await all_rows(connection, statement("read_folded_bundle"), of_grant)
-    if not header:
-        raise StaleSequencerError(f"stale grants {[grant.interval_id]}", stale=[grant.interval_id])
-    check_fold(grant, header[0][1], folded_bundle)
+    await check_folded(connection, grant, folded_bundle)
     found = Entries(Kind.WINDOW, "")
     of_interval: dict[str, Any] = {"interval": grant.interval_id}
     if isinstance(query, EndedSessions):

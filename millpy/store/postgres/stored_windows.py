@@ -46,6 +46,15 @@ async def read_window(connection: Connection, grant: Grant, subkey: str) -> Asyn
         place |= {"key": rows[-1][1], "text_hash": rows[-1][5]}
 
 
+async def check_folded(connection: Connection, grant: Grant, folded_bundle: int) -> None:
+    """Check that a grant is current, and that the store has the fold of this bundle. Raises as `Store.load_windows`."""
+    of_grant = {"interval": grant.interval_id, "sequencer": grant.sequencer}
+    header = await all_rows(connection, statement("read_folded_bundle"), of_grant)
+    if not header:
+        raise StaleSequencerError(f"stale grants {[grant.interval_id]}", stale=[grant.interval_id])
+    check_fold(grant, header[0][1], folded_bundle)
+
+
 async def load(
     connection: Connection,
     grant: Grant,
@@ -55,18 +64,14 @@ async def load(
     progressed: Callable[[], None],
 ) -> Entries:
     """Read folded rows of windows; see `Store.load_windows`. `progressed` is called after each piece."""
-    of_grant: dict[str, Any] = {"interval": grant.interval_id, "sequencer": grant.sequencer}
-    header = await all_rows(connection, statement("read_folded_bundle"), of_grant)
-    if not header:
-        raise StaleSequencerError(f"stale grants {[grant.interval_id]}", stale=[grant.interval_id])
-    check_fold(grant, header[0][1], folded_bundle)
+    await check_folded(connection, grant, folded_bundle)
     found = Entries(Kind.WINDOW, "")
-    of_grant["bytes_max"] = PIECE_BYTES
+    of_interval: dict[str, Any] = {"interval": grant.interval_id, "bytes_max": PIECE_BYTES}
     lo = 0
     while lo < len(keys):
         pairs = {"subkeys": Texts(list(subkeys[lo : lo + PAIRS])), "keys": Texts(keys[lo : lo + PAIRS])}
         ((places, key_hashes, fire_ats, values),) = await all_rows(
-            connection, statement("load_windows"), of_grant | pairs
+            connection, statement("load_windows"), of_interval | pairs
         )
         progressed()
         if places is not None:
