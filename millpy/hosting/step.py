@@ -329,11 +329,15 @@ class Steps:
         deliveries: dict[int, list[Delivery]],
         isolation: Isolation,
     ) -> Checkpoint | None:
+        """Step one interval; return its checkpoint, or None if nothing has come and nothing is due.
+
+        It moves the interval's bundle, watermarks and counters, and adds to the deliveries of consumers in memory.
+        """
         assert interval.stage is not None
         stage, before = interval.stage, interval.input_watermark
-        retaken, delivered = self._retaken(interval, inbox, isolation), deliveries[interval.interval_id]
-        consumed = self._takes.consumed(interval, delivered)
-        arrived, refused = self._arrivals(interval, delivered, isolation)
+        retaken = self._retaken(interval, inbox, isolation)
+        consumed = self._takes.consumed(interval, deliveries[interval.interval_id])
+        arrived, refused = self._arrivals(interval, deliveries[interval.interval_id], isolation)
         arrived = [*retaken.arrived, *arrived]
         after = input_watermark(cursor.watermark for cursor in interval.cursors.values())
         assert after >= before, (interval.interval_id, before, after)
@@ -346,17 +350,13 @@ class Steps:
         self._load_missing(interval, stage, arrived)
         work = self._work(interval, arrived, before, after, now_us, releases, retaken.corrections)
         result = self._bounded_step(interval, stage, work, isolation)
-        interval.bundle += 1
-        interval.input_watermark = after
-        interval.processing_floor = now_us
         oldest = stage.oldest_work()
-        # A late record holds nothing back: the watermark has passed it (I5). Due work that is left undone holds all.
-        if not result.unfinished:
-            interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, after))
+        _advance(interval, after, now_us, None if result.unfinished else oldest)
         _count(interval, refused, result)
         corrected = _uncount(interval, retaken, result, before)
         self._takes.add(interval, consumed, work, result, unarchived)
-        made, expected = (result.productions, result.emitted_by_stream), _expected(interval, inbox, retaken)
+        expected = _expected(interval, inbox, retaken)
+        made = (result.productions, result.emitted_by_stream)
         segments, failed = self._router.emit(interval, *made, intervals, deliveries, retaken.emitted, expected)
         outcomes, letters, late = match_outcomes(retaken, [*result.dead_letters, *failed], result.late)
         interval.committed_at = inbox.monotonic
@@ -487,6 +487,18 @@ class Steps:
         if moved > interval.low_watermark or after > before:
             return True
         return bool(interval.moved) and inbox.monotonic - interval.committed_at >= CURSOR_ONLY_EVERY_S
+
+
+def _advance(interval: IntervalState, watermark: Instant, now_us: Instant, oldest: Instant | None) -> None:
+    """Move an interval to its next bundle, and its low watermark as far as its oldest work lets it.
+
+    A late record holds nothing back: the watermark has passed it (I5). Due work that is left undone (None) holds all.
+    """
+    interval.bundle += 1
+    interval.input_watermark = watermark
+    interval.processing_floor = now_us
+    if oldest is not None:
+        interval.low_watermark = advance(interval.low_watermark, low_watermark(oldest, watermark))
 
 
 def _expected(interval: IntervalState, inbox: TurnInput, retaken: ReplayBatch) -> ExpectedRecords:
