@@ -53,7 +53,8 @@ class Avro(BinaryFormat):
             raise GraphError("Avro needs a schema or a registry", hint="Avro(registry=SchemaRegistry())")
         if registry is not None and not isinstance(registry, SchemaRegistry):
             raise GraphError(
-                f"registry={registry!r} is none", hint='registry=SchemaRegistry(url="http://registry:8081")'
+                f"registry={registry!r} is not a SchemaRegistry",
+                hint='registry=SchemaRegistry(url="http://registry:8081")',
             )
         object.__setattr__(self, "schema", None if schema is None else _schema_text(schema))
         object.__setattr__(self, "registry", registry)

@@ -32,7 +32,7 @@ class BinaryFormat(Format):
 
     def __post_init__(self) -> None:
         if not isinstance(self.inside, Json):
-            raise GraphError(f"inside={self.inside!r} is no Json", hint='for example Json(many="readings")')
+            raise GraphError(f"inside={self.inside!r} is not a Json", hint='for example Json(many="readings")')
 
     @property
     def reads_lines(self) -> bool:

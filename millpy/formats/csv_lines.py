@@ -82,9 +82,9 @@ class Csv(Format):
         if quote is not None and (len(quote) != 1 or quote in (delimiter, decimal, "\n", "\r")):
             raise GraphError(f"quote={quote!r} must be one character, and not the delimiter", hint="None for no quotes")
         if isinstance(null, str) or not all(isinstance(cell, str) for cell in null):
-            raise GraphError(f"null={null!r} is no list of texts", hint='null=["", "---"]')
+            raise GraphError(f"null={null!r} is not a list of texts", hint='null=["", "---"]')
         if rename is not None and not isinstance(rename, dict):
-            raise GraphError(f"rename={rename!r} is no dict", hint='rename={"Temperature [C]": "temperature"}')
+            raise GraphError(f"rename={rename!r} is not a dict", hint='rename={"Temperature [C]": "temperature"}')
         if header is False:
             raise GraphError("header=False does not say what the columns are", hint='header=("device", "at", "value")')
         names: bool | tuple[str, ...] = True if header is True else tuple(header)

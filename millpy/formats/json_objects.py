@@ -45,7 +45,9 @@ def _steps(path: Path | None, setting: str) -> tuple[str, ...]:
 
 def _paths(paths: Mapping[str, Path] | None, setting: str) -> dict[str, tuple[str, ...]]:
     if paths is not None and not isinstance(paths, Mapping):
-        raise GraphError(f"{setting}={paths!r} is no dict", hint=f'field -> path: {setting}={{"device": "info.name"}}')
+        raise GraphError(
+            f"{setting}={paths!r} is not a dict", hint=f'field -> path: {setting}={{"device": "info.name"}}'
+        )
     return {name: _steps(own, f"{setting}[{name!r}]") for name, own in (paths or {}).items()}
 
 
@@ -229,7 +231,7 @@ class Scalar(Format):
         if decimal not in (".", ","):
             raise GraphError(f"decimal={decimal!r} is no decimal mark", hint='choose "." or ","')
         if isinstance(null, str) or not all(isinstance(text, str) for text in null):
-            raise GraphError(f"null={null!r} is no list of texts", hint='null=["nan", "unavailable"]')
+            raise GraphError(f"null={null!r} is not a list of texts", hint='null=["nan", "unavailable"]')
         object.__setattr__(self, "field", field)
         object.__setattr__(self, "decimal", decimal)
         object.__setattr__(self, "arrival", arrival)

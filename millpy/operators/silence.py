@@ -408,7 +408,7 @@ def silence_of(after: timedelta, key: Mapping[str, type], devices: Sequence[Any]
         return DeviceSilence(after, key, None)
     if isinstance(devices, str | bytes) or not isinstance(devices, Sequence):
         raise GraphError(
-            f"devices={devices!r} is no list of devices", hint='for example ["pump-1", "pump-2"], or a LookupTable'
+            f"devices={devices!r} is not a list of devices", hint='for example ["pump-1", "pump-2"], or a LookupTable'
         )
     if len(devices) > DEVICES_MAX:
         raise GraphError(f"devices= lists more than {DEVICES_MAX:,} devices", hint="use a LookupTable")

@@ -202,7 +202,7 @@ def test_devices_that_are_expected_later_are_not_those_that_were_heard_of() -> N
     [
         ({"after": seconds(0)}, "after must be positive"),
         ({"after": 30}, "after must be a duration"),
-        ({"devices": "pump"}, "is no list of devices"),
+        ({"devices": "pump"}, "is not a list of devices"),
         ({"devices": [1]}, "which is no key"),
         ({"devices": ["a", "b\x00"]}, "cannot be stored"),
         ({"devices": ["a", "\ud800"]}, "half of a surrogate pair"),

@@ -254,7 +254,7 @@ def test_a_scalar_may_have_texts_that_mean_no_value() -> None:
     assert len(letters) == 1
     with pytest.raises(GraphError, match="'at' cannot be None"):
         Scalar("at", null=["-"]).validate(RecordType(Numbered))
-    with pytest.raises(GraphError, match="no list of texts"):
+    with pytest.raises(GraphError, match="not a list of texts"):
         Scalar("value", null="nan")
 
 
