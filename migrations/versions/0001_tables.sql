@@ -294,6 +294,7 @@ CREATE TABLE mill.expected_records (
     digest         bytea NOT NULL  -- SHA-256 of the payload that a late record of it has
 );
 CREATE INDEX expected_records_letter ON mill.expected_records (dead_letter_id);
+CREATE INDEX expected_records_digest ON mill.expected_records (digest);  -- each commit with late records asks for them
 
 CREATE TABLE mill.late_records (
     late_record_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
