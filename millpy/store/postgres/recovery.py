@@ -124,6 +124,7 @@ async def _read_under(
     elif closed_rows_max < UNBOUNDED:
         subkeys = await stored_windows.subkeys(connection, grant, closed_rows_max)
     is_closed = {subkey: int(subkey.partition("/")[2]) <= fired_by for subkey in subkeys or ()}
+    unfired = [subkey for subkey, closed in is_closed.items() if not closed and kind is ClosedKind.UNFIRED]
     for subkey, closed in is_closed.items():
         if not closed and kind is ClosedKind.WINDOWS:
             await _add_windows(stored_windows.read_window(connection, grant, subkey), newest, groups, progressed)
@@ -147,10 +148,11 @@ async def _read_under(
             input_watermark=Instant(input_watermark),
             low_watermark=Instant(low_watermark),
             processing_floor=Instant(processing_floor),
-            entries=_entries(newest, groups, complete, tombstones=ends is not None),
+            entries=_entries(newest, groups, complete, tombstones=ends is not None or bool(unfired)),
             state_complete=complete,
             horizon_floor=Instant(horizon_floor),
             closed_windows=[subkey for subkey, closed in is_closed.items() if closed],
+            unfired_windows=unfired,
             closed_ends=ends,
         ),
         cursors={producer: (seq, Instant(watermark)) for producer, seq, watermark in cursors},
