@@ -114,7 +114,7 @@ class AlignedInterval(SpillingInterval[OpenWindows]):
                 self._open.spilled.fetch(starts, rows.codes[at], rows.keys)
                 entries = WindowEntries(starts, rows.codes[at], at, stays)
                 found = openings_of(self._open.panes, self._open.weights, rows.keys, entries, _itself)
-                return replace(found, extends=found.opens)  # a turn has room for what it opens, whoever continues
+                return replace(found, extends=found.opens)  # a turn has room for all that it opens
             self._open.spilled.fetch_beside(starts, rows.codes[at], rows.keys, self._assigner.neighbors)
         entries = WindowEntries(starts, rows.codes[at], at, stays)
         return openings_of(self._open.panes, self._open.weights, rows.keys, entries, self._assigner.neighbors)

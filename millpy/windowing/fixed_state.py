@@ -97,7 +97,12 @@ class OpenWindows:
         if unfired_bytes_max is None:
             self.spilled = self._closed_type(*of_closed)
         else:
-            self.spilled = UnfiredWindows(*of_closed, unfired_bytes_max, key_types, recovered.bundle)
+            self.spilled = UnfiredWindows(
+                *of_closed,
+                unfired_bytes_max=unfired_bytes_max,
+                key_types=key_types,
+                recovered_bundle=recovered.bundle,
+            )
             for subkey in recovered.unfired_windows:
                 start, _, end = subkey.partition("/")
                 self._assigner.pin(int(start), int(end))

@@ -20,17 +20,15 @@ must fit into memory. The bound on open windows then counts what a turn opens; a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableMapping
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from millpy.model.checkpoint import Entries
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
 from millpy.model.stored_windows import FIRST_PLACE, PanePlace, QueryWindows, UnfiredPanes, no_query
-from millpy.windowing.closed_windows import Absorb, ClosedWindows
-from millpy.windowing.pane_codec import OpenPane
-from millpy.windowing.window_memory import Weights
+from millpy.windowing.closed_windows import ClosedWindows
 
 READ_BYTES_MAX = 32_000_000
 """Bytes of stored panes that are read at once."""
@@ -54,7 +52,7 @@ class UnfiredWindows(ClosedWindows):
     """The closed and unfired windows of one key interval that are not, or not all, in memory.
 
     Args:
-        panes, weights, end_of, has_left, absorb, bytes_max, folded_bundle: as for `ClosedWindows`.
+        of_closed: the arguments of `ClosedWindows`.
         unfired_bytes_max: the bound on the memory of unfired windows.
         key_types: the Python types of the fields of keys.
         recovered_bundle: the last bundle that the recovery has read.
@@ -65,19 +63,9 @@ class UnfiredWindows(ClosedWindows):
     """
 
     def __init__(
-        self,
-        panes: MutableMapping[int, dict[Key, OpenPane]],
-        weights: Weights,
-        end_of: Callable[[int], int],
-        has_left: Callable[[OpenPane], bool],
-        absorb: Absorb,
-        bytes_max: int,
-        folded_bundle: int,
-        unfired_bytes_max: int,
-        key_types: tuple[type, ...],
-        recovered_bundle: int,
+        self, *of_closed: Any, unfired_bytes_max: int, key_types: tuple[type, ...], recovered_bundle: int
     ) -> None:
-        super().__init__(panes, weights, end_of, has_left, absorb, bytes_max, folded_bundle)
+        super().__init__(*of_closed)
         self._unfired_bytes_max = unfired_bytes_max
         self._key_types = key_types
         self._recovered_bundle = recovered_bundle

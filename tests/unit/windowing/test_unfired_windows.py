@@ -148,6 +148,20 @@ def test_a_late_record_of_a_pane_that_has_left_before_and_after_it_fired() -> No
     subject.check_ended()
 
 
+def test_a_pane_that_a_record_makes_due_is_not_read_again() -> None:
+    subject = driver()
+    fill(subject)
+    subject.panes_max = 3
+
+    result = subject.feed([(Reading(f"k{n}", 1), 2) for n in range(100)], watermark=END)
+    while result.unfinished:
+        result = subject.feed([])
+
+    found = [pane for one in subject.results for pane in emitted(one)]
+    assert sorted(found) == sorted((f"k{n}", 1 + (n < 100), 0) for n in range(KEYS))
+    subject.check_ended()
+
+
 def test_a_new_owner_reads_no_window_until_it_is_needed() -> None:
     subject = driver()
     fill(subject)
