@@ -27,7 +27,7 @@ from millpy.model.deployment import Deployment, GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
-from millpy.model.stored_windows import ClosedKind, SessionQuery
+from millpy.model.stored_windows import ClosedKind, WindowQuery
 from millpy.model.time import Instant
 from millpy.store.postgres import fold as folding
 from millpy.store.postgres import ownership, reopening, requests, retention, stored_sessions, stored_windows
@@ -321,8 +321,8 @@ class PostgresStore:
         async with self._poll.use() as connection:
             return await stored_windows.load(connection, grant, folded_bundle, subkeys, keys, self._progressed)
 
-    async def load_sessions(self, grant: Grant, folded_bundle: int, query: SessionQuery) -> Entries:
-        """Read folded rows of sessions; see `Store.load_sessions`."""
+    async def query_windows(self, grant: Grant, folded_bundle: int, query: WindowQuery) -> Entries:
+        """Read the folded rows that a query asks for; see `Store.query_windows`."""
         async with self._poll.use() as connection:
             return await stored_sessions.load(connection, grant, folded_bundle, query, self._progressed)
 
