@@ -20,6 +20,8 @@ from millpy.model.record import RecordType
 
 PROTOBUF_BYTES_MAX = 1_000_000
 """The most bytes of one message: its values take many times as much in memory."""
+KEYED_BYTES_MAX = 100_000
+"""The same for messages that have a map by integers: keys that are chosen for it cost the square of their number."""
 INDEXES_MAX = 32
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WRAPPERS = "Double Float Int64 UInt64 Int32 UInt32 Bool String Bytes"
@@ -87,11 +89,14 @@ class Protobuf(BinaryFormat):
         from google.protobuf.message import DecodeError
 
         kind, framed = self.class_of(), self.framed
+        has_map = _has_integer_map(kind.DESCRIPTOR, set())
+        bytes_max = KEYED_BYTES_MAX if has_map else PROTOBUF_BYTES_MAX
 
         def json_in(payload: bytes) -> bytes:
             schema = ""
-            if len(payload) > PROTOBUF_BYTES_MAX:
-                raise ValueError(f"the message has more than {PROTOBUF_BYTES_MAX} bytes")
+            if len(payload) > bytes_max:
+                why = ", with a map by integers" if has_map else ""
+                raise ValueError(f"the message has more than {bytes_max} bytes{why}")
             if framed:
                 schema_id, payload = unframed(payload)
                 schema = f"schema {schema_id}: "
@@ -144,6 +149,19 @@ def object_of(message: Any) -> Any:
     return found
 
 
+def _has_integer_map(descriptor: Any, known: set[str]) -> bool:
+    """Tell whether a message, or one inside of it, has a map whose keys are integers."""
+    if descriptor.full_name in known:
+        return False
+    known.add(descriptor.full_name)
+    if descriptor.GetOptions().map_entry:
+        key = descriptor.fields_by_name["key"]
+        if key.cpp_type not in (key.CPPTYPE_STRING, key.CPPTYPE_BOOL):
+            return True
+    inner = [field.message_type for field in descriptor.fields if field.message_type is not None]
+    return any(_has_integer_map(own, known) for own in inner)
+
+
 def _field_value(field: Any, value: Any) -> Any:
     inner = field.message_type
     if inner is not None and inner.GetOptions().map_entry:
@@ -159,8 +177,9 @@ def _is_repeated(field: Any) -> bool:
     return bool(field.label == field.LABEL_REPEATED if found is None else found)
 
 
-def _key(key: Any) -> Any:
-    return str(key).lower() if isinstance(key, bool) else key
+def _key(key: Any) -> str:
+    """Return a key as text: integers could be chosen to have equal hashes."""
+    return str(key).lower() if isinstance(key, bool) else str(key)
 
 
 def _one(field: Any, value: Any) -> Any:
