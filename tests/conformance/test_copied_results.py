@@ -38,7 +38,7 @@ async def test_rows_of_closed_windows_are_copied_once_by_a_copy_that_is_killed_a
     for device in "abc":
         await store_at(owner, *range(1, 8), device=device)
     await reach(owner, 6)
-    monkeypatch.setattr(copied_results, "ROWS", 4)
+    monkeypatch.setattr(copied_results, "ROWS", 6)
     spec, pieces = second(), 0
 
     (plan,) = await owner.store.plan_copies(spec)  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ async def test_rows_of_closed_windows_are_copied_once_by_a_copy_that_is_killed_a
             deployment = await store.deploy(spec, on_purpose=True, copy_results=True)
             with pytest.raises(RuntimeError):
                 async with store._as_owner("", "") as connection:
-                    await copied_results.copy_piece(connection, spec, deployment.graph_id)
+                    await copied_results.copy_piece(connection, spec, deployment.graph_id, {})
                     raise RuntimeError
             assert len(await store.plan_copies(spec)) == (pieces < 3)
             if await store.copy_results(spec, deployment.graph_id) is None:
