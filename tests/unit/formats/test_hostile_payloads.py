@@ -54,8 +54,8 @@ def colliding(count: int) -> bytes:
     return b"\xb9" + count.to_bytes(2, "big") + b"".join(key + b"\0" for key in keys)
 
 
-def protobuf_map(count: int = 50_000) -> tuple[Format, bytes]:
-    """A map of integers whose halves are equal, and so their hashes in the library."""
+def protobuf_of(count: int = 50_000, *, empty: int = 0) -> tuple[Format, bytes]:
+    """A map of integers whose halves are equal, and so their hashes in the library; or empty messages in a message."""
     file = descriptor_pb2.FileDescriptorProto(name="m.proto", package="hostile", syntax="proto3")
     kind = file.message_type.add(name="M")
     entry = kind.nested_type.add(name="VEntry")
@@ -63,9 +63,14 @@ def protobuf_map(count: int = 50_000) -> tuple[Format, bytes]:
     entry.field.add(name="key", number=1, type=6, label=1)
     entry.field.add(name="value", number=2, type=5, label=1)
     kind.field.add(name="v", number=1, type=11, label=3, type_name=".hostile.M.VEntry")
+    of_lists = file.message_type.add(name="L")
+    of_lists.field.add(name="v", number=1, type=11, label=3, type_name=".hostile.L")
+    of_lists.field.add(name="device", number=2, type=9, label=1)
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    of = message_factory.GetMessageClass(pool.FindMessageTypeByName("hostile.M"))
+    of = message_factory.GetMessageClass(pool.FindMessageTypeByName("hostile.L" if empty else "hostile.M"))
+    if empty:
+        return Protobuf(of), b"\x0a\x00" * empty
     entries = [b"\x0a\x0b\x09" + struct.pack("<Q", number << 32 | number) + b"\x10\x01" for number in range(count)]
     return Protobuf(of), b"".join(entries)
 
@@ -84,8 +89,9 @@ COSTLY: dict[str, Callable[[], tuple[Format, bytes]]] = {
     "keys of equal hashes": lambda: (Cbor(), colliding(20_000)),
     "as many empty lists as bytes": lambda: (MessagePack(), b"\xdd\x00\x3d\x09\x00" + b"\x90" * 4_000_000),
     "a decimal of 400 kB": lambda: (Avro(SCHEMA), as_avro(400_000)),
-    "a map of integers": protobuf_map,
-    "a map of few integers": lambda: protobuf_map(7_500),
+    "a map of integers": protobuf_of,
+    "a map of few integers": lambda: protobuf_of(7_500),
+    "many empty messages": lambda: protobuf_of(empty=499_000),
     "envelopes without records": lambda: (Json(many="r"), b"[" + b"{}," * 1_000_000 + b"{}]"),
     "bad rows under a long header": lambda: (
         Gzip(Csv(header=True)),
