@@ -24,6 +24,8 @@ KEYED_BYTES_MAX = 100_000
 """The same for messages that have a map by integers: keys that are chosen for it cost the square of their number."""
 FIELDS_MAX = 800_000
 """The most fields of one message, with those of the messages in it, present or missing."""
+MESSAGE_COST = 4
+"""As how many fields each message in a message counts."""
 INDEXES_MAX = 32
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WRAPPERS = "Double Float Int64 UInt64 Int32 UInt32 Bool String Bytes"
@@ -156,7 +158,7 @@ class _Objects:
         fields = self._layouts.get(kind)
         if fields is None:
             fields = self._layouts[kind] = [_field_of(own) for own in message.DESCRIPTOR.fields]
-        self._room -= 1 + len(fields)
+        self._room -= MESSAGE_COST + len(fields)
         if self._room < 0:
             raise ValueError(f"too large: it has more than {FIELDS_MAX:,} fields, with those that are missing")
         known = _KNOWN.get(kind)
