@@ -21,7 +21,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from millpy import Avro, Cbor, Csv, Format, Gzip, Json, LineProtocol, MessagePack, Protobuf
-from millpy.formats import Message
+from millpy.formats import BadPart, Message
 from millpy.formats.binary_values import CborReader, MessagePackReader
 from millpy.ingest.expansion import Expander, Expansion
 from millpy.limits import Limits
@@ -250,3 +250,15 @@ def test_a_decimal_of_avro_keeps_its_digits() -> None:
     value = Decimal("-1234567890123456789012345678.90")
     fastavro.schemaless_writer(out, json.loads(json.dumps(SCHEMA)), {"v": value})
     assert expanded(Avro(SCHEMA), out.getvalue()).payloads == [b'{"v":%s}' % str(value).encode()]
+
+
+@pytest.mark.parametrize("header", [None, b"device,v"], ids=["message", "file"])
+def test_a_quoted_cell_that_does_not_end_in_its_line_says_so(header: bytes | None) -> None:
+    payload = b'"two' if header else b'device,v\n"two'
+    read = Csv().reader(TYPE)
+
+    (bad,) = read(Message(payload, header=header))
+
+    assert isinstance(bad, BadPart)
+    assert bad.detail.startswith("a quoted cell does not end")
+    assert ("in a file, each line is a row" in bad.detail) == (header is not None)
