@@ -288,6 +288,7 @@ CREATE INDEX dead_letters_settled ON mill.dead_letters (state_at) WHERE state IN
 CREATE TABLE mill.expected_records (
     expected_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     dead_letter_id bigint NOT NULL REFERENCES mill.dead_letters ON DELETE CASCADE,
+    bundle         bigint NOT NULL,  -- of the interval of the dead letter, which made the record
     computation    text NOT NULL,
     input          integer NOT NULL,
     event_time     bigint NOT NULL,

@@ -98,6 +98,7 @@ class PostgresStore:
         self._lookup = Channel(group, "lookup", durable=False)
         self._listening: Connection | None = None
         self._committer = Committer(self._commit, self._tables)
+        self._copy_plans: dict[int, copying.CopyPlan] = {}
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -169,7 +170,7 @@ class PostgresStore:
     async def copy_results(self, spec: GraphSpec, graph_id: int) -> tuple[str, int, Instant] | None:
         """Copy the next rows to a generation that was begun so; see `copied_results.copy_piece`."""
         async with self._as_owner(f"cannot copy results to graph {spec.name!r}", "deploy") as connection:
-            return await copying.copy_piece(connection, spec, graph_id)
+            return await copying.copy_piece(connection, spec, graph_id, self._copy_plans)
 
     async def compare(
         self, spec: GraphSpec, *, upgrades: Mapping[str, Upgrade] | None = None, back: bool = False
