@@ -91,7 +91,7 @@ def bucket(s3_login: S3Server) -> str:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     """A Kafka broker for the session: `address`, `kill()`, `start()`. Each test creates its own topics."""
-    server = KafkaServer(tmp_path_factory.mktemp("kafka") / "broker")
+    server = KafkaServer(tmp_path_factory.mktemp("kafka") / "broker", quick=True)
     try:
         server.start()
     except NoKafkaError as error:
