@@ -25,7 +25,7 @@ def freeze_for_good() -> None:
 
 @contextmanager
 def nothing_frozen() -> Iterator[None]:
-    """Let the collector do what it is told, and begin with nothing frozen."""
+    """Let the collector freeze as it would, and begin with nothing frozen."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "freeze", freeze)
         patch.setattr(gc, "unfreeze", unfreeze)

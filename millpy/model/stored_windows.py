@@ -161,10 +161,10 @@ def span_of(subkey: str) -> tuple[int, int]:
     return int(start), int(end)
 
 
-class _Emitted(msgspec.Struct):
+class _PaneFlags(msgspec.Struct):
     emitted: bool = False
 
 
 def _is_emitted(value: bytes) -> bool:
     """Tell whether a stored pane has been emitted."""
-    return msgspec.json.decode(value, type=_Emitted).emitted
+    return msgspec.json.decode(value, type=_PaneFlags).emitted
