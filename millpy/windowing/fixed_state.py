@@ -25,7 +25,7 @@ from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.closed_windows import ClosedWindows
 from millpy.windowing.pane_codec import NO_TIME, DuePane, OpenPane, decode_panes, encode_panes
 from millpy.windowing.timestamp_combiner import PaneHolds, hold_of
-from millpy.windowing.unfired_windows import NextPanes, UnfiredWindows, is_unread, places_of
+from millpy.windowing.unfired_windows import HASHES_MAX, NextPanes, UnfiredWindows, is_unread, places_of
 from millpy.windowing.window import WindowAssigner
 from millpy.windowing.window_memory import HOLD_BYTES, PANE_BYTES, Weights
 
@@ -97,10 +97,12 @@ class OpenWindows:
         if unfired_bytes_max is None:
             self.spilled = self._closed_type(*of_closed)
         else:
+            self._hasher = KeyHasher(HASHES_MAX)
             self.spilled = UnfiredWindows(
                 *of_closed,
                 unfired_bytes_max=unfired_bytes_max,
                 key_types=key_types,
+                hasher=self._hasher,
                 recovered_bundle=recovered.bundle,
             )
             for subkey in recovered.unfired_windows:

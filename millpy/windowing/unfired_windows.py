@@ -32,6 +32,10 @@ from millpy.windowing.closed_windows import ClosedWindows
 
 READ_BYTES_MAX = 32_000_000
 """Bytes of stored panes that are read at once."""
+EMISSION_PARTS = 4
+"""What a turn emits may take one of so many parts of the room, because its rows take memory, too."""
+HASHES_MAX = 100_000
+"""Keys of an interval whose hashes are remembered: those in the store do not count."""
 PANES_MIN = 1_000
 """Panes that a turn may read to emit them, however little memory is left."""
 
@@ -55,6 +59,7 @@ class UnfiredWindows(ClosedWindows):
         of_closed: the arguments of `ClosedWindows`.
         unfired_bytes_max: the bound on the memory of unfired windows.
         key_types: the Python types of the fields of keys.
+        hasher: hashes keys.
         recovered_bundle: the last bundle that the recovery has read.
 
     Attributes:
@@ -63,14 +68,19 @@ class UnfiredWindows(ClosedWindows):
     """
 
     def __init__(
-        self, *of_closed: Any, unfired_bytes_max: int, key_types: tuple[type, ...], recovered_bundle: int
+        self,
+        *of_closed: Any,
+        unfired_bytes_max: int,
+        key_types: tuple[type, ...],
+        hasher: KeyHasher,
+        recovered_bundle: int,
     ) -> None:
         super().__init__(*of_closed)
         self._unfired_bytes_max = unfired_bytes_max
         self._key_types = key_types
         self._recovered_bundle = recovered_bundle
         self._deleted: set[tuple[str, bytes]] = set()
-        self._hasher = KeyHasher()
+        self._hasher = hasher
         self._passed: dict[int, list[Key]] = {}
         self.unread: dict[int, PanePlace] = {}
         self.query: QueryWindows = no_query
@@ -89,7 +99,7 @@ class UnfiredWindows(ClosedWindows):
             panes_max: the most panes to return.
         """
         panes, subkey, after = self._panes[start], self._subkey(start), self.unread[start]
-        room = (self._unfired_bytes_max - self._weights.total) // self._weights.each
+        room = (self._unfired_bytes_max - self._weights.total) // self._weights.each // EMISSION_PARTS
         panes_max = min(panes_max, max(PANES_MIN, room))
         found = self.query(self._folded, UnfiredPanes(subkey, after, panes_max + 1, READ_BYTES_MAX))
         is_last = len(found) <= panes_max and sum(map(len, filter(None, found.values))) < READ_BYTES_MAX

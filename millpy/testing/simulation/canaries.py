@@ -36,6 +36,7 @@ from millpy.windowing.firing import Alarms, PaneTriggers
 from millpy.windowing.group_by import Groups
 from millpy.windowing.panes import Emission
 from millpy.windowing.triggered_state import TriggeredWindows
+from millpy.windowing.unfired_windows import NextPanes, UnfiredWindows
 
 
 class CommitsTwice(MemoryStore):
@@ -289,6 +290,14 @@ def _never(_: Any) -> Any:
     return lambda *_arguments: []
 
 
+def _no_panes(_: Any) -> Any:
+    def next_panes(self: UnfiredWindows, start: int, *_: Any) -> NextPanes:
+        del self.unread[start]
+        return NextPanes([], True)
+
+    return next_panes
+
+
 def _from_anew(recover: Any) -> Any:
     def recovered(self: TriggeredWindows, *arguments: Any) -> None:
         recover(self, *arguments)
@@ -370,6 +379,7 @@ BROKEN = (
     Canary("keeps soft state after a failed commit", "I9", worker_type=KeepsSoftState, first=11),
     Canary("reads folded rows only", "I9", ReadsFoldedOnly, first=8),
     Canary("forgets windows in the store", "I7", patches=((ClosedWindows, "fetch", _nothing),), first=14),
+    Canary("reads no window that fires", "I9", patches=((UnfiredWindows, "next_panes", _no_panes),), first=7),
     Canary(
         "judges lateness by the turn", "I9", patches=((operator, "judging_watermarks", _judged_by_the_turn),), first=1
     ),
