@@ -10,7 +10,7 @@ from tests.mutants.mutant import Mutant
 POSTGRES = "tests/conformance/test_postgres_store.py::TestPostgresStore::"
 FUNCTIONS = "migrations/versions/0002_functions.sql"
 DEPLOY = "millpy/store/sql/deploy.sql"
-CLOSED = "millpy/windowing/closed_windows.py"
+CLOSED, SESSIONS = "millpy/windowing/closed_windows.py", "millpy/windowing/closed_sessions.py"
 HORIZONS = "A changed lateness or horizon loses nothing"
 STORED = "Windows that leave memory give the same panes"
 CORRECTED = "A correction is made once and is audited"
@@ -42,7 +42,7 @@ MUTANTS = [
         "SET expires_at = r.expires_at + %(longer_us)s::bigint", "SET expires_at = r.expires_at"),
     _of(STORED, SPILLED, CLOSED, "if 0 < pane.bundle <= folded_bundle and self._has_left(pane)]",
         "if 0 < pane.bundle and self._has_left(pane)]"),
-    _of(STORED, SPILLED, "millpy/windowing/closed_sessions.py",
+    _of(STORED, SPILLED, SESSIONS,
         "name not in self._deleted and not self._sessions", "not self._sessions"),
     _of(STORED, CLOSED_PANES, "millpy/store/sql/reading.sql", "least(low_watermark, oldest_work)", "low_watermark"),
     _of(CORRECTED, f"{IN_MEMORY}test_correction_computed_from_a_row_that_was_changed_meanwhile_is_computed_again",
@@ -77,6 +77,11 @@ MUTANTS = [
     _of(RESET, "tests/crash/test_changed_in_place.py::test_reset_computation_begins_anew_and_the_others_stay",
         "millpy/store/postgres/deployment/reset.py",
         "    await deploy(connection, lacking, on_purpose=True, back=True)\n", ""),
+    Mutant(SESSIONS, "<= folded_bundle or session.end <= passed:", "<= folded_bundle:",
+           ("tests/property/test_spilled_windows.py"
+            "::test_a_session_that_is_over_stays_in_memory_while_stored_ones_are_deleted",)),
+    Mutant(SESSIONS, "if end > over_by and name", "if name",
+           equivalent="a session that is over takes no record, wherever it is, and expires in the turn that loads it"),
     Mutant("millpy/store/sql/sessions.sql", """k.value ~ '"waits": ?true'""", """strpos(k.value, '"waits":true') > 0""",
            ("tests/conformance/test_taking_back.py::test_panes_that_wait_are_read_after_an_aggregate_was_taken_back",)),
 ]  # fmt: skip

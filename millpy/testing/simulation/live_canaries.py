@@ -82,6 +82,7 @@ LIVE = (
     _edge(
         *("passes what is in transit when a stream is added", "I3", "changes", (MemoryDatabase, "_united")),
         *("cursors.setdefault(", "cursors.__setitem__("),
+        first=57,
     ),
     _edge(
         *("begins an added step at the beginning of time", "I5", "resets", (MemoryDatabase, "_subscribe")),
@@ -91,7 +92,7 @@ LIVE = (
     _edge(
         *("begins an added source at the beginning of time", "I5", "changes", (MemoryDatabase, "_united")),
         *("max(header.low_watermark, *reached)", "header.low_watermark"),
-        first=214,
+        first=613,
     ),
     Canary("leaves the rows of what is reset", "I7", KeepsRowsOfReset, needs="resets"),
     Canary("adds a late record to its window twice", "I9", KeepsFulfilledRequests, needs="corrections"),
