@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
 import pytest_asyncio
 
@@ -19,6 +20,10 @@ from tests.databases import fresh_database, make_template, memory_directory
 from tests.kafka_server import NONE as NO_KAFKA
 from tests.kafka_server import KafkaServer, NoKafkaError
 from tests.s3_server import S3Server
+
+hypothesis.settings.register_profile(
+    "any failure", phases=[phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.shrink]
+)
 
 
 @pytest.fixture(scope="session")

@@ -242,6 +242,7 @@ class StageDriver:
             bundle=self.bundle,
             folded_bundle=self.folded_bundle,
             input_watermark=self.watermark,
+            low_watermark=self.low_watermark,
             entries=entries,
             state_complete=state_complete,
             dedupe_runs=self.live_runs(),

@@ -38,9 +38,13 @@ async def test_rows_of_closed_windows_are_copied_once_by_a_copy_that_is_killed_a
 ) -> None:
     for device in "abc":
         await store_at(owner, *range(1, 8), device=device)
+    spec, pieces = second(), 0
+    later = {"input_watermark": Instant(6 * HOUR), "low_watermark": Instant(4 * HOUR)}
+    await owner.commit(*(owner.checkpoint(i, **later) for i in owner.deployment.intervals_of("sums")))
+    (plan,) = await owner.store.plan_copies(spec)  # type: ignore[attr-defined]
+    assert plan.closed_end == 4 * HOUR, "panes of the later windows wait"
     await reach(owner, 6)
     monkeypatch.setattr(copied_results, "ROWS", 6)
-    spec, pieces = second(), 0
 
     (plan,) = await owner.store.plan_copies(spec)  # type: ignore[attr-defined]
     assert str(plan) == f"sums_1m gets the rows of windows that end by {describe(plan.closed_end)}; " + (

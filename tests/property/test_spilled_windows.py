@@ -10,16 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpy import Accumulation, AfterWatermark, SlidingWindows, TimestampCombiner
-from millpy.model.record import retractions_of
+from millpy import Accumulation, AfterWatermark, Count, Every, SessionWindows, SlidingWindows, TimestampCombiner
+from millpy.model.record import RecordType, retractions_of
 from millpy.model.stage import StepResult
 from millpy.store.memory.tables import column_values
 from millpy.windowing import closed_sessions
+from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.pane_rules import DEFAULT_RULES
 from millpy.windowing.window import Windows
 from tests.property.test_pane_triggers import FIXED, SLIDING, Reading, Run, played, runs, triggers
 from tests.property.test_session_triggers import CUT_SESSIONS, FULL_SESSIONS, SESSIONS
-from tests.stage_driver import timedelta_us
+from tests.property.test_windowed import us
+from tests.stage_driver import StageDriver, timedelta_us
 
 END_OF_WINDOW = TimestampCombiner.END_OF_WINDOW
 MOVES = ["none", "fold", "fold", "fold behind", "restart", "lost", "clock", "watermark"]
@@ -120,3 +122,28 @@ def test_a_turn_does_not_depend_on_which_unfired_windows_are_in_memory(
     for subject in (spilling, resident):
         subject.finish()
         subject.check_ended()
+
+
+def test_a_session_that_is_over_stays_in_memory_while_stored_ones_are_deleted() -> None:
+    """Panes of other sessions hold it up, and its row would be behind the place that the deletions have reached."""
+    trigger = AfterWatermark(early=Every(10 * us), late=Every(1_000 * us))
+    logic = WindowedLogic(SessionWindows(3 * us), 10 * us, {"n": Count()}, trigger=trigger)
+    outputs = {"windows": logic.output_type(RecordType(Reading), ("key",))}
+    subject = StageDriver(logic, Reading, outputs=outputs, max_disorder=1_000)
+
+    subject.feed([(Reading("z1", 1), 0), (Reading("z2", 1), 0)])
+    subject.feed([], watermark=4)
+    subject.fold()
+    subject.feed([(Reading("y", 1), 5)])
+    subject.feed([], watermark=9)
+    for _ in range(2):
+        subject.feed([(Reading("x", 1), 4)])  # its late pane waits for the clock
+    subject.feed([(Reading("w", 1), 100)])
+    subject.panes_max = 1
+    subject.feed([], watermark=30, now_us=10)  # the early pane of w is the only one; z1 is deleted
+    assert sorted(name[2] for name in subject.stored) == [b'"w"', b'"x"', b'"y"', b'"z2"']
+    subject.fold()
+    for _ in range(4):
+        subject.feed([])
+
+    assert [name[2] for name in subject.stored] == [b'"w"']

@@ -6,7 +6,7 @@ A dead letter's id is its position in the list, from 1; a late record's id is it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
@@ -117,6 +117,19 @@ class Requests:
         """Request the release of a parked key."""
         self._release_id += 1
         self.releases.append(Release(self._release_id, interval_id, key, ticket, discard))
+
+    def forget(self, interval_ids: Collection[int]) -> None:
+        """Let nobody replay the dead letters and late records of intervals that are gone."""
+        database = self._database
+        owners: dict[RecordTableName, list[int]] = {
+            "dead_letters": [where for where, _, _ in database.dead_letters],
+            "late_records": [where for where, _, late in database.late_records for _ in range(len(late))],
+        }
+        for table, found in owners.items():
+            for number, where in enumerate(found, start=1):
+                if where in interval_ids:
+                    self.state_of(table, number).state = "discarded"
+        self.releases = [release for release in self.releases if release.interval_id not in interval_ids]
 
     # The store's operations.
 
