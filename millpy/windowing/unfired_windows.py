@@ -33,7 +33,7 @@ from millpy.windowing.closed_windows import ClosedWindows
 READ_BYTES_MAX = 32_000_000
 """Bytes of stored panes that are read at once."""
 EMISSION_PARTS = 4
-"""What a turn emits may take one of so many parts of the room, because its rows take memory, too."""
+"""What a turn emits may take one of these parts of the room, because its rows take memory, too."""
 HASHES_MAX = 100_000
 """Keys of an interval whose hashes are remembered: those in the store do not count."""
 PANES_MIN = 1_000

@@ -17,7 +17,7 @@ CORRECTED = "A correction is made once and is audited"
 DROPPED = "A retention drops whole partitions, and nothing that may still change"
 GROWN = "A file that grows after its end is read on"
 COPIED = "Rows that a new generation gets from the one before are copied once"
-SILENT = "A device that falls silent is told once"
+SILENT = "A device that falls silent is announced once"
 RESET = "A computation that is reset begins anew, and the others continue"
 UNIT = "tests/unit/runtime/test_sources_that_ended.py::"
 RETENTION = "tests/conformance/test_retention.py::"
@@ -66,8 +66,8 @@ MUTANTS = [
     _of(GROWN, f"{POSTGRES}test_an_ended_partition_is_set_back_with_what_is_behind_it", "millpy/store/sql/reopen.sql",
         "       horizon_floor = greatest(i.horizon_floor, f.closed_end),\n", ""),
     _of(COPIED, f"{COPIES}test_rows_of_closed_windows_are_copied_once_by_a_copy_that_is_killed_and_goes_on",
-        "millpy/store/postgres/deployment/copied_results.py", "mill.instant(window_end) > %(after)s::bigint",
-        "mill.instant(window_end) >= %(after)s::bigint"),
+        "millpy/store/postgres/deployment/copied_results.py", '_BETWEEN = sql.SQL("window_end > mill',
+        '_BETWEEN = sql.SQL("window_end >= mill'),
     _of(COPIED, f"{COPIES}test_rows_of_closed_windows_are_copied_once_by_a_copy_that_is_killed_and_goes_on",
         "millpy/store/sql/copied_results.sql",
         "SELECT min(least(greatest(i.input_watermark - t.allowed_lateness_us, i.horizon_floor), i.low_watermark))",
