@@ -42,7 +42,7 @@ class Limits:
         turn_panes_max, turn_timers_max            output of one turn, per interval
         open_windows_bytes_max                     open windows of the graph, in equal parts per windowed interval
         closed_windows_bytes_max                   those that have fired and may leave memory, shared in the same way
-        unfired_windows_bytes_max                  others that may leave memory; at most half of open_windows_bytes_max
+        unfired_windows_bytes_max                  others that may leave memory; at most 2/3 of open_windows_bytes_max
         sites_max                                  sites with a watermark of their own, per source partition
         join_bytes_max                             buffered records of joins, in equal parts per interval of a join
         join_key_bytes_max                         those of one key, in one join
@@ -156,8 +156,8 @@ class Limits:
 
     @property
     def unfired_bytes_max(self) -> int:
-        """Bytes of unfired windows in memory beyond which they leave it, if they may: at most half of all."""
-        return min(self.unfired_windows_bytes_max, self.open_windows_bytes_max // 2)
+        """Bytes of unfired windows beyond which they leave memory, if they may. Input waits at half as much again."""
+        return min(self.unfired_windows_bytes_max, self.open_windows_bytes_max * 2 // 3)
 
     @property
     def message_bytes_max(self) -> int:
