@@ -33,7 +33,7 @@ DEVICES = SITES
 CORRECTED, OTHERS = 100_000, 200_000
 """Added to the ids of readings that were rubbish first, and of those of the other source."""
 OTHER_SHARE = 3
-"""One in this many readings has a reading of the other source beside it."""
+"""One of this number of readings has one of the other source beside it."""
 
 
 @dataclass(frozen=True, slots=True)
