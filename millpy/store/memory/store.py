@@ -14,7 +14,7 @@ acts between two awaits, which models a statement on one snapshot. These operati
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
 from millpy.errors import (
@@ -392,6 +392,12 @@ class MemoryStore:
             header = self.database.headers.get(report.interval_id)
             if header is not None and header.owner == worker_id:
                 self.database.source_reports[report.interval_id] = report
+
+    async def source_addresses(self, interval_ids: Sequence[int]) -> Mapping[int, str]:
+        """Return what owners have reported; those without an owner are left out."""
+        await self._reach_server()
+        reports = {i: self.database.source_reports.get(i) for i in interval_ids if self.database.headers[i].owner}
+        return {i: report.address for i, report in reports.items() if report is not None and report.address}
 
     # Hints.
 

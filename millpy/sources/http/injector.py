@@ -1,0 +1,212 @@
+"""The injector of one partition of an HTTP source: the requests that wait for a turn, and those in a turn.
+
+    accepted -> waiting -> taken (token) -> committed -> answered
+
+A request is taken as a whole, so all of its records are in one transaction, and its client gets the answer after the
+commit. When a turn fails or the partition leaves this worker, the injector refuses the requests that it still has: it
+does not know of those in the turn whether they are committed. Their clients send them again, and `Dedupe` drops what is
+a duplicate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from millpy.formats import Message
+from millpy.ingest.protocol import RejectedRow, SourceBatch, SourceSetup
+from millpy.model.record import Instants
+from millpy.model.time import Instant
+from millpy.sources.http.answers import RETRY_S, AcceptedRecords, RefusedRequestError
+from millpy.sources.http.body import BodyReader, PostedBody, PostedRecords
+
+if TYPE_CHECKING:
+    from millpy.sources.http.endpoint import Endpoint
+    from millpy.sources.http.source import Http
+
+REFUSED_LATELY_S = 10.0
+"""Seconds after a refused request in which the source is not idle: its client will send it again."""
+NOT_HERE = "this worker does not own the partition now: send the request again"
+_UNKNOWN = "it is not known whether the records are committed: send the request again, with the same Idempotency-Key"
+
+
+@dataclass(slots=True, eq=False)
+class _WaitingRequest:
+    """A request whose records wait for a commit; `number` counts the requests of this partition in this process."""
+
+    records: PostedRecords
+    number: int
+    arrived_at: Instant
+    committed: asyncio.Future[None]
+
+
+class HttpInjector:
+    """Collects the requests of one partition in this worker, and answers them.
+
+    Args:
+        setup: the setup of the source.
+        source: the source.
+        acquire: begins to listen, if this worker does not yet, and returns the endpoint of the source.
+    """
+
+    def __init__(self, setup: SourceSetup, source: Http, acquire: Callable[[], Any]) -> None:
+        assert setup.record_type is not None
+        self._setup = setup
+        self._source = source
+        self._acquire = acquire
+        self._endpoint: Endpoint | None = None
+        self._dead_letters = source.bad_records == "dead_letter"
+        self._read = BodyReader(
+            source.format, setup.record_type, setup, source.key_field, replays=self._dead_letters
+        ).read
+        self._check = setup.make_check() if setup.make_check is not None else None
+        self._waiting: deque[_WaitingRequest] = deque()
+        self._taken: dict[_WaitingRequest, None] = {}
+        self._number = self._total = 0
+        self._refused_at = setup.clock.monotonic()
+
+    async def open(self, position: bytes | None) -> None:
+        """Accept requests. Raises ConfigError: this worker cannot listen, or the tokens cannot be read."""
+        del position
+        connection = self._setup.connection
+        connection.managed = True
+        self._endpoint = await self._acquire()
+        self._endpoint.injectors[self._setup.partition] = self
+        connection.address = self._endpoint.peer_address
+        connection.connected()
+
+    async def accept(self, body: PostedBody, answer_s_max: float) -> AcceptedRecords:
+        """Return what is committed of a request, after the commit.
+
+        Raises:
+            RefusedRequestError: a record is bad, or the commit has failed or takes too long.
+        """
+        records = self._read(body)
+        arrived_at = Instant(body.arrived_at)
+        refused = self._refusals(records, arrived_at)
+        if refused and not self._dead_letters:
+            raise RefusedRequestError(
+                400, f"{len(refused)} of {len(records.payloads)} records are bad, and none is taken", records=refused
+            )
+        answer = AcceptedRecords(len(records.payloads) - len(refused), refused)
+        if not records.payloads:
+            return answer
+        if not self._setup.trusted() or self._endpoint is None:
+            raise RefusedRequestError(503, NOT_HERE, retry_after_s=RETRY_S, closes=True)
+        self._number += 1
+        loop = asyncio.get_running_loop()
+        waiting = _WaitingRequest(records, self._number, arrived_at, loop.create_future())
+        self._waiting.append(waiting)
+        self._setup.ready.set()
+        try:
+            async with asyncio.timeout(answer_s_max):
+                await waiting.committed
+        except TimeoutError:
+            self._refused_at = self._setup.clock.monotonic()
+            if waiting in self._taken:
+                raise RefusedRequestError(503, _UNKNOWN, retry_after_s=RETRY_S) from None
+            self._waiting.remove(waiting)
+            raise RefusedRequestError(
+                503, "the worker has taken nothing in time: send the request again", retry_after_s=RETRY_S
+            ) from None
+        return answer
+
+    def _refusals(self, records: PostedRecords, arrived_at: Instant) -> Sequence[RejectedRow]:
+        """Return the rows that are no records of this stream, in order."""
+        if self._check is None or not records.payloads:
+            return records.refused
+        return self._check(
+            SourceBatch("json", arrived_at, payloads=records.payloads, refused=records.refused, records=0)
+        )
+
+    def note_refusal(self) -> None:
+        """Note that the client of a request was sent away, and will come again."""
+        self._refused_at = self._setup.clock.monotonic()
+
+    async def take(self) -> SourceBatch | None:
+        """Return the waiting requests, at most a bundle; a request is taken whole."""
+        taken: list[_WaitingRequest] = []
+        bound, count, size = self._setup.take_bound, 0, 0
+        while self._waiting:
+            records = self._waiting[0].records
+            fits = count + len(records.payloads) <= bound.records and size + records.bytes <= bound.bytes
+            if taken and not fits:
+                self._setup.ready.set()
+                break
+            taken.append(self._waiting.popleft())
+            count += len(records.payloads)
+            size += records.bytes
+        if not taken:
+            return None
+        self._taken |= dict.fromkeys(taken)
+        self._total += count
+        return self._batch_of(taken, count)
+
+    def _batch_of(self, taken: Sequence[_WaitingRequest], count: int) -> SourceBatch:
+        begins = [0, *accumulate(len(request.records.payloads) for request in taken)]
+        refused: list[RejectedRow] = []
+        messages: dict[int, Message] = {}
+        for begin, request in zip(begins, taken, strict=False):
+            refused += [RejectedRow(begin + bad.row, bad.reason, bad.detail) for bad in request.records.refused]
+            messages |= {begin + row: message for row, message in request.records.messages.items()}
+
+        def describe(row: int) -> str:
+            place = bisect_right(begins, row) - 1
+            return f"{self._setup.partition} (request {taken[place].number})[{row - begins[place]}]"
+
+        def arrivals() -> Instants:
+            times = np.array([request.arrived_at for request in taken], np.int64)
+            return np.repeat(times, np.diff(begins))
+
+        return SourceBatch(
+            format="json",
+            arrived_at=self._setup.clock.now_us(),
+            payloads=[payload for request in taken for payload in request.records.payloads],
+            refused=refused,
+            messages=messages,
+            describe=describe,
+            arrivals=arrivals,
+            token=taken,
+            records=count,
+            total=self._total,
+        )
+
+    async def acknowledge(self, token: Any) -> None:
+        """Answer the requests of a committed batch."""
+        for request in token:
+            self._taken.pop(request, None)
+            if not request.committed.done():
+                request.committed.set_result(None)
+
+    def quiet(self) -> bool:
+        """Tell whether no request waits or is being read, and none was sent away a short time ago."""
+        if self._endpoint is None or self._waiting or self._taken or self._endpoint.is_busy:
+            return False
+        return self._setup.clock.monotonic() - self._refused_at > REFUSED_LATELY_S
+
+    async def close(self) -> None:
+        """Refuse the requests that are not known to be committed, and accept no more."""
+        for request in self._waiting:
+            _refuse(request, NOT_HERE)
+        for request in self._taken:
+            _refuse(request, _UNKNOWN)
+        self._waiting.clear()
+        self._taken.clear()
+        endpoint, self._endpoint = self._endpoint, None
+        self._setup.connection.address = ""
+        if endpoint is not None:
+            if endpoint.injectors.get(self._setup.partition) is self:
+                del endpoint.injectors[self._setup.partition]
+            await endpoint.release()
+
+
+def _refuse(request: _WaitingRequest, why: str) -> None:
+    if not request.committed.done():
+        request.committed.set_exception(RefusedRequestError(503, why, retry_after_s=RETRY_S, closes=True))
