@@ -14,6 +14,8 @@ import json
 import socket
 from pathlib import Path
 
+import psutil
+
 from benchmarks.bundles import committed_bundles
 from benchmarks.harness import Bench, arguments, wait_until
 from benchmarks.readings import START_MS, write_readings
@@ -37,10 +39,12 @@ def main(options: argparse.Namespace) -> None:
         worker = bench.worker("http_windows.py", url, environment={"BENCH_URL": f"http://127.0.0.1:{port}"})
         worker.wait_claimed()
         wait_until(lambda: listens(port), "the worker listens")
+        before_s = sum(psutil.Process(worker.pid).cpu_times()[:2])
         child = ("benchmarks.http_client", "--port", port, "--batch", options.batch)
         client = result_of(bench.child(*child, "--file", path, "--connections", options.connections), RUN_S_MAX)
         bench.show("client", client)
-        bench.show("ours", {**committed_bundles(url), "peak_rss_mb": worker.peak_rss_mb()})
+        cpu_s = sum(psutil.Process(worker.pid).cpu_times()[:2]) - before_s
+        bench.show("ours", {**committed_bundles(url), "peak_rss_mb": worker.peak_rss_mb(), "cpu_s": cpu_s})
         last = bench.directory / "last.ndjson"
         last.write_text(json.dumps(CLOSING | {"event_ms": START_MS + options.records + HOUR_MS}) + "\n")
         result_of(bench.child(*child, "--file", last, "--connections", 1), RUN_S_MAX)
