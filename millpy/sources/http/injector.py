@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from millpy.formats import Message
+from millpy.ingest.expansion import EXPANDED_RECORDS_MAX
 from millpy.ingest.protocol import RejectedRow, SourceBatch, SourceSetup
 from millpy.model.record import Instants
 from millpy.model.time import Instant
@@ -39,12 +40,19 @@ _UNKNOWN = "it is not known whether the records are committed: send the request 
 
 @dataclass(slots=True, eq=False)
 class _WaitingRequest:
-    """A request whose records wait for a commit; `number` counts the requests of this partition in this process."""
+    """A request whose records wait for a commit.
+
+    Attributes:
+        number: its number among the requests of this partition in this process.
+        answer: its answer, after the commit.
+        bad: its records that the stream rejects; known when it is taken.
+    """
 
     records: PostedRecords
     number: int
     arrived_at: Instant
-    committed: asyncio.Future[None]
+    answer: asyncio.Future[AcceptedRecords]
+    bad: Sequence[RejectedRow] = ()
 
 
 class HttpInjector:
@@ -89,68 +97,83 @@ class HttpInjector:
             RefusedRequestError: a record is bad, or the commit has failed or takes too long.
         """
         records = self._read(body)
-        arrived_at = Instant(body.arrived_at)
-        refused = self._refusals(records, arrived_at)
-        if refused and not self._dead_letters:
-            raise RefusedRequestError(
-                400, f"{len(refused)} of {len(records.payloads)} records are bad, and none is taken", records=refused
-            )
-        answer = AcceptedRecords(len(records.payloads) - len(refused), refused)
         if not records.payloads:
-            return answer
+            return AcceptedRecords(0)
         if not self._setup.trusted() or self._endpoint is None:
             raise RefusedRequestError(503, NOT_HERE, retry_after_s=RETRY_S, closes=True)
         self._number += 1
-        loop = asyncio.get_running_loop()
-        waiting = _WaitingRequest(records, self._number, arrived_at, loop.create_future())
+        answer = asyncio.get_running_loop().create_future()
+        waiting = _WaitingRequest(records, self._number, Instant(body.arrived_at), answer)
         self._waiting.append(waiting)
         self._setup.ready.set()
         try:
             async with asyncio.timeout(answer_s_max):
-                await waiting.committed
+                return await waiting.answer
         except TimeoutError:
-            self._refused_at = self._setup.clock.monotonic()
+            self.note_refusal()
             if waiting in self._taken:
                 raise RefusedRequestError(503, _UNKNOWN, retry_after_s=RETRY_S) from None
             self._waiting.remove(waiting)
             raise RefusedRequestError(
                 503, "the worker has taken nothing in time: send the request again", retry_after_s=RETRY_S
             ) from None
-        return answer
-
-    def _refusals(self, records: PostedRecords, arrived_at: Instant) -> Sequence[RejectedRow]:
-        """Return the rows that are no records of this stream, in order."""
-        if self._check is None or not records.payloads:
-            return records.refused
-        return self._check(
-            SourceBatch("json", arrived_at, payloads=records.payloads, refused=records.refused, records=0)
-        )
 
     def note_refusal(self) -> None:
         """Note that the client of a request was sent away, and will come again."""
         self._refused_at = self._setup.clock.monotonic()
 
     async def take(self) -> SourceBatch | None:
-        """Return the waiting requests, at most a bundle; a request is taken whole."""
-        taken: list[_WaitingRequest] = []
-        bound, count, size = self._setup.take_bound, 0, 0
-        while self._waiting:
-            records = self._waiting[0].records
-            fits = count + len(records.payloads) <= bound.records and size + records.bytes <= bound.bytes
-            if taken and not fits:
-                self._setup.ready.set()
-                break
-            taken.append(self._waiting.popleft())
-            count += len(records.payloads)
-            size += records.bytes
+        """Return the waiting requests, at most a bundle; a request is taken whole.
+
+        Those with a bad record are answered now, unless their bad records become dead letters.
+        """
+        taken = self._judged(self._next())
+        if self._waiting:
+            self._setup.ready.set()
         if not taken:
             return None
         self._taken |= dict.fromkeys(taken)
-        self._total += count
-        return self._batch_of(taken, count)
+        batch = self._batch_of(taken)
+        self._total += batch.records
+        batch.total = self._total
+        return batch
 
-    def _batch_of(self, taken: Sequence[_WaitingRequest], count: int) -> SourceBatch:
-        begins = [0, *accumulate(len(request.records.payloads) for request in taken)]
+    def _next(self) -> list[_WaitingRequest]:
+        """Return requests from the front until the next would exceed a bound; the event loop must not stop for long."""
+        taken: list[_WaitingRequest] = []
+        bound, count, size = self._setup.take_bound, 0, 0
+        records_max = min(bound.records, EXPANDED_RECORDS_MAX)
+        while self._waiting:
+            records = self._waiting[0].records
+            count += len(records.payloads)
+            size += records.bytes
+            if taken and (count > records_max or size > bound.bytes):
+                break
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def _judged(self, taken: list[_WaitingRequest]) -> list[_WaitingRequest]:
+        """Check the records of all requests at once; return the requests that are taken."""
+        if not taken:
+            return taken
+        batch = self._batch_of(taken)
+        bad: dict[int, list[RejectedRow]] = {}
+        begins = list(accumulate((len(request.records.payloads) for request in taken), initial=0))
+        for refused in batch.refused if self._check is None else self._check(batch):
+            place = bisect_right(begins, refused.row) - 1
+            row = refused.row - begins[place]
+            bad.setdefault(place, []).append(RejectedRow(row, refused.reason, refused.detail))
+        for place, rows in bad.items():
+            taken[place].bad = rows
+        if self._dead_letters or not bad:
+            return taken
+        for request in (taken[place] for place in bad):
+            why = f"{len(request.bad)} of {len(request.records.payloads)} records are bad, and none is taken"
+            _refuse(request, RefusedRequestError(400, why, records=request.bad))
+        return [request for request in taken if not request.bad]
+
+    def _batch_of(self, taken: Sequence[_WaitingRequest]) -> SourceBatch:
+        begins = list(accumulate((len(request.records.payloads) for request in taken), initial=0))
         refused: list[RejectedRow] = []
         messages: dict[int, Message] = {}
         for begin, request in zip(begins, taken, strict=False):
@@ -174,16 +197,17 @@ class HttpInjector:
             describe=describe,
             arrivals=arrivals,
             token=taken,
-            records=count,
-            total=self._total,
+            records=begins[-1],
         )
 
     async def acknowledge(self, token: Any) -> None:
         """Answer the requests of a committed batch."""
         for request in token:
             self._taken.pop(request, None)
-            if not request.committed.done():
-                request.committed.set_result(None)
+            if not request.answer.done():
+                request.answer.set_result(
+                    AcceptedRecords(len(request.records.payloads) - len(request.bad), request.bad)
+                )
 
     def quiet(self) -> bool:
         """Tell whether no request waits or is being read, and none was sent away a short time ago."""
@@ -194,9 +218,9 @@ class HttpInjector:
     async def close(self) -> None:
         """Refuse the requests that are not known to be committed, and accept no more."""
         for request in self._waiting:
-            _refuse(request, NOT_HERE)
+            _refuse(request, RefusedRequestError(503, NOT_HERE, retry_after_s=RETRY_S, closes=True))
         for request in self._taken:
-            _refuse(request, _UNKNOWN)
+            _refuse(request, RefusedRequestError(503, _UNKNOWN, retry_after_s=RETRY_S, closes=True))
         self._waiting.clear()
         self._taken.clear()
         endpoint, self._endpoint = self._endpoint, None
@@ -207,6 +231,6 @@ class HttpInjector:
             await endpoint.release()
 
 
-def _refuse(request: _WaitingRequest, why: str) -> None:
-    if not request.committed.done():
-        request.committed.set_exception(RefusedRequestError(503, why, retry_after_s=RETRY_S, closes=True))
+def _refuse(request: _WaitingRequest, error: RefusedRequestError) -> None:
+    if not request.answer.done():
+        request.answer.set_exception(error)
