@@ -22,13 +22,7 @@ from benchmarks.readings import START_MS, write_readings
 from benchmarks.traffic import result_of
 from benchmarks.w1_windows import differences
 from benchmarks.w3_mqtt import CLOSING, DEVICES, HOUR_MS, RUN_S_MAX
-
-
-def free_port() -> int:
-    """Return a port at which nothing listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+from millpy.embedded import free_port
 
 
 def main(options: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import psycopg
 
+from millpy.embedded import free_port
 from tests.crash.harness import Worker, await_true
 
 GRAPH = Path(__file__).with_name("http_graph.py")
@@ -23,12 +24,6 @@ REQUESTS = int(os.environ.get("HTTP_REQUESTS", "40"))
 START = 1_700_000_000
 ATTEMPT_S_MAX = 3.0
 WITHIN_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 class Client(threading.Thread):

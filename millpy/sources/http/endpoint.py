@@ -101,7 +101,10 @@ class Endpoint:
             raise RefusedRequestError(405, "send the records by POST", headers={"Allow": "POST"})
         if not of_peer:
             self._admit(request)
-        key = idempotency_key(request.headers.get("Idempotency-Key"))
+        keys = request.headers.getall("Idempotency-Key", [])
+        if len(keys) > 1:
+            raise RefusedRequestError(400, "the request has several headers Idempotency-Key")
+        key = idempotency_key(keys[0] if keys else None)
         if self._requests >= self.source.bounds.waiting_requests:
             raise self._no_room("too many requests wait for their commit")
         self._reading += 1

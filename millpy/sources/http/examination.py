@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from millpy.clock import SystemClock
 from millpy.config.extras import to_install
-from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.errors import ConfigError
 from millpy.model.finding import Finding, Severity
 from millpy.sources.http.address import ListenAddress
 from millpy.sources.http.tokens import TOKENS_VARIABLE, TokenList
@@ -25,7 +25,7 @@ _LONG_S = 14 * 86_400
 async def examine(source: Http, graph: str, stream: str) -> AsyncIterator[Finding]:
     """Yield what `millpy doctor` finds: tokens, encryption, the certificate, and whether a worker answers.
 
-    It looks from this machine, with this machine's settings. Raises MillError: a setting is wrong, or nothing listens.
+    It looks from this machine, with this machine's settings. Raises ConfigError: a setting is wrong.
     """
     del graph
     try:
@@ -43,7 +43,17 @@ async def examine(source: Http, graph: str, stream: str) -> AsyncIterator[Findin
             "an eavesdropper reads the records and the tokens",
             "listen with https:// (docs/http.md), or only for a proxy that encrypts",
         )
-    status, days_left = await _ask(source.path, address)
+    try:
+        status, days_left = await _ask(source.path, address)
+    except (OSError, TimeoutError, ValueError, IndexError) as error:
+        yield Finding(
+            Severity.ERROR,
+            "HTTP source",
+            f"{stream}: no worker answers at {address}{source.path}: {error or 'it takes too long'}",
+            "clients cannot send, and have to keep their records",
+            "start a worker, or look on the machine where it runs",
+        )
+        return
     if days_left is not None and days_left * 86_400 < _LONG_S:
         yield Finding(
             Severity.WARNING,
@@ -52,7 +62,10 @@ async def examine(source: Http, graph: str, stream: str) -> AsyncIterator[Findin
             "then clients refuse to send",
             "renew it, and start the workers again",
         )
-    if status == 405:  # to a GET
+    if status is None:
+        found = f"{stream}: a worker listens at {address}; it demands a certificate, so that its answer is not checked"
+        yield Finding(Severity.OK, "HTTP source", found)
+    elif status == 405:  # to a GET
         yield Finding(Severity.OK, "HTTP source", f"{stream}: {address}{source.path} accepts requests")
     else:
         yield Finding(
@@ -85,33 +98,27 @@ def _access(source: Http, stream: str, address: ListenAddress, tokens: TokenList
     )
 
 
-async def _ask(path: str, address: ListenAddress) -> tuple[int, float | None]:
-    """Return the status of a GET, and for how many days the certificate is valid; None without one.
+async def _ask(path: str, address: ListenAddress) -> tuple[int | None, float | None]:
+    """Return the status of a GET, and for how many days the certificate is valid.
 
-    Raises:
-        SourceUnavailableError: nothing answers.
+    The first is None for a worker that demands a certificate, the second without TLS.
     """
     tls = None
     if address.certificate is not None:
         tls = ssl.create_default_context(cafile=address.certificate)  # its own certificate: we look at its dates only
         tls.check_hostname = False
+        tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     host = "127.0.0.1" if address.host in ("", "0.0.0.0", "::") else address.host
-    try:
-        async with asyncio.timeout(ANSWER_S_MAX):
-            reader, writer = await asyncio.open_connection(host, address.port, ssl=tls)
-            try:
-                writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-                status = int((await reader.readline()).split()[1])
-                return status, _days_left(writer.get_extra_info("ssl_object"))
-            finally:
-                writer.close()
-                with suppress(OSError):
-                    await writer.wait_closed()
-    except (OSError, TimeoutError, ValueError, IndexError) as error:
-        raise SourceUnavailableError(
-            f"no worker answers at {address}{path}: {error or 'it takes too long'}",
-            hint="start a worker, or look on the machine where it runs",
-        ) from None
+    async with asyncio.timeout(ANSWER_S_MAX):
+        reader, writer = await asyncio.open_connection(host, address.port, ssl=tls)
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            days_left = _days_left(writer.get_extra_info("ssl_object"))
+            return None if address.ca is not None else int((await reader.readline()).split()[1]), days_left
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
 
 
 def _days_left(connection: ssl.SSLObject | None) -> float | None:

@@ -89,9 +89,11 @@ class BoundedServer(web.Server):
         connection = request.protocol
         self._busy.add(connection)
         try:
-            return await self._handler(request)
+            answer = await self._handler(request)
         finally:
             self._busy.discard(connection)
+        answer.headers["Server"] = "millpy"  # without the versions of libraries
+        return answer
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
         """Count a connection, and make room for it."""

@@ -6,23 +6,28 @@ import asyncio
 import gzip
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
+import trustme
 
 from millpy import Csv, EventTime, Graph, Http, HttpBounds, Json
 from millpy.clock import SystemClock
+from millpy.embedded import free_port
 from millpy.errors import ConfigError, GraphError
 from millpy.ingest.connection_state import ConnectionState
 from millpy.ingest.protocol import FixedBound, SourceBatch, SourceSetup, WorkerSetup
 from millpy.ingest.record_check import record_check
 from millpy.limits import Limits
+from millpy.model.finding import Severity
 from millpy.model.record import RecordType
 from millpy.model.time import seconds
 from millpy.sources.http import endpoint as endpoints
@@ -385,6 +390,60 @@ def test_open_address_needs_to_know_who_sends(monkeypatch: pytest.MonkeyPatch) -
     listeners.check_access(Http("/a", url="http://127.0.0.1:8081"), TokenList(clock))
     monkeypatch.setenv("MILLPY_INGEST_TOKENS", TOKENS)
     listeners.check_access(open_to_all, TokenList(clock))
+
+
+async def test_certificates_are_shown_and_demanded(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    names = {name: tmp_path / name for name in ("ca", "certificate", "key", "client")}
+    authority.cert_pem.write_to_path(str(names["ca"]))
+    ours = authority.issue_cert("127.0.0.1")
+    ours.cert_chain_pems[0].write_to_path(str(names["certificate"]))
+    ours.private_key_pem.write_to_path(str(names["key"]))
+    authority.issue_cert("client.example").private_key_and_cert_chain_pem.write_to_path(str(names["client"]))
+    files = "&".join(f"{name}={names[name]}" for name in ("certificate", "key", "ca"))
+    source = Http("/readings", url=f"https://127.0.0.1:{free_port()}?{files}")
+    (setup,) = setups_of(source, Limits())
+    injector = source.connect(setup)
+    await injector.open(None)
+    known = ssl.create_default_context(cafile=names["ca"])
+    stranger = ssl.create_default_context(cafile=names["ca"])
+    known.load_cert_chain(names["client"])
+    url = f"https://127.0.0.1:{source.address().port}/readings"
+    try:
+        async with aiohttp.ClientSession() as session:
+            async with session.get(url, ssl=known) as answer:
+                assert answer.status == 405
+                assert answer.headers["Server"] == "millpy"
+            with pytest.raises(aiohttp.ClientError):
+                await session.get(url, ssl=stranger)
+            with pytest.raises(aiohttp.ClientError):
+                await session.get(url.replace("https", "http"))
+        findings = [finding async for finding in source.examine("g", "s")]
+    finally:
+        await injector.close()
+    assert [(finding.check, finding.severity) for finding in findings] == [
+        ("HTTP access", Severity.OK), ("HTTP source", Severity.OK),
+    ]  # fmt: skip
+
+
+async def test_doctor_says_who_may_send_and_whether_a_worker_answers() -> None:
+    source = Http("/readings", url=f"http://127.0.0.1:{free_port()}")
+    other = Http("/other", url=source.url, anonymous=True)
+    (setup,) = setups_of(source, Limits())
+
+    async def found(source: Http) -> list[Severity]:
+        return [finding.severity async for finding in source.examine("g", "s")]
+
+    assert await found(source) == [Severity.NOTE, Severity.ERROR]
+    injector = source.connect(setup)
+    await injector.open(None)
+    try:
+        assert await found(source) == [Severity.NOTE, Severity.OK]
+        assert await found(other) == [Severity.NOTE, Severity.WARNING]  # 404: of another graph
+    finally:
+        await injector.close()
+    everywhere = Http("/readings", url=str(source.address()).replace("127.0.0.1", "0.0.0.0"))
+    assert await found(everywhere) == [Severity.ERROR, Severity.WARNING, Severity.ERROR]
 
 
 # -- several workers -----------------------------------------------------------------------------------------------
