@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 BODY_S_MAX = 30.0
 """Seconds in which a client must have sent the whole body."""
+TELL_EVERY_S = 60.0
+"""Seconds between two events about refused requests."""
 
 
 class Endpoint:
@@ -67,6 +70,9 @@ class Endpoint:
         self._rates = RateLimiter(source.bounds.requests_per_s)
         self._body_bytes_max = min(source.bounds.body_bytes, setup.limits.message_bytes_max)
         self._bytes = self._requests = self._reading = self._turn = 0
+        self._refused: Counter[str] = Counter()
+        self._last_refusal = ""
+        self._told_at = float("-inf")
 
     @property
     def peer_address(self) -> str:
@@ -78,6 +84,16 @@ class Endpoint:
         """Whether a request is being read or waits for its answer."""
         return bool(self._reading or self._requests)
 
+    def refusals(self) -> dict[str, object] | None:
+        """Return what was refused since the last call, for an event; None if nothing, or too soon after the last."""
+        now = self.setup.clock.monotonic()
+        if not self._refused or now - self._told_at < TELL_EVERY_S:
+            return None
+        self._told_at = now
+        found: dict[str, object] = {"stream": self.setup.stream, "statuses": dict(self._refused)}
+        self._refused.clear()
+        return found | {"last": self._last_refusal}
+
     async def release(self) -> None:
         """Stop to use it; the last user ends it."""
         await self._release(self)
@@ -88,6 +104,8 @@ class Endpoint:
             accepted = await self._accept(request, of_peer=of_peer)
         except RefusedRequestError as error:
             log.debug("%s: answered %d: %s", self.source.path, error.status, error.detail)
+            self._refused[str(error.status)] += 1
+            self._last_refusal = error.detail
             answer = web.Response(
                 status=error.status, body=error.body(), content_type=PROBLEM_TYPE, headers=error.headers
             )

@@ -127,6 +127,8 @@ class HttpInjector:
 
         Those with a bad record are answered now, unless their bad records become dead letters.
         """
+        if self._endpoint is not None and (refused := self._endpoint.refusals()) is not None:
+            self._setup.tell("requests_refused", refused)
         taken = self._judged(self._next())
         if self._waiting:
             self._setup.ready.set()

@@ -75,6 +75,7 @@ class Client:
     injectors: list[Any]
     committing: bool = True
     batches: list[SourceBatch] = field(default_factory=list)
+    events: list[tuple[str, Any]] = field(default_factory=list)
 
     @property
     def port(self) -> int:
@@ -134,12 +135,13 @@ def setups_of(source: Http, limits: Limits, **more: Any) -> list[SourceSetup]:
 @asynccontextmanager
 async def accepting(path: str = "/readings", *, limits: Limits | None = None, **settings: Any) -> AsyncIterator[Client]:
     source = Http(path, url=URL, **settings)
-    setups = setups_of(source, limits or Limits())
+    events: list[tuple[str, Any]] = []
+    setups = setups_of(source, limits or Limits(), tell=lambda kind, detail: events.append((kind, detail)))
     made = [source.connect(setup) for setup in setups]
     for injector in made:
         await injector.open(None)
     async with aiohttp.ClientSession() as session:
-        client = Client(source, session, setups, made)
+        client = Client(source, session, setups, made, events=events)
         working = asyncio.create_task(client.work())
         try:
             yield client
@@ -234,6 +236,8 @@ async def test_bad_record_is_named_and_none_of_its_request_is_taken() -> None:
 
         many = await client.post([{}] * 150)
         assert (len(many.body["errors"]), many.body["more_errors"]) == (100, 50)
+        (kind, told), *later = client.events  # the second within the minute is told later
+        assert (kind, told["statuses"], later) == ("requests_refused", {"400": 1}, [])
 
 
 async def test_bad_records_become_dead_letters_if_the_source_says_so() -> None:
