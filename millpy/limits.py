@@ -95,7 +95,7 @@ class Limits:
     fold_every_s: float = 10.0
     unfolded_bytes_max: int = 256_000_000
     open_windows_bytes_max: int = field(default_factory=lambda: memory_bytes() // 2)
-    closed_windows_bytes_max: int = 128_000_000
+    closed_windows_bytes_max: int = 80_000_000
     sites_max: int = 1_000
     join_bytes_max: int = field(default_factory=lambda: memory_bytes() // 4)
     join_key_bytes_max: int = 16_000_000
