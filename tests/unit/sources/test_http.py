@@ -236,7 +236,7 @@ async def test_bad_record_is_named_and_none_of_its_request_is_taken() -> None:
 
         many = await client.post([{}] * 150)
         assert (len(many.body["errors"]), many.body["more_errors"]) == (100, 50)
-        (kind, told), *later = client.events  # the second within the minute is told later
+        (kind, told), *later = client.events  # that of the next minute tells the second
         assert (kind, told["statuses"], later) == ("requests_refused", {"400": 1}, [])
 
 
@@ -627,6 +627,12 @@ def test_key_needs_a_field_of_text() -> None:
     graph = Graph("g")
     with pytest.raises(GraphError, match="must be a str"):
         graph.inject("s", Http("/a", key_field="at"), schema=Reading, event_time=EVENT_TIME)
+
+
+def test_repr_is_the_code_without_address_and_bounds() -> None:
+    assert repr(Http("/a", url=URL, bounds=HttpBounds(answer_s=1.0))) == "Http('/a')"
+    assert repr(Http("/a", partitions=2, key_field="k")) == "Http('/a', key_field='k', partitions=2)"
+    assert Http("/a", partitions=2).partitions() == ("/a/0", "/a/1")
 
 
 def test_bounds_fit_together() -> None:
