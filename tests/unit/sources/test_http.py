@@ -269,6 +269,8 @@ async def test_answer_comes_after_the_commit_and_requests_share_a_bundle() -> No
         posts = [asyncio.create_task(client.post([reading(n), reading(n)])) for n in range(3)]
         await until(lambda: sum(batch.records for batch in client.batches) == 6)
 
+        for _ in range(3):  # meanwhile others are answered
+            assert (await client.post([])).status == 200
         assert not any(post.done() for post in posts)
         assert not client.injectors[0].quiet()
         for batch in client.batches:
