@@ -31,8 +31,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/sources/http/relay.py",
-        '        raise RefusedRequestError(401, "the request does not come from a worker of this graph")\n',
-        "        return\n",
+        "        raise RefusedRequestError(401, NOT_OURS)\n",
+        '        return ""\n',
         killers=(f"{OF_HTTP}test_worker_without_the_partition_passes_a_request_on_or_says_so",),
     ),
     Mutant(

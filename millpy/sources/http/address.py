@@ -44,6 +44,11 @@ class ListenAddress:
         """Whether other machines can reach it."""
         return self.host in ("", "0.0.0.0", "::") or is_other_machine(self.host)
 
+    @property
+    def local_host(self) -> str:
+        """Where a program of this machine reaches it."""
+        return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the context of a server; None for plain TCP.
 

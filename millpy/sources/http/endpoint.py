@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -18,7 +19,7 @@ from millpy.ingest.protocol import WorkerSetup
 from millpy.sources.http.answers import JSON_TYPE, PROBLEM_TYPE, RETRY_S, RefusedRequestError
 from millpy.sources.http.body import PostedBody, idempotency_key, media_type
 from millpy.sources.http.rates import RateLimiter, client_of
-from millpy.sources.http.relay import RELAYED_HEADER, PeerRelay
+from millpy.sources.http.relay import NOT_OURS, RELAYED_HEADER, PeerRelay
 from millpy.sources.http.tokens import TokenList
 
 if TYPE_CHECKING:
@@ -117,12 +118,11 @@ class Endpoint:
     async def _accept(self, request: web.BaseRequest, *, of_peer: bool) -> web.Response:
         if request.method != "POST":
             raise RefusedRequestError(405, "send the records by POST", headers={"Allow": "POST"})
-        if not of_peer:
-            self._admit(request)
         keys = request.headers.getall("Idempotency-Key", [])
         if len(keys) > 1:
             raise RefusedRequestError(400, "the request has several headers Idempotency-Key")
         key = idempotency_key(keys[0] if keys else None)
+        digest = self._relay.verify(request.headers.get(RELAYED_HEADER, ""), key) if of_peer else self._admit(request)
         if self._requests >= self.source.bounds.waiting_requests:
             raise self._no_room("too many requests wait for their commit")
         self._reading += 1
@@ -132,13 +132,15 @@ class Endpoint:
             self._reading -= 1
         self._requests += 1
         try:
+            if digest and sha256(content).hexdigest() != digest:
+                raise RefusedRequestError(401, NOT_OURS)
             return await self._deliver(request, content, key, of_peer=of_peer)
         finally:
             self._requests -= 1
             self._bytes -= len(content)
 
-    def _admit(self, request: web.BaseRequest) -> None:
-        """Check who sends, and how often. Raises RefusedRequestError."""
+    def _admit(self, request: web.BaseRequest) -> str:
+        """Check who sends, and how often; return no digest, as a client signs nothing. Raises RefusedRequestError."""
         client = client_of(request.remote or "")
         if not self._tokens.is_empty:
             name = self._tokens.name_of(request.headers.get("Authorization"))
@@ -153,6 +155,7 @@ class Endpoint:
         delay_s = self._rates.delay_s(client, self.setup.clock.monotonic())
         if delay_s:
             raise RefusedRequestError(429, "more requests a second than this source takes", retry_after_s=delay_s)
+        return ""
 
     def _no_room(self, why: str) -> RefusedRequestError:
         for injector in self.injectors.values():
@@ -195,8 +198,6 @@ class Endpoint:
         self, request: web.BaseRequest, content: bytes, key: str | None, *, of_peer: bool
     ) -> web.Response:
         """Give the records to the partition's injector, here or in another worker, and return its answer."""
-        if of_peer:
-            self._relay.verify(request.headers.get(RELAYED_HEADER, ""), self.source.path, key, content)
         partition = self._partition_of(content, key)
         injector = self.injectors.get(partition)
         if injector is None:

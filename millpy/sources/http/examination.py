@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from millpy.clock import SystemClock
@@ -13,6 +11,7 @@ from millpy.config.extras import to_install
 from millpy.errors import ConfigError
 from millpy.model.finding import Finding, Severity
 from millpy.sources.http.address import ListenAddress
+from millpy.sources.http.port_check import asking
 from millpy.sources.http.tokens import TOKENS_VARIABLE, TokenList
 
 if TYPE_CHECKING:
@@ -108,17 +107,9 @@ async def _ask(path: str, address: ListenAddress) -> tuple[int | None, float | N
         tls = ssl.create_default_context(cafile=address.certificate)  # its own certificate: we look at its dates only
         tls.check_hostname = False
         tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    host = "127.0.0.1" if address.host in ("", "0.0.0.0", "::") else address.host
-    async with asyncio.timeout(ANSWER_S_MAX):
-        reader, writer = await asyncio.open_connection(host, address.port, ssl=tls)
-        try:
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-            days_left = _days_left(writer.get_extra_info("ssl_object"))
-            return None if address.ca is not None else int((await reader.readline()).split()[1]), days_left
-        finally:
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
+    async with asking(address, path, tls, ANSWER_S_MAX) as (reader, writer):
+        days_left = _days_left(writer.get_extra_info("ssl_object"))
+        return None if address.ca is not None else int((await reader.readline()).split()[1]), days_left
 
 
 def _days_left(connection: ssl.SSLObject | None) -> float | None:

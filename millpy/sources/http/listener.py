@@ -26,7 +26,8 @@ from millpy.ingest.protocol import WorkerSetup
 from millpy.sources.http.address import URL_VARIABLE, ListenAddress
 from millpy.sources.http.answers import PROBLEM_TYPE, RefusedRequestError
 from millpy.sources.http.endpoint import Endpoint
-from millpy.sources.http.relay import PeerRelay, peer_address
+from millpy.sources.http.port_check import GRAPH_HEADER, check_port, graph_mark
+from millpy.sources.http.relay import PEER_VARIABLE, PeerRelay, peer_address
 from millpy.sources.http.tokens import TOKENS_VARIABLE, TokenList
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class BoundedServer(web.Server):
     otherwise the new one is refused.
     """
 
-    def __init__(self, handler: _Handler, most: int) -> None:
+    def __init__(self, handler: _Handler, most: int, mark: str) -> None:
         super().__init__(
             self._handle,
             keepalive_timeout=IDLE_S,
@@ -82,6 +83,7 @@ class BoundedServer(web.Server):
         )
         self._handler = handler
         self._most = most
+        self._mark = mark
         self._hosts: dict[Any, str] = {}
         self._busy: set[Any] = set()
 
@@ -93,6 +95,8 @@ class BoundedServer(web.Server):
         finally:
             self._busy.discard(connection)
         answer.headers["Server"] = "millpy"  # without the versions of libraries
+        if answer.status in (404, 405):
+            answer.headers[GRAPH_HEADER] = self._mark
         return answer
 
     def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
@@ -126,14 +130,16 @@ class Listener:
 
     Args:
         address: where it listens.
+        mark: tells the graph.
 
     Attributes:
         endpoints: path -> the source there.
         port: the port at which it listens.
     """
 
-    def __init__(self, address: ListenAddress) -> None:
+    def __init__(self, address: ListenAddress, mark: str) -> None:
         self.address = address
+        self._mark = mark
         self.endpoints: dict[str, Endpoint] = {}
         self.port = 0
         self.peer_address = ""
@@ -144,6 +150,8 @@ class Listener:
         """Listen. Raises ConfigError."""
         tls, (host, port, machine) = self.address.tls_context(), peer_address()
         most = connections_max()
+        if self.address.port:
+            await check_port(self.address, self._mark)
         try:
             self.port = await self._listen(self.address.host, self.address.port, most, tls, of_peer=False)
             peer_port = await self._listen(host, port, most, None, of_peer=True)
@@ -158,7 +166,7 @@ class Listener:
         log.info("http: listening at %s", self.address, extra={"port": self.port})
 
     async def _listen(self, host: str, port: int, most: int, tls: Any, *, of_peer: bool) -> int:
-        server = BoundedServer(partial(self._respond, of_peer=of_peer), most)
+        server = BoundedServer(partial(self._respond, of_peer=of_peer), most, self._mark)
         try:
             listening = await asyncio.get_running_loop().create_server(
                 server,
@@ -172,7 +180,7 @@ class Listener:
         except OSError as error:
             raise ConfigError(
                 f"cannot listen at {host or '*'}:{port}: {error.strerror or error}",
-                hint=f"set {URL_VARIABLE} to a free address",
+                hint=f"set {PEER_VARIABLE if of_peer else URL_VARIABLE} to a free address",
             ) from None
         self._servers.append((listening, server))
         found: int = listening.sockets[0].getsockname()[1]
@@ -210,7 +218,7 @@ class _Listeners:
         async with self._lock:
             listener = self._open.get(address)
             if listener is None:
-                listener = Listener(address)
+                listener = Listener(address, graph_mark(setup.graph, setup.secret))
                 await listener.open()
                 self._open[address] = listener
             endpoint = listener.endpoints.get(source.path)

@@ -13,9 +13,10 @@ other machines reach this one, in a network that you trust with the records: thi
 from __future__ import annotations
 
 import hmac
+import re
 import socket
 from collections.abc import Mapping
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -36,7 +37,8 @@ _KNOWN_S = 1.0
 """Seconds for which the owners of partitions are remembered."""
 _SIGNED_S_MAX = 60.0
 """Seconds for which a signature is valid: the clocks of two machines may differ."""
-_ANSWER_BYTES_MAX = 1_000_000
+_SIGNED = re.compile(r"([0-9]{1,12}) ([0-9a-f]{64}) [0-9a-f]{64}")
+NOT_OURS = "the request does not come from a worker of this graph"
 _PASSED_ON = ("Content-Type", "Content-Encoding", "Idempotency-Key")
 _NO_OWNER = "no worker owns the partition now, or its owner is on another machine: send the request again"
 
@@ -81,20 +83,26 @@ class PeerRelay:
         self._known_at = float("-inf")
         self.own_address = own_address
 
-    def _signature(self, at: int, path: str, key: str | None, content: bytes) -> str:
+    def _signature(self, at: int, digest: str, key: str | None) -> str:
+        """Return the header of a request at a time in seconds, whose body has a digest."""
         signed = hmac.new(self._key, digestmod="sha256")
-        for part in (b"%d" % at, path.encode(), b"" if key is None else b"k" + key.encode(), content):
+        for part in (b"%d" % at, self._source.path.encode(), b"" if key is None else b"k" + key.encode()):
             signed.update(b"%d:" % len(part))
             signed.update(part)
-        return f"{at} {signed.hexdigest()}"
+        signed.update(digest.encode())
+        return f"{at} {digest} {signed.hexdigest()}"
 
-    def verify(self, header: str, path: str, key: str | None, content: bytes) -> None:
-        """Check that a worker of this graph has passed a request on. Raises RefusedRequestError."""
-        at, _, _ = header.partition(" ")
-        if at.isdigit() and len(at) < 12 and abs(self._now() - int(at)) <= _SIGNED_S_MAX:
-            if hmac.compare_digest(self._signature(int(at), path, key, content), header):
-                return
-        raise RefusedRequestError(401, "the request does not come from a worker of this graph")
+    def verify(self, header: str, key: str | None) -> str:
+        """Check that a worker of this graph has passed a request on, and return the digest of its body.
+
+        Raises:
+            RefusedRequestError: it has not, or too long ago.
+        """
+        parts = _SIGNED.fullmatch(header)
+        if parts is not None and abs(self._now() - int(parts[1])) <= _SIGNED_S_MAX:
+            if hmac.compare_digest(self._signature(int(parts[1]), parts[2], key), header):
+                return parts[2]
+        raise RefusedRequestError(401, NOT_OURS)
 
     async def forward(
         self, request: web.BaseRequest, partition: str, content: bytes, key: str | None, setup: WorkerSetup
@@ -108,14 +116,14 @@ class PeerRelay:
         if not address or address == self.own_address:
             raise RefusedRequestError(503, _NO_OWNER, retry_after_s=RETRY_S, closes=True)
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
-        headers[RELAYED_HEADER] = self._signature(self._now(), self._source.path, key, content)
+        headers[RELAYED_HEADER] = self._signature(self._now(), sha256(content).hexdigest(), key)
         timeout = aiohttp.ClientTimeout(total=self._source.bounds.answer_s + 5, connect=2)
         try:
             async with self._session.post(
                 f"http://{address.partition(' ')[2]}{self._source.path}",
                 data=content, headers=headers, timeout=timeout, allow_redirects=False,
             ) as answer:  # fmt: skip
-                body = await answer.content.read(_ANSWER_BYTES_MAX)
+                body = await answer.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self._known_at = float("-inf")
             raise RefusedRequestError(

@@ -488,8 +488,11 @@ async def test_worker_without_the_partition_passes_a_request_on_or_says_so() -> 
             after = [(await client.post(reading(), Idempotency_Key=key)).status for key in keys]
             bad = [(await client.post([{}], Idempotency_Key=key)).status for key in keys]
             peer_url = f"http://{theirs.connection.address.partition(' ')[2]}/readings"
-            async with session.post(peer_url, json=reading(), headers={"Idempotency-Key": "0"}) as unsigned:
-                assert unsigned.status == 401
+            signed = endpoint._relay._signature(endpoint._relay._now(), "0" * 64, "0")
+            for header in ("", "1 x", "² " + "0" * 64, f"0{signed[1:]}", signed):  # the last one signs another body
+                own_headers = {"Idempotency-Key": "0", "Millpy-Relay": header}
+                async with session.post(peer_url, json=reading(), headers=own_headers) as unsigned:
+                    assert unsigned.status == 401
         finally:
             working.cancel()
             remote_working.cancel()
@@ -658,6 +661,24 @@ async def test_two_sources_cannot_have_one_path() -> None:
         (setup,) = setups_of(client.source, Limits())
         with pytest.raises(ConfigError, match="a path of its own"):
             await client.source.connect(replace(setup, stream="t")).open(None)
+
+
+async def test_port_is_shared_by_workers_of_one_graph_only() -> None:
+    source = Http("/a", url=f"http://127.0.0.1:{free_port()}")
+    (setup,) = setups_of(source, Limits())
+    injector = source.connect(setup)
+    await injector.open(None)
+    try:
+        for graph, secret in (("g", "secret"), ("g_2", "secret"), ("g", "another")):
+            listener = listeners.Listener(source.address(), listeners.graph_mark(graph, secret))
+            if (graph, secret) == ("g", "secret"):
+                await listener.open()
+                await listener.close()
+                continue
+            with pytest.raises(ConfigError, match="another graph"):
+                await listener.open()
+    finally:
+        await injector.close()
 
 
 async def test_port_in_use_is_refused() -> None:
