@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -123,8 +124,7 @@ class Endpoint:
             raise RefusedRequestError(400, "the request has several headers Idempotency-Key")
         key = idempotency_key(keys[0] if keys else None)
         digest = self._relay.verify(request.headers.get(RELAYED_HEADER, ""), key) if of_peer else self._admit(request)
-        if self._requests >= self.source.bounds.waiting_requests:
-            raise self._no_room("too many requests wait for their commit")
+        self._check_requests()
         self._reading += 1
         try:
             content = await self._read_body(request)
@@ -132,6 +132,7 @@ class Endpoint:
             self._reading -= 1
         self._requests += 1
         try:
+            self._check_requests(but=1)
             if digest and sha256(content).hexdigest() != digest:
                 raise RefusedRequestError(401, NOT_OURS)
             return await self._deliver(request, content, key, of_peer=of_peer)
@@ -156,6 +157,22 @@ class Endpoint:
         if delay_s:
             raise RefusedRequestError(429, "more requests a second than this source takes", retry_after_s=delay_s)
         return ""
+
+    def _check_requests(self, but: int = 0) -> None:
+        """Refuse a request if too many wait, not counting `but` of them. Raises RefusedRequestError."""
+        if self._requests - but >= self.source.bounds.waiting_requests:
+            raise self._no_room("too many requests wait for their commit")
+
+    @contextmanager
+    def room(self, more: int) -> Iterator[None]:
+        """Count the bytes by which records are larger than their body as waiting. Raises RefusedRequestError."""
+        self._bytes += more
+        try:
+            if more and self._bytes > self.source.bounds.waiting_bytes:
+                raise self._no_room("too many bytes wait for their commit")
+            yield
+        finally:
+            self._bytes -= more
 
     def _no_room(self, why: str) -> RefusedRequestError:
         for injector in self.injectors.values():

@@ -14,6 +14,7 @@ import asyncio
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -99,11 +100,16 @@ class HttpInjector:
         records = self._read(body)
         if not records.payloads:
             return AcceptedRecords(0)
-        if not self._setup.trusted() or self._endpoint is None:
+        endpoint = self._endpoint
+        if not self._setup.trusted() or endpoint is None:
             raise RefusedRequestError(503, NOT_HERE, retry_after_s=RETRY_S, closes=True)
+        with endpoint.room(max(0, records.bytes - len(body.content))):
+            return await self._answer(records, Instant(body.arrived_at), answer_s_max)
+
+    async def _answer(self, records: PostedRecords, arrived_at: Instant, answer_s_max: float) -> AcceptedRecords:
         self._number += 1
         answer = asyncio.get_running_loop().create_future()
-        waiting = _WaitingRequest(records, self._number, Instant(body.arrived_at), answer)
+        waiting = _WaitingRequest(records, self._number, arrived_at, answer)
         self._waiting.append(waiting)
         self._setup.ready.set()
         try:
@@ -113,7 +119,8 @@ class HttpInjector:
             self.note_refusal()
             if waiting in self._taken:
                 raise RefusedRequestError(503, _UNKNOWN, retry_after_s=RETRY_S) from None
-            self._waiting.remove(waiting)
+            with suppress(ValueError):  # the injector was closed at the same moment
+                self._waiting.remove(waiting)
             raise RefusedRequestError(
                 503, "the worker has taken nothing in time: send the request again", retry_after_s=RETRY_S
             ) from None

@@ -342,6 +342,16 @@ async def test_too_much_that_waits_is_pushed_back(monkeypatch: pytest.MonkeyPatc
         assert (await client.post([reading()])).status == 200
 
 
+async def test_bytes_that_wait_count_as_they_are_after_decompression() -> None:
+    async with accepting(bounds=HttpBounds(body_bytes=1_000, waiting_bytes=10_000)) as client:
+        body = json.dumps([reading()] * 250).encode()
+        answer = await client.post(gzip.compress(body), Content_Encoding="gzip")
+
+        assert len(gzip.compress(body)) < 1_000 < 10_000 < len(body)
+        assert (answer.status, client.batches) == (429, [])
+        assert (await client.post(reading())).status == 200
+
+
 # -- who may send --------------------------------------------------------------------------------------------------
 
 
