@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from millpy.embedded import EmbeddedBroker, EmbeddedPostgres, mosquitto_program
+from tests.collector import freeze_for_good
 from tests.commands import logging_as_it_was
 from tests.databases import fresh_database, make_template, memory_directory
 from tests.kafka_server import NONE as NO_KAFKA
@@ -91,7 +92,7 @@ def bucket(s3_login: S3Server) -> str:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     """A Kafka broker for the session: `address`, `kill()`, `start()`. Each test creates its own topics."""
-    server = KafkaServer(tmp_path_factory.mktemp("kafka") / "broker")
+    server = KafkaServer(tmp_path_factory.mktemp("kafka") / "broker", quick=True)
     try:
         server.start()
     except NoKafkaError as error:
@@ -122,6 +123,11 @@ async def _no_leaked_tasks() -> AsyncIterator[None]:
     for task in leaked:
         task.cancel()
     assert not leaked, f"leaked tasks: {leaked}"
+
+
+def pytest_collection_finish() -> None:
+    """Let no scan for cycles include the tests themselves."""
+    freeze_for_good()
 
 
 @pytest.hookimpl(wrapper=True)

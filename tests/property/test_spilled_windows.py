@@ -10,15 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpy import Accumulation, AfterWatermark
+from millpy import Accumulation, AfterWatermark, SlidingWindows, TimestampCombiner
 from millpy.model.record import retractions_of
 from millpy.model.stage import StepResult
 from millpy.store.memory.tables import column_values
 from millpy.windowing import closed_sessions
+from millpy.windowing.pane_rules import DEFAULT_RULES
 from millpy.windowing.window import Windows
 from tests.property.test_pane_triggers import FIXED, SLIDING, Reading, Run, played, runs, triggers
 from tests.property.test_session_triggers import CUT_SESSIONS, FULL_SESSIONS, SESSIONS
+from tests.stage_driver import timedelta_us
 
+END_OF_WINDOW = TimestampCombiner.END_OF_WINDOW
 MOVES = ["none", "fold", "fold", "fold behind", "restart", "lost", "clock", "watermark"]
 KINDS: dict[str, Windows] = {
     "fixed": FIXED,
@@ -29,7 +32,7 @@ KINDS: dict[str, Windows] = {
 }
 
 
-def schedule(seed: int) -> list[Any]:
+def schedule(seed: int, keys: str = "abc") -> list[Any]:
     """Return moves, of which many are late records for windows that have fired and were folded."""
     rng = random.Random(seed)
     found: list[Any] = []
@@ -38,7 +41,7 @@ def schedule(seed: int) -> list[Any]:
         times = [*late, *[now + rng.randrange(3)] * rng.randrange(2)]
         for what in rng.sample(["records", "records", rng.choice(MOVES), rng.choice(MOVES)], k=4):
             if what in ("records", "lost") and times:
-                found.append((what, [(Reading(rng.choice("abc"), rng.randrange(9)), max(0, at)) for at in times]))
+                found.append((what, [(Reading(rng.choice(keys), rng.randrange(9)), max(0, at)) for at in times]))
             elif what in ("clock", "watermark"):
                 found.append((what, rng.randrange(1, 5)))
             elif what not in ("records", "lost", "none"):
@@ -90,6 +93,30 @@ def test_a_turn_does_not_depend_on_what_is_in_memory(
     for one, other in zip(spilling.results, resident.results, strict=True):
         assert effects(one) == effects(other)
     assert spilling.interval.oldest_work() == resident.interval.oldest_work()
+    for subject in (spilling, resident):
+        subject.finish()
+        subject.check_ended()
+
+
+@pytest.mark.parametrize("windows", [FIXED, SlidingWindows(timedelta_us(10), every=timedelta_us(4))], ids=repr)
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    mode=st.sampled_from(Accumulation),
+    allowed=st.sampled_from([0, 7, 30]),
+    few=st.sampled_from([0, 10_000]),
+    panes_max=st.sampled_from([1, 2, 3, 10_000]),
+)
+def test_a_turn_does_not_depend_on_which_unfired_windows_are_in_memory(
+    windows: Windows, seed: int, mode: Accumulation, allowed: int, few: int, panes_max: int
+) -> None:
+    run = Run(AfterWatermark(), schedule(seed, "abcdefgh"), few, panes_max, DEFAULT_RULES, END_OF_WINDOW)
+    spilling, resident = run.start(windows, mode, allowed), run.start(windows, mode, allowed)
+    resident.fold = lambda **how: None  # type: ignore[method-assign]
+    for subject in (spilling, resident):
+        played(subject, run.schedule, columns=few == 0)
+
+    assert [effects(result) for result in spilling.results] == [effects(result) for result in resident.results]
     for subject in (spilling, resident):
         subject.finish()
         subject.check_ended()

@@ -62,14 +62,15 @@ class Requests:
 
     Attributes:
         corrections: late records that were added to finished windows, each with the row before and after.
-        expected: records of dead letters that are to be added to windows that they are too late for, with their graph.
+        expected: records of dead letters that are to be added to windows that they are too late for, with the graph,
+            interval and bundle that made them.
     """
 
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
         self._states: dict[tuple[RecordTableName, int], RequestState] = {}
         self.corrections: list[tuple[int, bytes | None, bytes | None]] = []
-        self.expected: list[tuple[int, ExpectedRecord]] = []
+        self.expected: list[tuple[int, int, int, ExpectedRecord]] = []
         self.pauses: dict[int, Pause] = {}
         self.releases: list[Release] = []
         self._release_id = 0
@@ -168,19 +169,26 @@ class Requests:
 
     def expect(self, checkpoint: Checkpoint) -> None:
         """Remember the records that are to be added to windows that they are too late for."""
-        graph_id = self._database.headers[checkpoint.grant.interval_id].graph_id
-        self.expected += [(graph_id, record) for record in checkpoint.expected]
+        interval_id = checkpoint.grant.interval_id
+        made = self._database.headers[interval_id].graph_id, interval_id, checkpoint.bundle
+        self.expected += [(*made, record) for record in checkpoint.expected]
 
-    def append_late(self, interval_id: int, late: LateRows) -> None:
-        """Request those of the newest late records that are expected, each once for each window."""
-        graph_id = self._database.headers[interval_id].graph_id
+    def append_late(self, interval_id: int, bundle: int, late: LateRows) -> None:
+        """Request those of the newest late records that are expected, each once for each window.
+
+        An expected record that the cursor has passed was in time: an equal one that comes later is another.
+        """
+        header = self._database.headers[interval_id]
         first = len(self._whole()) - len(late) + 1
         for row in range(len(late)):
             window = late.window_starts[row], late.window_ends[row]
             identity = (late.computation, late.input, late.event_times[row], late.payloads[row])
-            for place, (of, record) in enumerate(self.expected, 1):
+            for place, (of, producer, made, record) in enumerate(self.expected, 1):
                 same = (record.computation, record.input, record.event_time, record.payload) == identity
-                if of != graph_id or not same or window[0] is None or (late.retracts and late.retracts[row]):
+                if of != header.graph_id or not same or window[0] is None or (late.retracts and late.retracts[row]):
+                    continue
+                read = header.cursors[producer][0] if producer in header.cursors else made
+                if read >= made and (producer, made) != (interval_id, bundle):
                     continue
                 if (place, window) not in self._met:
                     self._met.add((place, window))

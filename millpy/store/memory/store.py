@@ -29,7 +29,7 @@ from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
-from millpy.model.stored_windows import ClosedKind, SessionQuery
+from millpy.model.stored_windows import ClosedKind, WindowQuery
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.memory import reopening
 from millpy.store.memory.database import MemoryDatabase, Transaction
@@ -213,11 +213,11 @@ class MemoryStore:
         self._check_current([grant])
         return self._state.load_windows(grant, folded_bundle, subkeys, keys)
 
-    async def load_sessions(self, grant: Grant, folded_bundle: int, query: SessionQuery) -> Entries:
-        """Read folded rows of sessions; see `Store.load_sessions`."""
+    async def query_windows(self, grant: Grant, folded_bundle: int, query: WindowQuery) -> Entries:
+        """Read the folded rows that a query asks for; see `Store.query_windows`."""
         await self._reach_server()
         self._check_current([grant])
-        return self._state.load_sessions(grant, folded_bundle, query)
+        return self._state.query_windows(grant, folded_bundle, query)
 
     async def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
         """Read the runs that have not expired, oldest first."""

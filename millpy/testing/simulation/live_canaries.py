@@ -50,15 +50,16 @@ def _nothing(_: Any) -> Any:
     return lambda self: None
 
 
-def _edge(name: str, checker: str, needs: str, place: tuple[Any, str], old: str, new: str) -> Canary:
+def _edge(name: str, checker: str, needs: str, place: tuple[Any, str], old: str, new: str, first: int = 0) -> Canary:
     """Return a canary with one replacement in a function."""
-    return Canary(name, checker, patches=((*place, rewritten(old, new)),), needs=needs)
+    return Canary(name, checker, patches=((*place, rewritten(old, new)),), needs=needs, first=first)
 
 
 LIVE = (
     _edge(
         *("reopens windows that were over", "I9", "changes", (WindowedInterval, "_over_by")),
         *("self._over_floor", "-(2**62)"),
+        first=13,
     ),
     Canary(
         "changes a graph under its workers",
@@ -75,6 +76,7 @@ LIVE = (
     _edge(
         *("overwrites a row that was corrected meanwhile", "I7", "corrections", (Requests, "check")),
         *("self._row_of(window) != window.row", "False"),
+        first=5,
     ),
     _edge(
         *("forgets the row that it amends", "I9", "corrections", (Corrections, "_correct")),
@@ -87,6 +89,7 @@ LIVE = (
     _edge(
         *("adds a late record to a window that was dropped", "retention", "retention", (Corrections, "_correct")),
         *("window.row is None and window.dropped", "False"),
+        first=29,
     ),
 )
 CANARIES = (*BROKEN, *EDGES, *LIVE)

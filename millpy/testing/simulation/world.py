@@ -447,6 +447,7 @@ def limits(schedule: Schedule) -> Limits:
         fold_every_s=0.8,
         state_cache_bytes_max=few,
         closed_windows_bytes_max=1 if schedule.few_cells else 256_000_000,
+        unfired_windows_bytes_max=1 if schedule.few_cells else 256_000_000,
         state_preload_rows_max=2 if schedule.few_cells else 50_000,
         epoch_s=0.8,
         retry_s_min=0.02,

@@ -34,6 +34,7 @@ from millpy.sources.http import endpoint as endpoints
 from millpy.sources.http import injector as injectors
 from millpy.sources.http import listener as listeners
 from millpy.sources.http.address import listen_address
+from millpy.sources.http.port_check import graph_mark
 from millpy.sources.http.rates import CLIENTS_MAX, RateLimiter, client_of
 from millpy.sources.http.tokens import TokenList, parse_tokens
 from millpy.testing.clock import ManualClock
@@ -680,7 +681,7 @@ async def test_port_is_shared_by_workers_of_one_graph_only() -> None:
     await injector.open(None)
     try:
         for graph, secret in (("g", "secret"), ("g_2", "secret"), ("g", "another")):
-            listener = listeners.Listener(source.address(), listeners.graph_mark(graph, secret))
+            listener = listeners.Listener(source.address(), graph_mark(graph, secret))
             if (graph, secret) == ("g", "secret"):
                 await listener.open()
                 await listener.close()
