@@ -12,7 +12,7 @@ STORE_TESTS := postgres_commit postgres_results postgres_store histories rights 
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint format types unit test docs docs-setup store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
-        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w1-early bench-join bench-formats bench-late bench-w2 bench-w2b bench-w3 bench-kafka bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-soak
+        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w1-early bench-join bench-formats bench-late bench-w2 bench-w2b bench-w3 bench-http bench-kafka bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-soak
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ setup: $(STAMP) ## make .venv and install millpy with all that tests and the dem
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "millpy needs Python 3.11 or newer; try: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mqtt,kafka,s3,spark,service,traces,embedded,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mqtt,http,kafka,s3,spark,service,traces,embedded,dev]'
 	@touch $@
 
 check: lint types unit ## format, lint, types, unit and property tests: before every commit
@@ -160,6 +160,9 @@ bench-w2b: $(STAMP) ## how far the low watermark is behind the clock, after one 
 
 bench-w3: $(STAMP) ## MQTT to exactly-once windows, against a bare client
 	$(BIN)/python -m benchmarks.w3_mqtt
+
+bench-http: $(STAMP) ## HTTP to exactly-once windows: 50 clients, each answered after the commit
+	$(BIN)/python -m benchmarks.http_posts
 
 bench-kafka: $(STAMP) ## Kafka to windows, against a consumer that does nothing
 	$(BIN)/python -m benchmarks.kafka

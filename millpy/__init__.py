@@ -30,6 +30,7 @@ from millpy.operators.pattern import Pattern
 from millpy.operators.sparkplug import RejectedMetric, SparkplugEvent, SparkplugMetric
 from millpy.sources import AdvanceWithClock, Dedupe, ErrorRate, EventTime, File, Mqtt, Wait
 from millpy.sources.files.source import Directory, Files
+from millpy.sources.http.source import Http, HttpBounds
 from millpy.sources.kafka.records import FieldMapping
 from millpy.sources.kafka.source import Kafka, KafkaBrokers, Sasl
 from millpy.sources.mqtt.source import MqttSession
@@ -86,6 +87,8 @@ __all__ = [
     "GlobalWindow",
     "Graph",
     "Gzip",
+    "Http",
+    "HttpBounds",
     "Json",
     "Kafka",
     "KafkaBrokers",

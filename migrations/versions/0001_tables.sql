@@ -520,6 +520,7 @@ CREATE TABLE mill.source_connections (
     since       timestamptz NOT NULL,
     why         text NOT NULL,  -- why there is no connection; empty while there is one
     attempts    bigint NOT NULL,  -- to connect, since then
+    address     text NOT NULL,  -- where other workers reach that worker; empty if the source needs none
     reported_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 

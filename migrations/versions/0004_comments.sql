@@ -350,6 +350,7 @@ BEGIN
             ('worker_id', false, 'Number of the worker.')
         ), exceptions (name, meaning) AS (VALUES
             ('mill.deltas.part', 'Number of the document within its bundle, from 0.'),
+            ('mill.source_connections.address', 'Where other workers reach the owner; empty if the source needs none.'),
             ('mill.source_connections.attempts', 'Number of failed attempts to connect since then.'),
             ('mill.expected_records.digest', 'SHA-256 of the payload of the record.'),
             ('mill.segments.records', 'Number of records of each slice.'),

@@ -38,10 +38,11 @@ class ConnectionState:
         attempts: the attempts to connect that have failed since then.
         managed: whether the source reports its connection itself.
         held: what the source waits for although it is connected, such as a schema registry; "" for nothing.
+        address: where other workers reach the owner of the partition, for a source whose workers pass records on.
         outage: the last time without connection that is over; None if there was none.
     """
 
-    __slots__ = ("_now_us", "attempts", "held", "is_connected", "managed", "outage", "since_us", "why")
+    __slots__ = ("_now_us", "address", "attempts", "held", "is_connected", "managed", "outage", "since_us", "why")
 
     def __init__(self, now_us: Callable[[], Instant] = lambda: INSTANT_MIN) -> None:
         self._now_us = now_us
@@ -51,6 +52,7 @@ class ConnectionState:
         self.attempts = 0
         self.managed = False
         self.held = ""
+        self.address = ""
         self.outage: Outage | None = None
 
     def connected(self) -> None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -150,6 +151,8 @@ class SourceSetup:
         bound: the bound of a take, read before each; None for a whole bundle of `limits` (see `take_bound`).
         connection: whether the source is connected; a source that connects in the background reports it here.
         deduplicated: whether records have ids (`Dedupe`), so that records of identical bytes are the same record.
+        make_check: returns a function from a batch to the rows that the stream will reject, for a source that tells its
+            clients. What depends on other records, or on later steps, it cannot tell. None in tests.
     """
 
     graph: str
@@ -170,6 +173,7 @@ class SourceSetup:
     bound: TakeBound | None = None
     deduplicated: bool = False
     connection: ConnectionState = field(default_factory=ConnectionState)
+    make_check: Callable[[], Callable[[SourceBatch], Sequence[RejectedRow]]] | None = None
 
     @property
     def take_bound(self) -> TakeBound:
@@ -177,6 +181,28 @@ class SourceSetup:
         if self.bound is not None:
             return self.bound
         return FixedBound(self.limits.bundle_records_max, self.limits.bundle_bytes_max)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSetup:
+    """The parameters that the runtime passes to what a source runs in each worker (`Source.serve`).
+
+    Attributes:
+        partitions: the partitions of the source.
+        addresses: returns partition -> the `ConnectionState.address` that its live owner has reported; it raises
+            TransientError. None without a database.
+
+    The others are those of `SourceSetup`.
+    """
+
+    graph: str
+    stream: str
+    partitions: Sequence[str]
+    limits: Limits
+    clock: Clock
+    secret: str = field(default="", repr=False)
+    deduplicated: bool = False
+    addresses: Callable[[], Awaitable[Mapping[str, str]]] | None = None
 
 
 class Injector(Protocol):
@@ -245,6 +271,15 @@ class Source(GraphPart, ABC):
     @abstractmethod
     def connect(self, setup: SourceSetup) -> Injector:
         """Return an injector for `setup.partition`, not yet open."""
+
+    def serve(self, setup: WorkerSetup) -> AbstractAsyncContextManager[object] | None:
+        """Return what a worker enters before its first turn and leaves after its last, whatever partitions it owns.
+
+        For a source to which clients connect: a worker that owns no partition can say so, or pass requests on. None for
+        nothing.
+        """
+        del setup
+        return None
 
     def validate(self, record_type: RecordType) -> None:
         """Check the fields of a record that the source fills from outside the payload.

@@ -24,6 +24,7 @@ from millpy.hosting.interval_state import PauseState, intake_of
 from millpy.ingest.connection_state import ConnectionState
 from millpy.ingest.intake import Intake
 from millpy.ingest.protocol import Injector, SourceSetup
+from millpy.ingest.record_check import record_check
 from millpy.model.checkpoint import Grant
 from millpy.model.deployment import DeployedInterval
 from millpy.model.time import Instant, describe
@@ -322,6 +323,7 @@ class OwnedIntervals:
             deduplicated=node.dedupe is not None,
             tell=self._context.events.add,
             connection=self._connection_of(node, deployed),
+            make_check=partial(record_check, node.record_type, node.event_time, node.lax, self._limits),
         )
 
     def _connection_of(self, node: InjectorNode, deployed: DeployedInterval) -> ConnectionState:

@@ -148,15 +148,26 @@ def _report_of(interval_id: int, connection: ConnectionState) -> SourceReport | 
     """Return what is to be stored; None before the first attempt has ended."""
     if connection.is_connected is None:
         return None
-    return SourceReport(interval_id, connection.is_connected, connection.since_us, connection.why, connection.attempts)
+    return SourceReport(
+        interval_id,
+        connection.is_connected,
+        connection.since_us,
+        connection.why,
+        connection.attempts,
+        connection.address,
+    )
 
 
 def _is_due(part: SourcePart, report: SourceReport, now: float) -> bool:
     """Tell whether a report says more than the last one: at once, or later if only the attempts have changed."""
     before = part.reported
-    if before is None or (before.connected, before.since_us) != (report.connected, report.since_us):
+    if before is None or _place(before) != _place(report):
         return True
     return before != report and now - part.reported_at >= ATTEMPTS_EVERY_S
+
+
+def _place(report: SourceReport) -> tuple[object, ...]:
+    return report.connected, report.since_us, report.address
 
 
 def _detail(kind: str, stream: str, parts: Sequence[SourcePart], now_us: Instant) -> dict[str, object]:

@@ -29,6 +29,7 @@ from millpy.runtime.ownership import OwnedIntervals
 from millpy.runtime.poison_handler import PoisonHandler
 from millpy.runtime.skew import Skew
 from millpy.runtime.source_health import report_at_last
+from millpy.runtime.source_servers import serving_sources
 from millpy.runtime.turn import TurnCycle
 from millpy.runtime.turn_budget import FACTOR_MIN
 
@@ -78,22 +79,8 @@ class Worker:
         background = BackgroundTasks(self.context, self.maintenance, self.cycle, stop)
         background.start()
         try:
-            while not stop.is_set():
-                background.raise_failed()
-                worked = await self.step()
-                if _is_cancelled():
-                    raise asyncio.CancelledError
-                if not worked and not stop.is_set():
-                    if await self.owned.have_finished():
-                        if not await self._await_more():
-                            break
-                    await self._wait()
-            finished = not stop.is_set()
-            if finished:
-                log.info("all sources have ended; saving state and exiting")
-            await self._drain(None if finished else self.context.limits.drain_grace_s)
-            if finished:
-                await self.maintenance.empty_rings()
+            async with serving_sources(self.context):
+                await self._run_until(stop, background)
         except (UsageError, GraphVersionError):
             # The graph will be fixed or planned again; its next worker need not wait for this lease to expire.
             await report_at_last(self.context.sources)
@@ -103,6 +90,24 @@ class Worker:
         finally:
             await background.end()
             await self.abandon()
+
+    async def _run_until(self, stop: asyncio.Event, background: BackgroundTasks) -> None:
+        while not stop.is_set():
+            background.raise_failed()
+            worked = await self.step()
+            if _is_cancelled():
+                raise asyncio.CancelledError
+            if not worked and not stop.is_set():
+                if await self.owned.have_finished():
+                    if not await self._await_more():
+                        break
+                await self._wait()
+        finished = not stop.is_set()
+        if finished:
+            log.info("all sources have ended; saving state and exiting")
+        await self._drain(None if finished else self.context.limits.drain_grace_s)
+        if finished:
+            await self.maintenance.empty_rings()
 
     async def _await_more(self) -> bool:
         """Tell whether something has come to the sources of a finished graph; the next turn then reads it."""

@@ -2,7 +2,7 @@
 
 from millpy.formats import BadPart, Format, Message
 from millpy.ingest.expansion import Expander, Expansion
-from millpy.ingest.protocol import Injector, RejectedRow, Source, SourceBatch, SourceSetup
+from millpy.ingest.protocol import Injector, RejectedRow, Source, SourceBatch, SourceSetup, WorkerSetup
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, Wait
 from millpy.sources.files.source import File
 from millpy.sources.mqtt.source import Mqtt
@@ -25,4 +25,5 @@ __all__ = [
     "SourceBatch",
     "SourceSetup",
     "Wait",
+    "WorkerSetup",
 ]

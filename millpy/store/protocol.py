@@ -203,13 +203,17 @@ class LookupReport:
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """Whether a source partition is connected, for operators; `attempts` to connect have failed since `since_us`."""
+    """Whether a source partition is connected, for operators; `attempts` to connect have failed since `since_us`.
+
+    Other workers reach its owner at `address`, if the source has one.
+    """
 
     interval_id: int
     connected: bool
     since_us: Instant
     why: str
     attempts: int
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,4 +545,8 @@ class Store(Protocol):
 
     async def report_sources(self, worker_id: UUID, reports: Sequence[SourceReport]) -> None:
         """Store whether source partitions are connected; those that the worker does not own are left out."""
+        ...
+
+    async def source_addresses(self, interval_ids: Sequence[int]) -> Mapping[int, str]:
+        """Return the address that the live owner of each source partition has reported; only those that have one."""
         ...

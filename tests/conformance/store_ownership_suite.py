@@ -13,7 +13,7 @@ from millpy.model.checkpoint import Grant
 from millpy.model.deployment import ColumnSpec, ComputationSpec, GraphSpec, StreamSpec, SubscriptionSpec, TableSpec
 from millpy.model.keys import KEY_SPACE
 from millpy.model.time import INSTANT_MIN, Instant
-from millpy.store.protocol import Event, WorkerInfo
+from millpy.store.protocol import Event, SourceReport, WorkerInfo
 from tests.conformance.store_builders import MINUTE, Owner, World, a_graph
 
 
@@ -351,3 +351,19 @@ class OwnershipSuite:
             await owner.commit(owner.checkpoint(world.a))
         await other.commit(other.checkpoint(world.a, grant=grant, bundle=1))
         assert await owner.claim(world.a) == []
+
+    async def test_address_is_that_of_the_live_owner(self, world: World) -> None:
+        owner = await world.owner()
+        a, b = (interval.interval_id for interval in world.deployment.intervals_of("readings"))
+        reports = [SourceReport(a, True, Instant(5), "", 0, "one"), SourceReport(b, True, Instant(5), "", 0)]
+        await owner.store.report_sources(owner.worker_id, reports)
+        assert await world.store.source_addresses([a, b]) == {a: "one"}
+
+        await owner.store.report_sources(owner.worker_id, [replace(reports[0], address="two")])
+        assert await world.store.source_addresses([a]) == {a: "two"}
+        await owner.store.report_sources(uuid.uuid4(), [replace(reports[0], address="foreign")])
+        assert await world.store.source_addresses([a]) == {a: "two"}
+        await owner.expire()
+        assert await world.store.source_addresses([a, b]) == {}
+        await world.owner()  # which has not reported yet
+        assert await world.store.source_addresses([a, b]) == {}

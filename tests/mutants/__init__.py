@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants import (
     generations,
     guarantees,
+    http,
     injectors,
     model,
     postgres,
@@ -27,6 +28,7 @@ def everything() -> list[Mutant]:
             model,
             injectors,
             sources,
+            http,
             windowing,
             runtime,
             store,

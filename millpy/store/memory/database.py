@@ -109,7 +109,7 @@ class MemoryDatabase:
         self.noticed: dict[tuple[int, str], tuple[Event, Instant]] = {}
         self.lookup_tables: dict[str, bytes] = {}
         self.lookup_reports: dict[tuple[UUID, str], LookupReport] = {}
-        self.source_reports: dict[int, SourceReport] = {}
+        self.source_reports: dict[int, tuple[UUID, SourceReport]] = {}
         self.listeners: dict[tuple[MemoryStore, int], asyncio.Event] = {}
         self.deploying: set[str] = set()
         self._locks: dict[int, Holder] = {}

@@ -14,7 +14,7 @@ acts between two awaits, which models a statement on one snapshot. These operati
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from uuid import UUID
 
 from millpy.errors import (
@@ -398,7 +398,18 @@ class MemoryStore:
         for report in reports:
             header = self.database.headers.get(report.interval_id)
             if header is not None and header.owner == worker_id:
-                self.database.source_reports[report.interval_id] = report
+                self.database.source_reports[report.interval_id] = (worker_id, report)
+
+    async def source_addresses(self, interval_ids: Sequence[int]) -> Mapping[int, str]:
+        """Return what live owners have reported."""
+        await self._reach_server()
+        found: dict[int, str] = {}
+        for interval_id in interval_ids:
+            worker_id, report = self.database.source_reports.get(interval_id, (None, None))
+            is_owner = worker_id is not None and self.database.headers[interval_id].owner == worker_id
+            if report is not None and report.address and is_owner and self.database.is_live(worker_id):
+                found[interval_id] = report.address
+        return found
 
     # Hints.
 

@@ -492,9 +492,16 @@ class PostgresStore:
             "since": Bigints([report.since_us for report in reports]),
             "reasons": Texts([printable(report.why) for report in reports]),
             "attempts": Bigints([report.attempts for report in reports]),
+            "addresses": Texts([printable(report.address) for report in reports]),
         }
         async with self._hint.use() as connection:
             await connection.execute(statement("report_sources"), parameters)
+
+    async def source_addresses(self, interval_ids: Sequence[int]) -> Mapping[int, str]:
+        """Read where the live owners of source partitions are reached."""
+        async with self._hint.use() as connection:
+            rows = await all_rows(connection, statement("source_addresses"), {"intervals": Bigints(interval_ids)})
+        return {int(row[0]): str(row[1]) for row in rows}
 
     async def _record_backend(self, connection: Connection) -> None:
         """Record the backend of a new commit connection.

@@ -52,5 +52,5 @@ class ManualSource(Source):
         """
         raise ConfigError(
             f"source {setup.stream!r} is a ManualSource, which only a test feeds",
-            hint="give the graph a source that a worker can read, such as Mqtt, Kafka or Files",
+            hint="give the graph a source that a worker can read, such as Mqtt, Kafka, Http or Files",
         )

@@ -26,6 +26,7 @@ from millpy import (
     EventTime,
     Every,
     FieldMapping,
+    HttpBounds,
     Json,
     Kafka,
     KafkaBrokers,
@@ -105,6 +106,12 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
     "MapCell": {"key_type": [int, str], "value_type": [int, str]},
     "Files": {"paths": [("a",), ("b",), ("a", "b"), ("b", "a")], **FILES},
     "Directory": {"path": ["a", "b"], "pattern": ["*", "*.csv"], **FILES},
+    "Http": {
+        "path": ["/a", "/b"],
+        "partitions": [1, 4],
+        "key_field": [None, "a", "b"],
+        "format": FORMATS,
+    },
     "Kafka": {
         "topic": ["a", "b"],
         "fields": [
@@ -195,6 +202,12 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
         "settle": [seconds(2), seconds(0)],
         "every": [seconds(1), seconds(3)],
     },
+    "Http": {
+        "bad_records": ["refuse", "dead_letter"],
+        "url": [None, "http://127.0.0.1:1"],
+        "anonymous": [False, True],
+        "bounds": [HttpBounds(), HttpBounds(body_bytes=1)],
+    },
     "Kafka": {
         "partitions": [1, 4],
         "start": ["earliest", "latest", datetime(2026, 1, 1, tzinfo=UTC)],
@@ -218,7 +231,7 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
 }
 """What each constructor takes beside that: it may change at any time."""
 
-DECODED = ("Files", "Directory", "Kafka", "Mqtt")
+DECODED = ("Files", "Directory", "Http", "Kafka", "Mqtt")
 
 TIED = {
     **{name: {"decode"} for name in DECODED},

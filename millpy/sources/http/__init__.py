@@ -1,0 +1,1 @@
+"""Records that clients post over HTTP."""

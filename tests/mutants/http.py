@@ -1,0 +1,44 @@
+"""Mutants of the HTTP source."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ENDPOINT = "millpy/sources/http/endpoint.py"
+INJECTOR = "millpy/sources/http/injector.py"
+OF_HTTP = "tests/unit/sources/test_http.py::"
+
+MUTANTS = [
+    Mutant(
+        INJECTOR,
+        "        batch = self._batch_of(taken)\n        self._total",
+        "        batch = self._batch_of(taken)\n        await self.acknowledge(taken)\n        self._total",
+        killers=(f"{OF_HTTP}test_answer_comes_after_the_commit_and_requests_share_a_bundle",),
+        line="HTTP: status 200 comes after the commit, never before",
+    ),
+    Mutant(
+        ENDPOINT,
+        "        digest = xxhash.xxh3_64_intdigest(content if key is None else key.encode())\n",
+        "        self._turn += 1\n        digest = self._turn // 3\n",
+        killers=(f"{OF_HTTP}test_worker_without_the_partition_passes_a_request_on_or_says_so",),
+        line="An HTTP request that is sent again counts once, whichever worker takes it",
+    ),
+    Mutant(
+        INJECTOR,
+        "        return [request for request in taken if not request.bad]\n",
+        "        return taken\n",
+        killers=(f"{OF_HTTP}test_bad_record_is_named_and_none_of_its_request_is_taken",),
+    ),
+    Mutant(
+        "millpy/sources/http/relay.py",
+        "        raise RefusedRequestError(401, NOT_OURS)\n",
+        '        return ""\n',
+        killers=(f"{OF_HTTP}test_worker_without_the_partition_passes_a_request_on_or_says_so",),
+    ),
+    Mutant(
+        "millpy/sources/http/tokens.py",
+        "        return name if found else None\n",
+        '        return name or "anybody"\n',
+        killers=(f"{OF_HTTP}test_token_is_needed_and_its_rate_is_bounded",),
+    ),
+]
