@@ -72,6 +72,7 @@ class MemoryState:
             horizon_floor=header.horizon_floor,
             closed_windows=[] if ends else sorted(left),
             closed_ends=SpanOfEnds(min(ends), max(ends)) if ends else None,
+            outbox=self.database.outbox_state(grant.interval_id),
         )
         unfolded_bytes = sum(delta.size for delta in deltas)
         return OwnerSnapshot(recovered, dict(header.cursors), dict(header.last_segments), unfolded_bytes)

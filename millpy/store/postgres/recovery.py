@@ -23,7 +23,7 @@ from millpy.model.delta import decode_document
 from millpy.model.stage import UNBOUNDED, StoredInterval
 from millpy.model.stored_windows import ClosedKind, SpanOfEnds
 from millpy.model.time import Instant
-from millpy.store.postgres import stored_sessions, stored_windows
+from millpy.store.postgres import outbox, stored_sessions, stored_windows
 from millpy.store.postgres.arrays import Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
@@ -152,6 +152,7 @@ async def _read_under(
             horizon_floor=Instant(horizon_floor),
             closed_windows=[subkey for subkey, closed in is_closed.items() if closed],
             closed_ends=ends,
+            outbox=await outbox.read_state(connection, grant.interval_id),
         ),
         cursors={producer: (seq, Instant(watermark)) for producer, seq, watermark in cursors},
         last_segments=dict(last_segments),
