@@ -1,4 +1,4 @@
-"""Sinks as steps of a graph: `to_sql`, and `to` with a `Sink`."""
+"""Sinks as steps of a graph: `to_sql`, and `to_sink`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ class SinkMethods:
         types = [sql_type(record_type.annotations_along(field)[-1]) for field in fields]
         _add(_stream(self), StatementLogic(statement, fields, types), key, name, intervals)
 
-    def to(self, sink: Sink, *, key: str | Sequence[str], name: str, intervals: int = KEY_INTERVALS_DEFAULT) -> None:
+    def to_sink(
+        self, sink: Sink, *, key: str | Sequence[str], name: str, intervals: int = KEY_INTERVALS_DEFAULT
+    ) -> None:
         """Send each record to a sink, as a message. The messages are stored in the commit and delivered after it.
 
         Those of a key arrive in their order. While the other side is away they wait in the database, up to
@@ -77,7 +79,7 @@ class SinkMethods:
                 retracted.
             SchemaError: a field does not exist, or cannot be a key.
         """
-        check_instance("the sink", sink, Sink, "for example to(KafkaTopic(…), key=…); your own derives from Sink")
+        check_instance("the sink", sink, Sink, "for example to_sink(KafkaTopic(…), key=…); your own derives from Sink")
         record_type = _stream(self).record_type
         _check_fields(sink, record_type)
         sink.validate(record_type)
@@ -97,7 +99,7 @@ class SinkMethods:
     ) -> None:
         """Send each record to a Kafka topic: once for readers of committed messages, through any crash.
 
-        The same as `to(KafkaTopic(…))`, which has more settings.
+        The same as `to_sink(KafkaTopic(…))`, which has more settings.
 
         Args:
             topic: the topic's name; it must exist.
@@ -111,11 +113,11 @@ class SinkMethods:
 
         Raises:
             ConfigError: a setting is wrong.
-            GraphError, SchemaError: as for `to`.
+            GraphError, SchemaError: as for `to_sink`.
         """
         fields = field_names("headers", headers) if headers else ()
         sink = KafkaTopic(topic, value=value, headers=fields, compression=compression, brokers=brokers)
-        self.to(sink, key=key, name=name, intervals=intervals)
+        self.to_sink(sink, key=key, name=name, intervals=intervals)
 
 
 def _stream(methods: SinkMethods) -> Stream:

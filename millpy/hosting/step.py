@@ -332,10 +332,7 @@ class Steps:
         deliveries: dict[int, list[Delivery]],
         isolation: Isolation,
     ) -> Checkpoint | None:
-        """Step one interval; return its checkpoint, or None if nothing has come and nothing is due.
-
-        It moves the interval's bundle, watermarks and counters, and adds to the deliveries of consumers in memory.
-        """
+        """Step one interval and deliver to consumers in memory; return its checkpoint, or None if nothing is due."""
         assert interval.stage is not None
         stage, before = interval.stage, interval.input_watermark
         retaken = self._retaken(interval, inbox, isolation)

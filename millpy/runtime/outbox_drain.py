@@ -24,7 +24,7 @@ from millpy.errors import CorruptionError, OwnershipError, SinkUnavailableError,
 from millpy.ingest.connection_state import ConnectionState
 from millpy.limits import Limits
 from millpy.model.checkpoint import Grant, OutboxRows, OutboxState
-from millpy.sinks.messages import Messages, decode, joined
+from millpy.sinks.messages import SinkMessages, decode, joined
 from millpy.sinks.protocol import Sink, SinkConnection, SinkSetup
 from millpy.store.protocol import SinkReport, Store
 
@@ -76,7 +76,7 @@ class OutboxDrain:
         self.is_full = False
         self._rows: deque[OutboxRows] = deque()
         self._rows_size = 0
-        self._taken: Messages | None = None
+        self._taken: SinkMessages | None = None
         self._read_to = state.delivered
         self._news = asyncio.Event()
         self._recorded = state.delivered
@@ -217,10 +217,10 @@ class OutboxDrain:
             self._context.report()
             await self._recording.wait()
 
-    async def _next(self) -> Messages:
+    async def _next(self) -> SinkMessages:
         """Wait for messages, and return as many of the oldest as one `send` may have."""
         bound = self._sink.bound
-        parts: list[Messages] = []
+        parts: list[SinkMessages] = []
         room, room_bytes = bound.records, bound.bytes
         while room > 0 and room_bytes > 0:
             taken = self._taken if self._taken is not None else await self._next_row(wait=not parts)
@@ -236,7 +236,7 @@ class OutboxDrain:
             room, room_bytes = room - len(part), room_bytes - part.size
         return joined(parts)
 
-    async def _next_row(self, *, wait: bool) -> Messages | None:
+    async def _next_row(self, *, wait: bool) -> SinkMessages | None:
         """Return the messages of the next row that are not delivered; None if there is none now and `wait` is false."""
         while not self._rows:
             if self._read_to < self.head:
@@ -262,7 +262,7 @@ class OutboxDrain:
         self._read_to = found[-1].end
 
 
-def _fitting(messages: Messages, records: int, size: int) -> Messages:
+def _fitting(messages: SinkMessages, records: int, size: int) -> SinkMessages:
     """Return the first messages that fit into a number and bytes."""
     first = messages if len(messages) <= records else messages.part(0, records)
     if first.size <= size:

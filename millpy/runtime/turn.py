@@ -144,7 +144,8 @@ class TurnCycle:
         queries = pace.due(without_held(segment_queries(intervals), intervals), intervals, now)
         budget.takers = gather.takers(intervals, queries)
         inbox = TurnInput(clock, now, releases=gather.releases(free), progress_due=now >= self.progress_at)
-        inbox.tables, inbox.full = dict(self._context.lookups.versions), full
+        inbox.tables = dict(self._context.lookups.versions)
+        inbox.full = full
         if over:  # take no more input until folds have caught up
             self.poll_at = now + self._context.limits.poll_s_max
         else:

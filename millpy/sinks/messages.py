@@ -1,4 +1,4 @@
-"""Messages: what a sink delivers, as columns, and how they are stored in an outbox.
+"""SinkMessages: what a sink delivers, as columns, and how they are stored in an outbox.
 
 The columns of a bundle are one row of `mill.outbox`: a MessagePack list of columns, compressed where that pays. They
 hold what the other side gets, so that a row stays deliverable when the class of the records changes.
@@ -22,7 +22,7 @@ _SIZE_BYTES = 8
 Headers = Sequence[tuple[str, bytes]]
 
 
-class _Columns(msgspec.Struct, array_like=True):
+class _EncodedMessages(msgspec.Struct, array_like=True):
     keys: list[bytes | None]
     values: list[bytes | None]
     event_times: list[int]
@@ -30,12 +30,12 @@ class _Columns(msgspec.Struct, array_like=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_Columns)
+_DECODER = msgspec.msgpack.Decoder(_EncodedMessages)
 
 
 @dataclass(slots=True)
-class Messages:
-    """Messages of one interval of a sink, in order.
+class SinkMessages:
+    """SinkMessages of one interval of a sink, in order.
 
     Attributes:
         position: number of the first message in its interval. The number of a message never changes, so the name of
@@ -77,14 +77,14 @@ class Messages:
         """Return the headers of one message."""
         return self.headers[place] if self.headers else ()
 
-    def part(self, lo: int, hi: int) -> Messages:
+    def part(self, lo: int, hi: int) -> SinkMessages:
         """Return the messages at the places [lo, hi)."""
         position, headers = self.position + lo, self.headers[lo:hi]
-        return Messages(position, self.keys[lo:hi], self.values[lo:hi], self.event_times[lo:hi], headers)
+        return SinkMessages(position, self.keys[lo:hi], self.values[lo:hi], self.event_times[lo:hi], headers)
 
-    def take(self, places: Sequence[int]) -> Messages:
+    def take(self, places: Sequence[int]) -> SinkMessages:
         """Return the messages at some places as messages that follow each other."""
-        return Messages(
+        return SinkMessages(
             self.position,
             [self.keys[place] for place in places],
             [self.values[place] for place in places],
@@ -94,7 +94,7 @@ class Messages:
 
     def encode(self) -> OutboxRows:
         """Return the messages as a row of an outbox."""
-        payload = _ENCODER.encode(_Columns(self.keys, self.values, self.event_times, self.headers))
+        payload = _ENCODER.encode(_EncodedMessages(self.keys, self.values, self.event_times, self.headers))
         if len(payload) < COMPRESS_BYTES_MIN:
             payload = _PLAIN + payload
         else:
@@ -103,7 +103,7 @@ class Messages:
         return OutboxRows(self.position, len(self), payload, xxhash.xxh32_intdigest(payload))
 
 
-def decode(rows: OutboxRows) -> Messages:
+def decode(rows: OutboxRows) -> SinkMessages:
     """Return the messages of a row.
 
     Raises:
@@ -119,14 +119,14 @@ def decode(rows: OutboxRows) -> Messages:
         found = _DECODER.decode(payload[1:])
     if len(found.values) != rows.records:
         raise SegmentChecksumError(f"{len(found.values)} messages at position {rows.position}, not {rows.records}")
-    return Messages(rows.position, found.keys, found.values, found.event_times, found.headers)
+    return SinkMessages(rows.position, found.keys, found.values, found.event_times, found.headers)
 
 
-def joined(parts: Sequence[Messages]) -> Messages:
+def joined(parts: Sequence[SinkMessages]) -> SinkMessages:
     """Return messages that follow each other as one; there must be at least one part."""
     if len(parts) == 1:
         return parts[0]
-    together = Messages(parts[0].position, [], [], [])
+    together = SinkMessages(parts[0].position, [], [], [])
     with_headers = any(part.headers for part in parts)
     for part in parts:
         assert part.position == together.end, (part.position, together.end)

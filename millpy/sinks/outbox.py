@@ -1,4 +1,4 @@
-"""OutboxLogic: the step of `to_kafka` and `to`, which makes messages of records and stores them in an outbox.
+"""OutboxLogic: the step of `to_kafka` and `to_sink`, which makes messages of records and stores them in an outbox.
 
 The messages are in the commit of the turn; the worker delivers them afterwards (`runtime/sinks.py`). The step numbers
 them, without a gap in an interval. What cannot become a message is a dead letter.
@@ -21,7 +21,7 @@ from millpy.model.identity import Identity
 from millpy.model.keys import Key, key_text
 from millpy.model.record import RecordType, getter
 from millpy.model.stage import ResidentInterval, StageBinding, StepResult, StoredInterval, Work
-from millpy.sinks.messages import Messages, joined
+from millpy.sinks.messages import SinkMessages, joined
 from millpy.sinks.protocol import Sink
 
 MESSAGE_OVERHEAD = 64
@@ -101,7 +101,7 @@ class OutboxInterval(ResidentInterval):
         """
         consumed: Counter[int] = Counter()
         result = StepResult()
-        parts: list[Messages] = []
+        parts: list[SinkMessages] = []
         for arrival in work.arrived:
             bundle = arrival.bundle
             consumed[bundle.input] += len(bundle)
@@ -120,14 +120,14 @@ class OutboxInterval(ResidentInterval):
         result.outbox = joined(parts).encode() if parts else None
         return result
 
-    def _messages(self, bundle: Bundle, letters: list[DeadLetter]) -> Messages:
+    def _messages(self, bundle: Bundle, letters: list[DeadLetter]) -> SinkMessages:
         """Make messages of a bundle; add dead letters for the records of which there can be none."""
         objects, codes = bundle.records.objects(), bundle.keys.codes.tolist()
         texts: list[bytes | None] = [key_bytes(key) for key in bundle.keys.keys]
         values, failed = self._values(bundle.input, objects)
         headers = [self._headers_of(record) for record in objects] if self._headers else []
         times = bundle.records.event_times.tolist()
-        made = Messages(self._position, [texts[code] for code in codes], values, times, headers)
+        made = SinkMessages(self._position, [texts[code] for code in codes], values, times, headers)
         sizes, bytes_max = made.sizes(), self._sink.message_bytes_max - MESSAGE_OVERHEAD
         if not failed and max(sizes) <= bytes_max:
             return made

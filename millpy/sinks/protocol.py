@@ -28,7 +28,7 @@ from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
 from millpy.model.record import RecordType
-from millpy.sinks.messages import Messages
+from millpy.sinks.messages import SinkMessages
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class SinkConnection(Protocol):
         """
         ...
 
-    async def send(self, messages: Messages) -> None:
+    async def send(self, messages: SinkMessages) -> None:
         """Deliver messages, those of a key in order, and return when the other side has all of them.
 
         Raises:

@@ -15,7 +15,7 @@ from millpy import Computation, Context, EventTime, Graph, seconds
 from millpy.errors import GraphError, SinkUnavailableError
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
-from millpy.sinks.messages import Messages
+from millpy.sinks.messages import SinkMessages
 from millpy.sinks.protocol import SendBound, Sink, SinkSetup
 from tests.crash.graph_files import rows
 from tests.crash.test_lookups import execute, until
@@ -122,7 +122,7 @@ class Recorder(Sink):
 
     def __init__(self, *, remembers: bool = False) -> None:
         self.remembers = remembers
-        self.taken: list[Messages] = []
+        self.taken: list[SinkMessages] = []
         self.fails = 0
         self.open = asyncio.Event()
         self.open.set()
@@ -153,7 +153,7 @@ class RecorderConnection:
             return None
         return max((messages.end for messages in self.sink.taken), default=0)
 
-    async def send(self, messages: Messages) -> None:
+    async def send(self, messages: SinkMessages) -> None:
         await self.sink.open.wait()
         if self.sink.fails:
             self.sink.fails -= 1
@@ -168,7 +168,7 @@ class RecorderConnection:
 
 def outbox_graph(feed: Feed, sink: Recorder) -> Graph:
     graph = Graph("plant")
-    readings(graph, feed).to(sink, key="device", name="out", intervals=1)
+    readings(graph, feed).to_sink(sink, key="device", name="out", intervals=1)
     return graph
 
 
@@ -211,7 +211,7 @@ async def test_a_full_outbox_makes_its_input_wait_and_nothing_else(database_url:
     def build() -> Graph:
         graph = Graph("plant")
         source = readings(graph, feed)
-        source.to(sink, key="device", name="out", intervals=1)
+        source.to_sink(sink, key="device", name="out", intervals=1)
         source.key_by("device").process(Copies(), name="copies", output=Reading).to_table("copies")
         return graph
 

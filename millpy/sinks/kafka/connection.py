@@ -22,7 +22,7 @@ from aiokafka.producer import sender
 from millpy.errors import MillError, SinkUnavailableError
 from millpy.sinks.kafka.positions import stored_position
 from millpy.sinks.kafka.topic import KafkaTopic
-from millpy.sinks.messages import Messages
+from millpy.sinks.messages import SinkMessages
 from millpy.sinks.protocol import SinkSetup
 from millpy.sources.kafka.client import Cluster, quieten
 from millpy.sources.kafka.connect_errors import reason
@@ -74,13 +74,13 @@ class KafkaConnection:
             await self._producer.start()
             partitions = await self._producer.partitions_for(topic.topic)
             self._count = len(partitions or ())
-            found = await stored_position(self._producer.client, self.id, topic.topic, 0)
+            found = await stored_position(self._producer.client, self.id, topic.topic, 0, self._setup.clock)
         if not self._count:
             raise SinkUnavailableError(f"topic {topic.topic!r} does not exist", hint="create it")
         self._partitions.clear()
         return max(0, found)
 
-    async def send(self, messages: Messages) -> None:
+    async def send(self, messages: SinkMessages) -> None:
         """Deliver messages in one transaction, with the position behind them.
 
         Raises:
@@ -100,7 +100,7 @@ class KafkaConnection:
             await asyncio.gather(*sent)
             await producer.commit_transaction()
 
-    def _batches(self, producer: AIOKafkaProducer, messages: Messages) -> list[tuple[int, Any]]:
+    def _batches(self, producer: AIOKafkaProducer, messages: SinkMessages) -> list[tuple[int, Any]]:
         """Return the messages as batches by partition, in order within each partition."""
         open_batches: dict[int, Any] = {}
         full: list[tuple[int, Any]] = []
@@ -163,7 +163,7 @@ class KafkaConnection:
             places = dict.fromkeys([*((host, port) for host, port, _ in producer.client.hosts), *named])
             why: MillError = await reason(self._options, places, error)
             raise SinkUnavailableError(why.message, hint=why.hint) from error
-        except (KafkaError, OSError, AssertionError) as error:  # aiokafka asserts the state of a failed transaction
+        except (KafkaError, OSError) as error:
             raise SinkUnavailableError(f"Kafka: {error!r}", hint="check the topic, the user and the rights") from error
 
 

@@ -7,7 +7,6 @@ the offset is unstable (KIP-447) instead of the one before.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
@@ -29,6 +28,8 @@ from aiokafka.protocol.types import (
     Schema,
     TaggedFields,
 )
+
+from millpy.clock import Clock
 
 UNSTABLE_OFFSET_COMMIT, GROUP_ID_NOT_FOUND = 88, 69
 RETRY_S = 0.02
@@ -101,7 +102,7 @@ class StableOffsetFetch(Request[StableOffsetFetchStruct]):  # type: ignore[misc]
         return request_struct_class(self._group, [(self._topic, [self._partition], {})], True, {})
 
 
-async def stored_position(client: AIOKafkaClient, group: str, topic: str, partition: int) -> int:
+async def stored_position(client: AIOKafkaClient, group: str, topic: str, partition: int, clock: Clock) -> int:
     """Read the offset of a group for a partition; NO_OFFSET without one.
 
     The caller bounds the time: the coordinator may be loading, or a transaction may be ending.
@@ -115,7 +116,7 @@ async def stored_position(client: AIOKafkaClient, group: str, topic: str, partit
             request = StableOffsetFetch(group, topic, partition)
             answer: Any = await client.send(node, request, group=ConnectionGroup.COORDINATION)
         except _PASSING:
-            await asyncio.sleep(RETRY_S)
+            await clock.sleep(RETRY_S)
             continue
         found = [part for _, partitions, _ in answer.topics for part in partitions]
         code = answer.error_code or next((part[4] for part in found), 0)
@@ -124,4 +125,4 @@ async def stored_position(client: AIOKafkaClient, group: str, topic: str, partit
         error = for_code(code)
         if code != UNSTABLE_OFFSET_COMMIT and error not in _PASSING:
             raise error(group) if issubclass(error, KafkaError) else KafkaError(f"error {code} of group {group}")
-        await asyncio.sleep(RETRY_S)
+        await clock.sleep(RETRY_S)

@@ -23,9 +23,9 @@ def append_outbox(checkpoints: Sequence[Checkpoint]) -> list[Command]:
     parameters: dict[str, PgArray] = {
         "intervals": Bigints([interval for interval, _, _ in found]),
         "bundles": Bigints([bundle for _, bundle, _ in found]),
-        "positions": Bigints([rows.position for _, _, rows in found]),
+        "heads": Bigints([rows.position for _, _, rows in found]),
         "counts": Bigints([rows.records for _, _, rows in found]),
-        "checksums": Bigints([rows.checksum for _, _, rows in found]),
+        "digests": Bigints([rows.checksum for _, _, rows in found]),
         "payloads": Byteas([rows.payload for _, _, rows in found]),
     }
     return [(statement("append_outbox"), parameters)]
@@ -49,7 +49,7 @@ async def record_delivered(connection: Connection, reports: Sequence[SinkReport]
     parameters: dict[str, PgArray] = {
         "intervals": Bigints([report.grant.interval_id for report in reports]),
         "sequencers": Bigints([report.grant.sequencer for report in reports]),
-        "positions": Bigints([report.delivered for report in reports]),
+        "heads": Bigints([report.delivered for report in reports]),
         "connected": Booleans([report.connected for report in reports]),
         "since": Bigints([report.since_us for report in reports]),
         "reasons": Texts([report.why for report in reports]),

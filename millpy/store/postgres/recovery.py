@@ -84,6 +84,7 @@ async def _read_one(
     header = await _header(connection, grant)
     while True:
         opened = await _read_under(connection, grant, header, bounds, progressed)
+        opened.recovered.outbox = await outbox.read_state(connection, grant.interval_id)
         before, header = header, await _header(connection, grant)
         if header == before:
             return opened
@@ -152,7 +153,6 @@ async def _read_under(
             horizon_floor=Instant(horizon_floor),
             closed_windows=[subkey for subkey, closed in is_closed.items() if closed],
             closed_ends=ends,
-            outbox=await outbox.read_state(connection, grant.interval_id),
         ),
         cursors={producer: (seq, Instant(watermark)) for producer, seq, watermark in cursors},
         last_segments=dict(last_segments),

@@ -3,7 +3,7 @@
 -- name: append_outbox
 -- Raises MW006 unless the messages of each interval follow those that it has stored or delivered. Always one row.
 WITH sent AS (
-    SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(positions)s, %(counts)s, %(checksums)s, %(payloads)s)
+    SELECT * FROM unnest(%(intervals)s, %(bundles)s, %(heads)s, %(counts)s, %(digests)s, %(payloads)s)
         AS e (interval_id, bundle, position, records, checksum, payload)
 ), found AS (
     SELECT s.position, coalesce(
@@ -40,7 +40,8 @@ SELECT n.position, n.records, n.checksum, n.payload
 -- Stores how far outboxes are delivered, deletes those rows, and returns the intervals whose grants are current. Zero
 -- rows: none is.
 WITH sent AS (
-    SELECT * FROM unnest(%(intervals)s, %(sequencers)s, %(positions)s, %(connected)s, %(since)s, %(reasons)s, %(attempts)s)
+    SELECT * FROM unnest(%(intervals)s, %(sequencers)s, %(heads)s, %(connected)s::boolean[], %(since)s::bigint[], %(reasons)s,
+                         %(attempts)s)
         AS e (interval_id, sequencer, delivered, connected, since, why, attempts)
 ), held AS (
     SELECT s.* FROM sent AS s JOIN mill.intervals AS i ON i.interval_id = s.interval_id AND i.sequencer = s.sequencer
