@@ -224,8 +224,8 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits, *, observed: bool
         if isinstance(node, StageNode):
             subscribed = frozenset(streams if observed else [o.stream for o in outgoing])
             binding = _binding(node, deployment, subscribed, limits, progress)
-            counts = {"windowed_intervals": max(1, windowed), "joining_intervals": max(1, joining)}
-            stage = node.logic.bind(replace(binding, **counts, is_current=deployment.name == graph.name))
+            binding = replace(binding, windowed_intervals=max(1, windowed), joining_intervals=max(1, joining))
+            stage = node.logic.bind(replace(binding, is_current=deployment.name == graph.name))
         immediate = all(operator.immediate for subscription in outgoing for operator in subscription.operators)
         computations.append(
             ComputationPlan(

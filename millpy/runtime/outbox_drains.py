@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from millpy.clock import Clock
 from millpy.errors import OwnershipError, TransientError
@@ -26,6 +27,22 @@ from millpy.store.protocol import Store
 
 log = logging.getLogger(__name__)
 PROGRESS_EVERY_S = 0.1
+
+
+@dataclass(slots=True)
+class SinkState:
+    """The intervals of one sink that a worker owns, together.
+
+    Attributes:
+        connected: whether all of them are connected, or not known not to be.
+        messages, size: what is committed and not known to be delivered, and its bytes.
+        full: whether any of them takes no input.
+    """
+
+    connected: bool = True
+    messages: int = 0
+    size: int = 0
+    full: bool = False
 
 
 class OutboxDrains:
@@ -70,6 +87,7 @@ class OutboxDrains:
             graph=self._plan.permanent_name,
             sink=plan.name,
             interval=deployed.index,
+            number=grant.interval_id,
             intervals=len(plan.intervals),
             clock=self._clock,
             trusted=self._lease.is_trusted,
@@ -83,6 +101,17 @@ class OutboxDrains:
     def full(self) -> frozenset[int]:
         """Return the intervals that take no input, because too much waits in their outboxes."""
         return frozenset(interval_id for interval_id, drain in self._drains.items() if drain.is_full)
+
+    def states(self) -> dict[str, SinkState]:
+        """Return the states of the sinks, by name."""
+        found: dict[str, SinkState] = {}
+        for interval_id, drain in list(self._drains.items()):
+            state = found.setdefault(self._plan.by_interval[interval_id].name, SinkState())
+            state.connected = state.connected and drain.connection.is_connected is not False
+            state.messages += drain.head - drain.delivered
+            state.size += drain.size
+            state.full = state.full or drain.is_full
+        return found
 
     def committed(self, checkpoints: Iterable[Checkpoint]) -> None:
         """Hand the messages of a committed turn over."""

@@ -56,6 +56,8 @@ class SinkSetup:
         graph: the name of this generation of the graph for brokers, which a switch does not change.
         sink: the name of the step.
         interval: number of the interval among those of the step, from 0; it never changes.
+        number: number of the interval in the database. A sink that is removed or reset, and deployed again, has other
+            numbers, and its positions begin at 0.
         intervals: how many intervals the step has.
         clock: the clock.
         trusted: tells whether the grant is still valid; to be called before every (re)connect.
@@ -66,6 +68,7 @@ class SinkSetup:
     graph: str
     sink: str
     interval: int
+    number: int
     intervals: int
     clock: Clock
     trusted: Callable[[], bool] = field(default=lambda: True)

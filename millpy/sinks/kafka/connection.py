@@ -1,8 +1,8 @@
 """A connection for one interval of a Kafka topic: a producer with a transactional id.
 
 A producer that has met an error is never used again: the next connection begins with its epoch and its position, which
-settle what has become of the transaction. The transactional id and the group are `millpy.GRAPH.SINK.INTERVAL`; a graph
-that is dropped and deployed again has another secret, and so other ids.
+settle what has become of the transaction. The transactional id and the group are `millpy.GRAPH.SINK.NUMBER.…`, with the
+number of the interval and a part of the graph's secret: what is dropped and deployed again begins with other ids.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class KafkaConnection:
         quieten()
         self._options: Mapping[str, Any] = cluster.options()
         secret = hashlib.sha256(setup.secret.encode()).hexdigest()[:SECRET_CHARACTERS] if setup.secret else ""
-        name = f"millpy.{setup.graph}.{setup.sink}.{setup.interval}"
+        name = f"millpy.{setup.graph}.{setup.sink}.{setup.number}"
         self.id = f"{name}.{secret}" if secret else name
         self._producer: AIOKafkaProducer | None = None
         self._partitions: dict[bytes, int] = {}

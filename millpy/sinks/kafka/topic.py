@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from millpy.errors import ConfigError
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.sinks.protocol import SendBound, Sink, SinkConnection, SinkSetup
 from millpy.sources.kafka.source import DEFAULT_BROKERS, Kafka, KafkaBrokers
+
+if TYPE_CHECKING:
+    from millpy.sources.kafka.client import Cluster
 
 Compression = Literal["gzip", "lz4", "snappy", "zstd"]
 TRANSACTION_MAX = SendBound(records=10_000, bytes=8_000_000)
@@ -71,12 +74,9 @@ class KafkaTopic(Sink):
                 hint="brokers allow at most 15 minutes by default",
             )
 
-    def __repr__(self) -> str:
-        return f"KafkaTopic({self.topic!r})"
-
     def identity(self) -> Identity:
         """Describe the topic, to whose group the positions belong."""
-        return {"kind": "kafka", "topic": self.topic}
+        return {"kind": "kafka_topic", "topic": self.topic}
 
     def connect(self, setup: SinkSetup) -> SinkConnection:
         """Return a connection for an interval, not yet open.
@@ -84,15 +84,18 @@ class KafkaTopic(Sink):
         Raises:
             ConfigError: the package aiokafka is missing, or a file with the password cannot be read.
         """
-        cluster = self._source().cluster()
-        from millpy.sinks.kafka.connection import KafkaConnection  # cluster() has found the package
+        cluster = self._cluster()
+        from millpy.sinks.kafka.connection import KafkaConnection  # _cluster() has found the package
 
         return KafkaConnection(self, setup, cluster)
 
     def examine(self, graph: str, sink: str) -> AsyncIterator[Finding]:
         """Check the cluster and the topic. Raises MillError."""
-        return self._source().examine(graph, sink)
+        cluster = self._cluster()
+        from millpy.sinks.kafka.examination import examine
 
-    def _source(self) -> Kafka:
-        """Return the topic as a source, which knows the cluster."""
-        return Kafka(self.topic, partitions=1, brokers=self.brokers)
+        return examine(self.topic, cluster, graph, sink)
+
+    def _cluster(self) -> Cluster:
+        """Return the addresses and credentials, which a source of this topic has, too."""
+        return Kafka(self.topic, partitions=1, brokers=self.brokers).cluster()
