@@ -15,7 +15,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError, ProducerFenced
+from aiokafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    NodeNotReadyError,
+    ProducerFenced,
+)
 from aiokafka.partitioner import murmur2
 from aiokafka.producer import sender
 
@@ -104,7 +110,9 @@ class KafkaConnection:
         """Return the messages as batches by partition, in order within each partition."""
         open_batches: dict[int, Any] = {}
         full: list[tuple[int, Any]] = []
-        times = [max(0, at // 1_000) for at in messages.event_times]
+        # Brokers refuse timestamps of the future, which the panes of windows that are still open have.
+        now_ms = self._setup.clock.now_us() // 1_000
+        times = [min(max(0, at // 1_000), now_ms) for at in messages.event_times]
         for place, (key, value, at) in enumerate(zip(messages.keys, messages.values, times, strict=True)):
             partition = self._partition_of(key)
             headers = list(messages.headers_of(place))
@@ -163,6 +171,11 @@ class KafkaConnection:
             places = dict.fromkeys([*((host, port) for host, port, _ in producer.client.hosts), *named])
             why: MillError = await reason(self._options, places, error)
             raise SinkUnavailableError(why.message, hint=why.hint) from error
+        except MessageSizeTooLargeError as error:
+            raise SinkUnavailableError(
+                f"topic {self._topic.topic!r} refuses a batch of up to {self._topic.message_bytes_max:,} bytes",
+                hint="set message_bytes_max of the sink to max.message.bytes of the topic, or less",
+            ) from error
         except (KafkaError, OSError) as error:
             raise SinkUnavailableError(f"Kafka: {error!r}", hint="check the topic, the user and the rights") from error
 

@@ -31,8 +31,8 @@ class KafkaTopic(Sink):
     """A topic to which each message goes once, by transactions.
 
     The key of a message is that of the step: text as UTF-8, bytes as they are, a UUID as text, everything else as JSON.
-    Its partition is that of Kafka's own clients (murmur2 of the key), its timestamp the event time. The repr and the
-    identity leave out the brokers' addresses, the credentials and the bounds.
+    Its partition is that of Kafka's own clients (murmur2 of the key), its timestamp the event time, at most now. The
+    repr and the identity leave out the brokers' addresses, the credentials and the bounds.
 
     Args:
         topic: the topic's name; it must exist.
