@@ -1,5 +1,5 @@
 """Exactly-once stream processing on PostgreSQL, after MillWheel. This module is the public API;
-`millpy.sources` has what a source of your own is made of.
+`millpy.sources` and `millpy.sinks` have what a source or sink of your own is made of.
 """
 
 from millpy.computation import Computation, Context, ListCell, MapCell, Value
@@ -28,6 +28,7 @@ from millpy.model.time import days, hours, milliseconds, minutes, seconds
 from millpy.model.timer import Timer
 from millpy.operators.pattern import Pattern
 from millpy.operators.sparkplug import RejectedMetric, SparkplugEvent, SparkplugMetric
+from millpy.sinks.kafka.topic import KafkaTopic
 from millpy.sources import AdvanceWithClock, Dedupe, ErrorRate, EventTime, File, Mqtt, Wait
 from millpy.sources.files.source import Directory, Files
 from millpy.sources.http.source import Http, HttpBounds
@@ -92,6 +93,7 @@ __all__ = [
     "Json",
     "Kafka",
     "KafkaBrokers",
+    "KafkaTopic",
     "KeyedStream",
     "Last",
     "LineProtocol",

@@ -5,6 +5,7 @@
     │   └── ConfigError          NotMigratedError
     ├── OwnershipError        drop work, re-acquire  LeaseExpiredError · StaleSequencerError
     ├── TransientError        back off, then retry   StoreUnavailableError · SourceUnavailableError
+    │   │                                            · SinkUnavailableError
     │   │                                            · RequestWithdrawnError · TableSwitchedError · StepStuckError
     │   │                                            · ResultTableError · ArchiveUnavailableError
     │   │                                            · OtherEngineError · TableLoadError
@@ -101,6 +102,10 @@ class StoreUnavailableError(TransientError):
 
 class SourceUnavailableError(TransientError):
     """The broker or file cannot be reached."""
+
+
+class SinkUnavailableError(TransientError):
+    """The other side of a sink cannot be reached, or refuses messages now: connect and send again."""
 
 
 class RequestWithdrawnError(TransientError):

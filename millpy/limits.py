@@ -74,6 +74,9 @@ class Limits:
         epoch_s, epoch_bytes                       age and size at which a ring begins its next slot
         dead_letter_records_max, dead_letter_bytes_max     stored a day, per interval and cause; the rest is counted
 
+        outbox_records_max, outbox_bytes_max       messages not yet delivered, per interval of a sink; it takes no input
+                                                   above, until they are half of that
+
     Retention: `dead_letter_kept_s` of dead letters and late records, `settled_kept_s` of those replayed or discarded,
     `events_kept_s` of events, `absent_files_kept_s` of the files above.
     """
@@ -126,6 +129,8 @@ class Limits:
     retry_s_max: float = 5.0
     segment_poll_bytes_max: int = 32_000_000
     archive_bytes_min: int = 1_000_000
+    outbox_records_max: int = 1_000_000
+    outbox_bytes_max: int = 64_000_000
     clock_step_s: float = 2.0
     clock_agree_s: float = 60.0
     clock_settle_s: float = 3_600.0
@@ -150,6 +155,8 @@ class Limits:
         assert self.lookup_rows_max > 0, "lookup_rows_max must be above 0"
         assert 0 < self.lookup_bytes_max <= 500_000_000, "lookup_bytes_max must be above 0 and at most 500,000,000"
         assert self.record_attempts_max >= 1, "record_attempts_max must be at least 1"
+        assert self.outbox_records_max > 0, "an outbox must hold a message"
+        assert self.outbox_bytes_max > 0, "outbox_bytes_max must be above 0"
         assert self.archive_bytes_min > 0, "archive_bytes_min must be above 0"
         assert self.clock_step_s > 0, "clock_step_s must be above 0"
         assert 0 <= self.clock_agree_s <= self.clock_settle_s, "clock_agree_s must be at most clock_settle_s"

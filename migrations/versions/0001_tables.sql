@@ -24,7 +24,7 @@ CREATE TABLE mill.computations (
     computation_id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     graph_id       integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
     name           text NOT NULL,
-    kind           text NOT NULL CHECK (kind IN ('injector', 'stage', 'archive')),
+    kind           text NOT NULL CHECK (kind IN ('injector', 'stage', 'archive', 'sink')),
     place          integer NOT NULL,  -- in topological order
     UNIQUE (graph_id, name)
 );
@@ -523,6 +523,35 @@ CREATE TABLE mill.source_connections (
     address     text NOT NULL,  -- where other workers reach that worker; empty if the source needs none
     reported_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+
+-- The messages of sinks that are not delivered yet: one row for each bundle, with its messages as columns. A position
+-- counts the messages of an interval, without a gap.
+CREATE TABLE mill.outbox (
+    interval_id  bigint NOT NULL REFERENCES mill.intervals ON DELETE CASCADE,
+    position     bigint NOT NULL CHECK (position >= 0),  -- of the first message
+    records      integer NOT NULL CHECK (records > 0),
+    bundle       bigint NOT NULL,
+    checksum     bigint NOT NULL,
+    committed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    payload      bytea NOT NULL,
+    PRIMARY KEY (interval_id, position)
+) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000,
+        autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_scale_factor = 0.0,
+        toast.autovacuum_vacuum_threshold = 10000);
+ALTER TABLE mill.outbox ALTER COLUMN payload SET STORAGE EXTERNAL;
+
+-- How far the outbox of each interval of a sink is delivered, and whether the sink is connected, as the owner said last.
+-- It stays when the rows are deleted.
+CREATE TABLE mill.deliveries (
+    interval_id  bigint PRIMARY KEY REFERENCES mill.intervals ON DELETE CASCADE,
+    delivered    bigint NOT NULL CHECK (delivered >= 0),  -- the other side has all messages before this position
+    delivered_at timestamptz,  -- when that was recorded
+    sequencer    bigint NOT NULL,  -- of the owner that reported
+    connected    boolean NOT NULL,
+    since        timestamptz NOT NULL,
+    why          text NOT NULL,  -- why there is no connection; empty while there is one
+    attempts     bigint NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
 
 -- The numbers of dead letters, late records and events that were deleted by age. For events, `reason` is their kind.
 CREATE TABLE mill.expired (

@@ -152,6 +152,15 @@ BEGIN
     END IF;
 END $$;
 
+-- Raises MW006 unless the messages of each bundle follow those before them: a gap would lose messages.
+CREATE FUNCTION mill.check_outbox(p_wrong bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF p_wrong > 0 THEN
+        RAISE EXCEPTION '% of the outboxes have another position than the sent messages', p_wrong USING ERRCODE = 'MW006';
+    END IF;
+END $$;
+
 -- What an event says of a correction: the row, who changed it, why, and the columns that are different, before and after.
 CREATE FUNCTION mill.correction(p_made mill.corrections) RETURNS jsonb LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$

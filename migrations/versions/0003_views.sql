@@ -655,6 +655,26 @@ SELECT p.graph, p.computation AS stream, p.source_partition,
   LEFT JOIN mill.workers AS w ON w.worker_id = p.worker_id
  WHERE p.kind = 'injector';
 
+-- The sinks, one row for each interval. A sink to SQL has no messages: its statement runs in the commits. `messages` are
+-- committed and not known to be delivered; `waiting_since` is when the oldest of them was committed.
+CREATE VIEW millpy.sinks AS
+SELECT p.graph, p.computation AS sink, p.described AS part,
+       g.description -> 'computations' -> p.computation -> 'identity' ->> 'kind' AS kind,
+       CASE WHEN w.lease_deadline IS NULL OR w.lease_deadline <= clock_timestamp() THEN 'without a worker'
+            WHEN d.sequencer = i.sequencer AND NOT d.connected THEN 'disconnected' ELSE 'running' END AS state,
+       coalesce(o.records, 0) AS messages, coalesce(o.bytes, 0) AS bytes, o.waiting_since, coalesce(d.delivered, 0) AS delivered,
+       d.delivered_at, d.since AS connection_since, CASE WHEN NOT d.connected THEN d.why END AS disconnected_because,
+       CASE WHEN NOT d.connected THEN d.attempts END AS attempts, p.interval_id
+  FROM mill.places AS p
+  JOIN mill.intervals AS i USING (interval_id)
+  JOIN mill.graphs AS g ON g.graph_id = i.graph_id
+  LEFT JOIN mill.deliveries AS d USING (interval_id)
+  LEFT JOIN mill.workers AS w ON w.worker_id = i.worker_id
+  LEFT JOIN LATERAL (SELECT greatest(max(x.position + x.records) - greatest(min(x.position), coalesce(d.delivered, 0)), 0) AS records,
+                            sum(octet_length(x.payload))::bigint AS bytes, min(x.committed_at) AS waiting_since
+                       FROM mill.outbox AS x WHERE x.interval_id = p.interval_id) AS o ON true
+ WHERE p.kind = 'sink';
+
 -- Resumes the paused partitions of a source. Returns their number.
 CREATE FUNCTION millpy.resume_source(p_graph text, p_stream text) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$

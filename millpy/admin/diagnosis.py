@@ -22,7 +22,7 @@ from millpy.store.postgres.timeouts import BoundedConnection
 SITE_SILENT_S = 3_600.0
 """A site without records for this long, while others have some, is reported."""
 CONNECTIONS_PER_WORKER = 7
-"""Commit, poll, admin, fold, hint, listen and heartbeat; one more to read lookup tables, if a graph has some."""
+"""Commit, poll, admin, fold, hint, listen and heartbeat; more for lookup tables and for sinks."""
 CONNECT_S_MAX = 10
 STATEMENT_S_MAX = 20
 ANSWER_S_MAX = 25.0
@@ -79,6 +79,7 @@ class Facts:
     audits: list[Row] = field(default_factory=list)
     joins: list[Row] = field(default_factory=list)
     lookups: list[Row] = field(default_factory=list)
+    sinks: list[Row] = field(default_factory=list)
     window_triggers: list[Row] = field(default_factory=list)
     held_windows: list[Row] = field(default_factory=list)
     disconnected: list[Row] = field(default_factory=list)
@@ -178,6 +179,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.units = _rows(connection, statement("look_at_units"))
     facts.audits = _rows(connection, statement("look_at_audits"))
     facts.joins = _rows(connection, statement("look_at_joins"))
+    facts.sinks = _rows(connection, statement("look_at_sinks"))
     facts.lookups = _rows(connection, statement("look_at_lookups"))
     facts.window_triggers = _rows(connection, statement("look_at_window_triggers"))
     facts.held_windows = _rows(connection, statement("look_at_held_windows"))

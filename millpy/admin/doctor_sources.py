@@ -1,16 +1,18 @@
-"""Check the sources of a graph: each source examines what it reads from (`Source.examine`)."""
+"""Check the sources and sinks of a graph: each examines its other side (`Source.examine`, `Sink.examine`)."""
 
 from __future__ import annotations
 
 from millpy.errors import MillError
-from millpy.graph import Graph
+from millpy.graph import Graph, StageNode
 from millpy.model.finding import Finding, Severity
+from millpy.sinks.outbox import OutboxLogic
 
+UNDELIVERED = "its messages wait in the outbox; then its input waits, and at last the sources"
 UNREACHED = "its records wait at the broker; what exceeds the broker's limits is lost"
 
 
 async def examine_sources(graph: Graph) -> list[Finding]:
-    """Return the findings on all sources, in the graph's order."""
+    """Return the findings on all sources and sinks, in the graph's order."""
     found: list[Finding] = []
     for node in graph.injectors():
         try:
@@ -18,4 +20,12 @@ async def examine_sources(graph: Graph) -> list[Finding]:
                 found.append(finding)
         except MillError as error:
             found.append(Finding(Severity.ERROR, "broker", f"{node.name}: {error.message}", UNREACHED, error.hint))
+    for step in graph.nodes:
+        if not isinstance(step, StageNode) or not isinstance(step.logic, OutboxLogic):
+            continue
+        try:
+            async for finding in step.logic.sink.examine(graph.permanent_name, step.name):
+                found.append(finding)
+        except MillError as error:
+            found.append(Finding(Severity.ERROR, "sink", f"{step.name}: {error.message}", UNDELIVERED, error.hint))
     return found

@@ -283,7 +283,7 @@ class Graph:
         Raises:
             GraphError: a computation has no name, or closes windows by site.
         """
-        stages = [node for node in self.nodes if isinstance(node, StageNode) and not node.archives]
+        stages = [n for n in self.nodes if isinstance(n, StageNode) and not (n.archives or n.is_sink)]
         for node in stages:
             if node.by_site:
                 raise GraphError(

@@ -18,6 +18,8 @@ from millpy.operators.interval_join import IntervalJoinLogic
 from millpy.operators.keyed import ComputationLogic
 from millpy.operators.lookup import LookupLogic
 from millpy.operators.stateless import Chain
+from millpy.sinks.outbox import OutboxLogic
+from millpy.sinks.statement import StatementLogic
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.logic import WindowedLogic
 
@@ -143,6 +145,16 @@ class StageNode:
         return isinstance(self.logic, ArchiveLogic)
 
     @property
+    def is_sink(self) -> bool:
+        """Whether it only sends its input out of the graph."""
+        return isinstance(self.logic, OutboxLogic | StatementLogic)
+
+    @property
+    def kind(self) -> Literal["stage", "archive", "sink"]:
+        """The kind of the computation in a deployed graph."""
+        return "archive" if self.archives else "sink" if self.is_sink else "stage"
+
+    @property
     def keeps_ids(self) -> bool:
         """Whether it is a `deduplicate` step, whose interval stores the ids that it has let through."""
         return isinstance(self.logic, DeduplicateLogic)
@@ -161,7 +173,8 @@ class StageNode:
 
     def settings(self) -> Identity:
         """Describe what only records to come depend on, so that it may change."""
-        return self.logic.settings() if isinstance(self.logic, WindowedLogic | DeduplicateLogic) else {}
+        described = WindowedLogic | DeduplicateLogic | StatementLogic
+        return self.logic.settings() if isinstance(self.logic, described) else {}
 
     def input_specs(self) -> tuple[InputSpec, ...]:
         """Return the inputs as the stage sees them."""

@@ -10,10 +10,10 @@ def refuse_without_sites(node: StageNode) -> None:
     """Refuse a step that would take records with watermarks by site, and does not work by site.
 
     Raises:
-        GraphError: the step is no window or archive; its key does not name the site; it also takes records whose
+        GraphError: the step is no window, archive or sink; its key does not name the site; it also takes records whose
             watermark is another; or it takes the output of windows by site, whose order only the least watermark tells.
     """
-    if node.archives:
+    if node.archives or node.is_sink:
         return
     for taken in node.inputs:
         producer = taken.producer

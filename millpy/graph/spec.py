@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta
-from decimal import Decimal
-from typing import Any
-from uuid import UUID
+from datetime import timedelta
 
 from millpy.errors import GraphError
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import InjectorNode, StageNode
+from millpy.graph.sql_types import sql_type
 from millpy.graph.streams import Stream
 from millpy.model.deployment import (
     ColumnSpec,
@@ -20,23 +18,11 @@ from millpy.model.deployment import (
     SubscriptionSpec,
     TableSpec,
 )
-from millpy.model.field_types import enum_type, is_enum, is_json
 from millpy.model.identity import identity_of_type
-from millpy.model.record import RecordType, column_name, is_wide, without_none
+from millpy.model.record import RecordType, column_name
 from millpy.model.time import microseconds
+from millpy.sinks.statement import StatementLogic
 from millpy.windowing.logic import WindowedLogic
-
-SQL_TYPES: dict[Any, str] = {
-    str: "text",
-    int: "bigint",
-    float: "double precision",
-    bool: "boolean",
-    bytes: "bytea",
-    datetime: "timestamptz",
-    UUID: "uuid",
-    Decimal: "decimal",
-    date: "date",
-}
 
 
 def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpec:
@@ -58,11 +44,12 @@ def graph_spec(name: str, nodes: Sequence[InjectorNode | StageNode]) -> GraphSpe
         computations.append(
             ComputationSpec(
                 node.name,
-                "archive" if node.archives else "stage",
+                node.kind,
                 intervals=node.intervals,
                 identity=node.logic.identity(),
                 settings=node.settings(),
                 accumulators=_accumulators(node),
+                statement=node.logic.query if isinstance(node.logic, StatementLogic) else "",
             )
         )
         for stream in node.all_streams:
@@ -85,19 +72,6 @@ def _accumulators(node: StageNode) -> int:
 def _stream_spec(name: str, producer: str, record_type: RecordType) -> StreamSpec:
     fields = tuple(record_type.described_fields())
     return StreamSpec(name, producer, record_type.schema, fields, tuple(record_type.defaults))
-
-
-def sql_type(annotation: Any) -> str:
-    """Return the SQL type of a field in a result table; a nested field becomes jsonb.
-
-    A Decimal is a `decimal`, another name for `numeric`, which columns of whole numbers have.
-    """
-    if is_wide(annotation):
-        return "numeric"
-    if is_json(annotation):
-        return "jsonb"
-    plain = without_none(annotation)[0]
-    return SQL_TYPES.get(enum_type(plain) if is_enum(plain) else plain, "jsonb")
 
 
 def _columns(record_type: RecordType, names: Sequence[str]) -> tuple[ColumnSpec, ...]:

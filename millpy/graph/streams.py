@@ -18,6 +18,7 @@ from millpy.graph.names import checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, Input, StageNode, WhenBehind
 from millpy.graph.per_key import PerKeyTools
 from millpy.graph.refusals import refuse_repeated_panes, refuse_retention, refuse_several_ways
+from millpy.graph.sinks import SinkMethods
 from millpy.graph.sparkplug import SparkplugStreams, sparkplug_streams
 from millpy.graph.stateless import StatelessOperators, T, U
 from millpy.graph.top_n import TopOfPanes
@@ -46,7 +47,7 @@ class Route:
 
 
 @dataclass(slots=True, eq=False)
-class Stream(StatelessOperators[T], TopOfPanes):
+class Stream(StatelessOperators[T], TopOfPanes, SinkMethods):
     """A typed flow of records: the output of an injector or computation, or of operators behind it.
 
     `Graph.inject`, `process` and `aggregate` return streams, and so do `map`, `filter`, `flat_map`, `split` and

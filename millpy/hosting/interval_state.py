@@ -65,7 +65,8 @@ class IntervalState:
         memory_bytes_min: bytes of a local producer's bundle below which it comes in a segment; 0 for any stage but an
             archive, for which a bundle becomes a file.
         waiting_bytes: bytes of bundles of local producers that wait in segments, since the last poll of an archive.
-        held: whether it takes no step, because a lookup table was not read yet; its input waits in segments.
+        held: whether it takes no step, because a lookup table was not read yet or its outbox is full; its input waits
+            in segments.
         tables: the versions of its lookup tables for the next step.
         versions: lookup table -> the version, as JSON text, that the last checkpoint saw.
     """
@@ -102,6 +103,12 @@ class IntervalState:
         self.tables = {table: tables[table] for table in self.plan.tables if table in tables}
         self.held = len(self.tables) < len(self.plan.tables)
         self.memory_bytes_min = sys.maxsize if self.held else 0
+
+    def wait_for_outbox(self, full: frozenset[int]) -> None:
+        """Hold the interval of a sink while it is among those with a full outbox."""
+        if self.plan.delivers:
+            self.held = self.interval_id in full
+            self.memory_bytes_min = sys.maxsize if self.held else 0
 
     @property
     def interval_id(self) -> int:

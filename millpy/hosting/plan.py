@@ -21,6 +21,9 @@ from millpy.model.time import microseconds
 from millpy.operators.archive import ArchiveLogic
 from millpy.operators.map import Map
 from millpy.operators.stateless import Chain
+from millpy.sinks.outbox import OutboxLogic
+from millpy.sinks.protocol import Sink
+from millpy.sinks.statement import StatementLogic
 from millpy.windowing.logic import WindowedStage
 from millpy.windowing.window_spec import WindowSpec
 
@@ -36,6 +39,7 @@ class OutgoingSubscription:
         consumer_ids: interval ids of the consuming computation, by index.
         los: lower bound of each of those intervals (int64), ascending from 0.
         archived: whether the consumer is an archive.
+        watermarked: whether the consumer uses watermarks, which archives and sinks do not.
         site: the field that names the site, if watermarks go by site; operators must not change it.
     """
 
@@ -49,6 +53,7 @@ class OutgoingSubscription:
     consumer_ids: tuple[int, ...]
     los: npt.NDArray[np.int64]
     archived: bool
+    watermarked: bool
     site: str = ""
 
 
@@ -91,6 +96,25 @@ class ComputationPlan:
     def archives(self) -> bool:
         """Whether it archives its input."""
         return isinstance(self.node, StageNode) and self.node.archives
+
+    @property
+    def runs_statements(self) -> bool:
+        """Whether its commits run a user's statement for each record."""
+        return isinstance(self.node, StageNode) and isinstance(self.node.logic, StatementLogic)
+
+    @property
+    def sink(self) -> Sink | None:
+        """The sink that its messages are delivered to after the commit, if there is one."""
+        return (
+            self.node.logic.sink
+            if isinstance(self.node, StageNode) and isinstance(self.node.logic, OutboxLogic)
+            else None
+        )
+
+    @property
+    def delivers(self) -> bool:
+        """Whether it has an outbox."""
+        return self.sink is not None
 
     @property
     def tables(self) -> tuple[LookupTable, ...]:
@@ -180,7 +204,8 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits, *, observed: bool
     """
     progress = StepProgress()
     stages = [node for node in graph.nodes if isinstance(node, StageNode)]
-    stages.sort(key=lambda stage: stage.archives)  # the first consumer names the devices: archives change no meaning
+    # The first consumer names the devices: archives and sinks change no meaning.
+    stages.sort(key=lambda stage: stage.archives or stage.is_sink)
     windowed = sum(len(deployment.intervals_of(stage.name)) for stage in stages if isinstance(stage.logic, WindowSpec))
     joining = sum(len(deployment.intervals_of(stage.name)) for stage in stages if stage.joins)
     computations = []
@@ -199,9 +224,8 @@ def plan(graph: Graph, deployment: Deployment, limits: Limits, *, observed: bool
         if isinstance(node, StageNode):
             subscribed = frozenset(streams if observed else [o.stream for o in outgoing])
             binding = _binding(node, deployment, subscribed, limits, progress)
-            stage = node.logic.bind(
-                replace(binding, windowed_intervals=max(1, windowed), joining_intervals=max(1, joining))
-            )
+            binding = replace(binding, windowed_intervals=max(1, windowed), joining_intervals=max(1, joining))
+            stage = node.logic.bind(replace(binding, is_current=deployment.name == graph.name))
         immediate = all(operator.immediate for subscription in outgoing for operator in subscription.operators)
         computations.append(
             ComputationPlan(
@@ -245,7 +269,8 @@ def _outgoing(consumer: StageNode, deployment: Deployment) -> list[OutgoingSubsc
             consumer_ids=tuple(interval.interval_id for interval in intervals),
             los=los,
             archived=consumer.archives,
-            site="" if consumer.archives else _site_to_keep(taken),
+            watermarked=not (consumer.archives or consumer.is_sink),
+            site="" if consumer.archives or consumer.is_sink else _site_to_keep(taken),
         )
         for index, taken in enumerate(consumer.inputs)
     ]

@@ -103,7 +103,7 @@ class Router:
                 parts, replayed = [*parts, *passed], [*replayed, *passed]
             for part in replayed:
                 expected.add(subscription.consumer, subscription.input, part)
-            progress = None if subscription.archived else sites_by_stream.get(subscription.stream)
+            progress = sites_by_stream.get(subscription.stream) if subscription.watermarked else None
             if not parts and progress is None:
                 continue
             segments += self._send(producer, subscription, parts, progress, current, deliveries)

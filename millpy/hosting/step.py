@@ -109,6 +109,7 @@ class TurnInput:
         progress_due: whether this turn commits progress without data.
         releases: interval -> parked keys that an operator released.
         tables: the versions of lookup tables, as they are in this turn.
+        full: sinks' intervals that take no step, because too much waits in their outboxes.
     """
 
     clock: ClockReading
@@ -121,6 +122,7 @@ class TurnInput:
     progress_due: bool = False
     releases: Mapping[int, Sequence[Release]] = field(default_factory=dict)
     tables: Tables = field(default_factory=dict)
+    full: frozenset[int] = frozenset()
 
     @property
     def now_us(self) -> Instant:
@@ -167,6 +169,7 @@ class Steps:
         progress.current_call = None
         for each in intervals.values():  # also those that a search for a refused value has opened anew
             each.use_tables(inbox.tables)
+            each.wait_for_outbox(inbox.full)
         # Receive before stepping: whether a consumer is current with a local producer depends on what it has read.
         deliveries = {
             interval_id: self._receive(interval, inbox.polled.get(interval_id, ()), intervals)
@@ -329,10 +332,7 @@ class Steps:
         deliveries: dict[int, list[Delivery]],
         isolation: Isolation,
     ) -> Checkpoint | None:
-        """Step one interval; return its checkpoint, or None if nothing has come and nothing is due.
-
-        It moves the interval's bundle, watermarks and counters, and adds to the deliveries of consumers in memory.
-        """
+        """Step one interval and deliver to consumers in memory; return its checkpoint, or None if nothing is due."""
         assert interval.stage is not None
         stage, before = interval.stage, interval.input_watermark
         retaken = self._retaken(interval, inbox, isolation)
@@ -380,6 +380,8 @@ class Steps:
             release_ids=[release.release_id for release in releases],
             notices=result.notices,
             archived=result.archived,
+            statements=result.statements,
+            outbox=result.outbox,
         )
 
     def _work(
@@ -446,7 +448,7 @@ class Steps:
         for delivery in inbound:
             if delivery.bundle is not None and (len(delivery.bundle) or delivery.bundle.records.sites is not None):
                 bundle = delivery.bundle
-                if delivery.polled and len(bundle):
+                if (delivery.polled or interval.plan.runs_statements) and len(bundle):
                     admitted, blamed = isolation.admit(bundle.records)
                     refused.extend((bundle.input, self._blamed(interval, bundle, blame)) for blame in blamed)
                     bundle = bundle if admitted is None else bundle.take(admitted)

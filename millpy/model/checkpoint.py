@@ -417,6 +417,56 @@ class ArchivedFile:
     partitions: Mapping[str, tuple[int, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class StatementRows:
+    """Records for which the commit runs a user's statement, once for each, in order.
+
+    Attributes:
+        sink: name of the sink, whose statement the store knows from the deployment.
+        rows: the parameters of each run, as text that PostgreSQL reads; None for NULL.
+    """
+
+    sink: str
+    rows: Sequence[tuple[str | None, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRows:
+    """The messages that one bundle of a sink has for the other side, in order.
+
+    Attributes:
+        position: number of the first message; the messages of an interval are numbered from 0, without a gap.
+        records: number of messages, at least one.
+        payload: the messages as columns, encoded (`sinks/messages.py`).
+        checksum: checksum of the payload.
+    """
+
+    position: int
+    records: int
+    payload: bytes
+    checksum: int
+
+    @property
+    def end(self) -> int:
+        """The position behind its last message."""
+        return self.position + self.records
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxState:
+    """How far the outbox of an interval is filled and delivered.
+
+    Attributes:
+        head: the position of the next message to store.
+        delivered: the other side has all messages before this position.
+        size: bytes of the stored rows.
+    """
+
+    head: int = 0
+    delivered: int = 0
+    size: int = 0
+
+
 @dataclass(slots=True)
 class Checkpoint:
     """All changes for one bundle of one interval; commits as a whole or not at all (I2)."""
@@ -454,3 +504,7 @@ class Checkpoint:
     """Bundles that an archive takes; the store of an archiver writes them to `files`."""
     files: Sequence[ArchivedFile] = ()
     """Files with all records of `archived`, which the commit adds to the manifest."""
+    statements: Sequence[StatementRows] = ()
+    """Records for which the commit runs statements of users."""
+    outbox: OutboxRows | None = None
+    """Messages that a sink delivers after the commit."""

@@ -102,20 +102,22 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True)
 class ComputationSpec:
-    """One computation: an injector with its source partitions, or a stage or an archive with its key intervals.
+    """One computation: an injector with its source partitions, or a stage, archive or sink with its key intervals.
 
     `identity` describes the parts that must not change under stored state: windows, aggregates, cells. `settings`
     affect only future processing and may change when an operator deploys them. `accumulators` is the number of
-    accumulators of a stored window; 0 without windows.
+    accumulators of a stored window; 0 without windows. `statement` is what the commit runs for each record of a sink to
+    SQL, with a typed place for each parameter; it is not part of the deployed graph, whose settings name the statement.
     """
 
     name: str
-    kind: Literal["injector", "stage", "archive"]
+    kind: Literal["injector", "stage", "archive", "sink"]
     partitions: tuple[str, ...] = ()
     intervals: int = 0
     identity: Identity = field(default_factory=dict)
     settings: Identity = field(default_factory=dict)
     accumulators: int = 0
+    statement: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def _computations(stored: Description, wanted: Description) -> Iterator[GraphCha
 
 
 def _noun(computation: Description) -> str:
-    return {"injector": "source", "stage": "computation", "archive": "archive"}[computation["kind"]]
+    return {"injector": "source", "stage": "computation", "archive": "archive", "sink": "sink"}[computation["kind"]]
 
 
 def _computation(name: str, before: Description, after: Description) -> Iterator[GraphChange]:

@@ -64,6 +64,7 @@ CONSTRUCTORS: Mapping[str, Constructor] = {
     "line_protocol": Constructor("LineProtocol", defaults=(("precision", "ns"), ("time", "time"))),
     "message_pack": Constructor("MessagePack", ("inside",)),
     "cbor": Constructor("Cbor", ("inside",)),
+    "kafka_topic": Constructor("KafkaTopic", ("topic",)),
     "mqtt": Constructor("Mqtt", spread="filters", defaults=(("retained", False),)),
     "http": Constructor("Http", ("path",), defaults=(("partitions", 1),)),
     "after_count": Constructor("AfterCount", ("n",)),

@@ -27,8 +27,11 @@ from millpy.model.checkpoint import (
     Entries,
     LateRows,
     Notice,
+    OutboxRows,
+    OutboxState,
     PastWindow,
     ResultRows,
+    StatementRows,
 )
 from millpy.model.identity import Identity
 from millpy.model.keys import Key
@@ -179,6 +182,10 @@ class StepResult:
     """Request of a correction -> "" if it was made, why it cannot be, or None if a later turn has to decide."""
     corrected_windows: dict[int, PastWindow] = field(default_factory=dict)
     """Request of a correction -> the session that contains the record, where this is not the record's own."""
+    statements: Sequence[StatementRows] = ()
+    """Records for which the commit runs statements of users."""
+    outbox: OutboxRows | None = None
+    """Messages for the other side of a sink."""
     unfinished: bool = False
     """Whether more was due than the turn may hold. The low watermark stays until later turns have done the rest."""
 
@@ -200,6 +207,7 @@ class StoredInterval:
         unfired_windows: subkeys of other windows whose folded entries are not in `entries`, which then have the
             tombstones of windows, too.
         closed_ends: when the first and the last of the sessions end that have fired and are not in `entries`.
+        outbox: how far the outbox of a sink is filled and delivered.
     """
 
     interval_id: int
@@ -216,6 +224,7 @@ class StoredInterval:
     closed_windows: Sequence[str] = ()
     unfired_windows: Sequence[str] = ()
     closed_ends: SpanOfEnds | None = None
+    outbox: OutboxState = field(default_factory=OutboxState)
 
 
 class StageInterval(Protocol):
@@ -343,6 +352,7 @@ class StageBinding:
         windowed_intervals: number of the graph's windowed intervals, which share `limits.open_windows_bytes_max`.
         joining_intervals: number of the graph's intervals of joins, which share `limits.join_bytes_max`.
         is_taken: whether what its steps consume is archived, to make each bundle again.
+        is_current: whether the generation is the graph's current one, whose sinks deliver.
     """
 
     computation: str
@@ -355,6 +365,7 @@ class StageBinding:
     windowed_intervals: int = 1
     joining_intervals: int = 1
     is_taken: bool = False
+    is_current: bool = True
 
 
 class StageLogic(Protocol):

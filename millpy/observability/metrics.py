@@ -151,6 +151,7 @@ class Gauges(Collector):
         return [
             *(self._lease(None), *self._of_computations([]), *self._of_backlog(None)),
             *(*self._of_joins([]), self._of_silences([]), *self._of_lookups(None), *self._of_sources(None)),
+            *self._of_sinks(None),
         ]
 
     def collect(self) -> Iterable[Metric]:
@@ -160,7 +161,7 @@ class Gauges(Collector):
         return [
             *(self._lease(worker), *self._of_computations(intervals), *self._of_backlog(worker)),
             *(*self._of_joins(intervals), self._of_silences(intervals)),
-            *(*self._of_lookups(worker), *self._of_sources(worker)),
+            *(*self._of_lookups(worker), *self._of_sources(worker), *self._of_sinks(worker)),
         ]
 
     def _gauge(self, name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
@@ -269,3 +270,18 @@ class Gauges(Collector):
         answers.add_metric([self._graph], float(health.database.answers))
         failing.add_metric([self._graph], health.database.failing_s)
         return [connected, away, answers, failing]
+
+    def _of_sinks(self, worker: Worker | None) -> list[Metric]:
+        connected = self._gauge(
+            "millpy_sink_connected", "1 while all intervals of a sink are connected, else 0.", "sink"
+        )
+        messages = self._gauge("millpy_sink_messages", "Committed messages that are not known to be delivered.", "sink")
+        size = self._gauge("millpy_sink_bytes", "Their bytes in the outbox.", "sink")
+        full = self._gauge("millpy_sink_full", "1 while a sink takes no input, because too much waits, else 0.", "sink")
+        for sink, state in ({} if worker is None else worker.context.drains.states()).items():
+            labels = [self._graph, sink]
+            connected.add_metric(labels, float(state.connected))
+            messages.add_metric(labels, state.messages)
+            size.add_metric(labels, state.size)
+            full.add_metric(labels, float(state.full))
+        return [connected, messages, size, full]

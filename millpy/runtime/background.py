@@ -62,6 +62,7 @@ class BackgroundTasks:
         for task in self._tasks:
             if task.done():
                 task.result()
+        self._context.drains.raise_failed()
 
     async def end(self) -> None:
         """Cancel all tasks and wait until they have ended."""

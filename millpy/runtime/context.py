@@ -19,6 +19,7 @@ from millpy.runtime.guarded_clock import GuardedClock
 from millpy.runtime.lease import HeartbeatSender, HeartbeatThread, Lease
 from millpy.runtime.lookups import Lookups
 from millpy.runtime.observer import Observer, Observers
+from millpy.runtime.outbox_drains import OutboxDrains
 from millpy.runtime.source_health import SourceHealth
 from millpy.runtime.step_thread import StepThread
 from millpy.runtime.turn_budget import TurnBudget
@@ -39,6 +40,7 @@ class WorkerContext:
         budget: bounds of the next turn.
         archive_pace: when the archives take input.
         lookups: the lookup tables, which background tasks read.
+        drains: what delivers the messages of sinks.
         sources: the connections of the sources, and whether the database answers.
         thread: the thread for steps that are not quick.
         events: events that wait to be stored for operators.
@@ -61,6 +63,7 @@ class WorkerContext:
     budget: TurnBudget = field(init=False)
     archive_pace: ArchivePace = field(init=False)
     lookups: Lookups = field(init=False)
+    drains: OutboxDrains = field(init=False)
     sources: SourceHealth = field(init=False)
     thread: StepThread = field(init=False, default_factory=StepThread)
     events: EventQueue = field(init=False)
@@ -77,6 +80,8 @@ class WorkerContext:
             object.__setattr__(self, name, value)
         tables = (self.store, self.plan, self.worker_id, self.limits, self.clock, events, self.only, self.wake.set)
         object.__setattr__(self, "lookups", Lookups(*tables))
+        parts = (self.store, self.plan, self.limits, self.clock, self.rng, self.lease, events, self.wake)
+        object.__setattr__(self, "drains", OutboxDrains(*parts))
         health = SourceHealth(self.store, self.worker_id, self.clock, self.host_clock, events)
         object.__setattr__(self, "sources", health)
 

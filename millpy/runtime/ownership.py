@@ -186,6 +186,7 @@ class OwnedIntervals:
         for interval in leaving:
             if interval.injector is not None:
                 await interval.injector.close()
+        await self._context.drains.release([interval.interval_id for interval in leaving])
         await self._failpoints.reach(Failpoint.BEFORE_RELEASE)
         await self._store.release(self._context.worker_id, [interval.grant for interval in leaving])
         self._context.sources.forget(interval_ids)
@@ -201,6 +202,7 @@ class OwnedIntervals:
             await self.announce()
         fresh = await self._store.take_over_from_self(self._context.worker_id, grants) if grants else []
         self.intervals.clear()
+        await self._context.drains.keep_only({grant.interval_id for grant in fresh})
         self._context.sources.keep_only({grant.interval_id for grant in fresh})
         await self._open(fresh, {})
 
@@ -301,6 +303,7 @@ class OwnedIntervals:
             # Millions of open windows take minutes; meanwhile the process must answer and react to signals.
             loop, recovered = asyncio.get_running_loop(), replace(found.recovered, dedupe_runs=runs)
             interval.stage = await loop.run_in_executor(self._context.thread, plan.stage.open, recovered)
+            self._context.drains.open(grant, plan, found.recovered.outbox)
         return interval
 
     def _setup(self, node: InjectorNode, deployed: DeployedInterval, intake: Intake) -> SourceSetup:
@@ -335,4 +338,5 @@ class OwnedIntervals:
         for interval in self.intervals.values():
             if interval.injector is not None:
                 await interval.injector.close()
+        await self._context.drains.close()
         self.intervals.clear()

@@ -59,9 +59,11 @@ async def find_refused(trial: Trial, isolation: Isolation, records: int, first: 
 
 
 def rows_of(checkpoints: Sequence[Checkpoint]) -> int:
-    """Return the number of rows to write to result tables and to delete from them."""
-    return sum(part.count for c in checkpoints for part in c.results) + sum(
-        part.count for c in checkpoints for part in c.deleted
+    """Return the number of rows to write to result tables and to delete from them, and of runs of statements."""
+    return (
+        sum(part.count for c in checkpoints for part in c.results)
+        + sum(part.count for c in checkpoints for part in c.deleted)
+        + sum(len(part.rows) for c in checkpoints for part in c.statements)
     )
 
 
@@ -70,7 +72,8 @@ def without_rows(
 ) -> list[Checkpoint]:
     """Return the checkpoints with rows [0, upto) and without the refused rows, which become dead letters.
 
-    Rows to delete count as well; a refused one stays in its table. `computations` maps a result table to the
+    Rows to delete count as well; a refused one stays in its table. So do the runs of users' statements, which are left
+    out as records if no row is at fault (`hosting/isolation.py`). `computations` maps a result table to the
     computation that writes it.
     """
     kept: list[Checkpoint] = []
@@ -95,21 +98,32 @@ def without_rows(
             return selected
 
         results, deleted = select(checkpoint.results), select(checkpoint.deleted)
+        statements = []
+        for part in checkpoint.statements:
+            places = range(start, start + len(part.rows))
+            start += len(part.rows)
+            rows = [row for place, row in zip(places, part.rows, strict=True) if place < upto and place not in refused]
+            dead.extend(
+                _row_letter(part.rows[place - places.start], refused[place], part.sink)
+                for place in places
+                if place in refused
+            )
+            statements += [replace(part, rows=rows)] if rows else []
         letters = [*checkpoint.dead_letters, *dead]
-        kept.append(replace(checkpoint, results=results, deleted=deleted, dead_letters=letters))
+        kept.append(replace(checkpoint, results=results, deleted=deleted, statements=statements, dead_letters=letters))
     return kept
 
 
 def _letter(rows: ResultRows | DeletedRows, place: int, reason: str, computations: Mapping[int, str]) -> DeadLetter:
     row = [column[place].as_py() if isinstance(column, pa.Array) else column[place] for column in rows.columns]
     deleted = isinstance(rows, DeletedRows)
-    return DeadLetter(
-        reason="refused",
-        detail=f"cannot delete the row of a window that is gone: {reason}" if deleted else reason,
-        payload=msgspec.json.encode(row, enc_hook=str),
-        stream="",
-        computation=computations.get(rows.table_id, ""),
-    )
+    detail = f"cannot delete the row of a window that is gone: {reason}" if deleted else reason
+    return _row_letter(row, detail, computations.get(rows.table_id, ""))
+
+
+def _row_letter(row: Sequence[Any], detail: str, computation: str) -> DeadLetter:
+    payload = msgspec.json.encode(row, enc_hook=str)
+    return DeadLetter(reason="refused", detail=detail, payload=payload, stream="", computation=computation)
 
 
 def _take(rows: RowsT, keep: list[int]) -> RowsT:

@@ -137,11 +137,15 @@ class TurnCycle:
         pace = self._context.archive_pace
         pace.apply(intervals)
         self._context.lookups.apply(intervals)
+        full = self._context.drains.full()
+        for interval in intervals.values():
+            interval.wait_for_outbox(full)
         free = {i: interval for i, interval in intervals.items() if not interval.held}
         queries = pace.due(without_held(segment_queries(intervals), intervals), intervals, now)
         budget.takers = gather.takers(intervals, queries)
         inbox = TurnInput(clock, now, releases=gather.releases(free), progress_due=now >= self.progress_at)
         inbox.tables = dict(self._context.lookups.versions)
+        inbox.full = full
         if over:  # take no more input until folds have caught up
             self.poll_at = now + self._context.limits.poll_s_max
         else:
@@ -177,6 +181,7 @@ class TurnCycle:
             turn.checkpoints, graph_version=context.plan.deployment.version, inside=self._inside_commit()
         )
         await context.failpoints.reach(Failpoint.AFTER_COMMIT)
+        context.drains.committed(turn.checkpoints)
         await self.acknowledge(turn)
         times = TurnTimes(turn.inbox.monotonic, *stepped, sent, context.clock.monotonic())
         self._report_committed(turn, times)

@@ -97,7 +97,12 @@ class BatchJob(msgspec.Struct, frozen=True):
         """
         graph = load_graph(self.graph, self.text)
         refuse_lookups(graph)
-        graph.nodes[:] = [node for node in graph.nodes if not (isinstance(node, StageNode) and node.archives)]
+        if self.streams or self.hands_over:
+            refuse_sinks(graph)
+        # Neither an archive nor a sink changes a result; a batch sends nothing.
+        graph.nodes[:] = [
+            node for node in graph.nodes if not (isinstance(node, StageNode) and (node.archives or node.is_sink))
+        ]
         sources = {node.name: node for node in graph.nodes if isinstance(node, InjectorNode)}
         for name, history in self.histories.items():
             if name not in sources:
@@ -134,6 +139,20 @@ def refuse_lookups(graph: Graph) -> None:
                 f"step {node.name!r} looks up in table {node.tables[0].name}, so Spark cannot compute the graph: the"
                 " table as it was then is not stored, and old records would get the rows of today",
                 hint="run workers; or join the results of a graph without lookups with the table, in Spark",
+            )
+
+
+def refuse_sinks(graph: Graph) -> None:
+    """Refuse a graph with sinks as a stream or as the beginning of a generation.
+
+    Raises:
+        UsageError: it has one: what leaves would leave by Spark's attempts, or not at all.
+    """
+    for node in graph.nodes:
+        if isinstance(node, StageNode) and node.is_sink:
+            raise UsageError(
+                f"step {node.name!r} is a sink, so Spark cannot compute the graph as a generation: it sends nothing",
+                hint="run workers; or give the sink a graph of its own, which reads the results",
             )
 
 

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from uuid import UUID
 
 from millpy.errors import TransientError
-from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Request
+from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, OutboxRows, Request
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable, TableVersion
 from millpy.model.stage import UNBOUNDED, Release, StoredInterval
@@ -214,6 +214,23 @@ class SourceReport:
     why: str
     attempts: int
     address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkReport:
+    """How far the messages of one interval of a sink are delivered, and whether it is connected.
+
+    Attributes:
+        delivered: the other side has all messages before this position.
+        connected, since_us, why, attempts: as in `SourceReport`.
+    """
+
+    grant: Grant
+    delivered: int
+    connected: bool
+    since_us: Instant
+    why: str
+    attempts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,7 +526,8 @@ class Store(Protocol):
     async def finished(self, graph_id: int, *, without: Sequence[str] = ()) -> bool:
         """Tell whether the graph has no work left, apart from that of the computations in `without`.
 
-        Every low watermark is INSTANT_MAX, no record waits for a consumer, and no replay or release is requested.
+        Every low watermark is INSTANT_MAX, no record waits for a consumer, no message in an outbox, and no replay or
+        release is requested.
         A replay after the end of the input does not move a watermark.
         """
         ...
@@ -549,4 +567,21 @@ class Store(Protocol):
 
     async def source_addresses(self, interval_ids: Sequence[int]) -> Mapping[int, str]:
         """Return the address that the live owner of each source partition has reported; only those that have one."""
+        ...
+
+    async def read_outbox(self, grant: Grant, position: int, bytes_max: int) -> Sequence[OutboxRows]:
+        """Read rows of a sink's outbox: the one that holds a position, and those after it, of about `bytes_max`.
+
+        At least one row is read, if there is any.
+        """
+        ...
+
+    async def record_delivered(self, reports: Sequence[SinkReport]) -> None:
+        """Store how far outboxes are delivered, and delete the rows whose messages all are.
+
+        A position that is behind the stored one changes nothing.
+
+        Raises:
+            StaleSequencerError: a grant is stale; those that are current are recorded.
+        """
         ...

@@ -40,7 +40,7 @@ RELATIONS = {
         "",
         "",
     ),
-    r"mill\.(source_connections|corrections|corrected_windows|expected_records)": ("SIUD", "", ""),
+    r"mill\.(outbox|deliveries|source_connections|corrections|corrected_windows|expected_records)": ("SIUD", "", ""),
     r"mill\.(audits|archive_\w+)": (
         "SIUD",
         "",
@@ -70,9 +70,9 @@ SCHEMAS = {  # USAGE; only the owner has CREATE
     "factory": {"worker", "reader"},
 }
 KNOWN_FUNCTIONS = set(
-    "alive check_isolation hold_grants check_slots refuse check_panes has_filter check_cursors check_settled end_fold "
-    "unneeded turn_ring free_slot moment instant readable account devices silent_devices oldest_entry request_release "
-    "make_partitions drop_partitions partition_bound "
+    "alive check_isolation hold_grants check_slots refuse check_panes has_filter check_cursors check_outbox "
+    "check_settled end_fold unneeded turn_ring free_slot moment instant readable account devices silent_devices "
+    "oldest_entry request_release make_partitions drop_partitions partition_bound "
     "explain_source duration explain_watermark replay_dead_letters replay_dead_letter replay_late_records "
     "discard_dead_letters discard_late_records resume_source release_parked discard_parked as_of history_of "
     "trim_history trim_piece correct correction replay_into_window".split()

@@ -36,6 +36,7 @@ CATCHES_ALL = (
     "operators.callbacks",
     "operators.state_migration",
     "runtime.step_thread",
+    "runtime.outbox_drain",  # calls sinks of users
     "ingest.expansion",  # calls a function of the user, and decoders of others
     "formats.avro",  # fastavro raises what it likes
     "formats.schema_registry",  # a thread that must go on

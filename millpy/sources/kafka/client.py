@@ -75,7 +75,7 @@ class Cluster:
         return found
 
 
-def _quieten() -> None:
+def quieten() -> None:
     """Silence aiokafka, which logs several errors a second in an outage; keep a level that the user has set."""
     theirs = logging.getLogger("aiokafka")
     if theirs.level == logging.NOTSET:
@@ -90,7 +90,7 @@ class Client:
     """A reader of one partition."""
 
     def __init__(self, cluster: Cluster, topic: str, partition: int, client_id: str) -> None:
-        _quieten()
+        quieten()
         tolerate_unreadable_records()
         self._place = TopicPartition(topic, partition)
         self._options = cluster.options()

@@ -69,6 +69,7 @@ def check(database: MemoryDatabase, checkpoints: Sequence[Checkpoint]) -> Staged
         _check_watermarks(header, checkpoint)
         _check_positions(database, header, checkpoint, written)
         database.requests.check(checkpoint)
+        _check_outbox(database, checkpoint)
         for rows in checkpoint.results:
             _stage_rows(database.tables[rows.table_id], checkpoint, rows, staged)
     return staged
@@ -155,6 +156,14 @@ def _check_positions(database: MemoryDatabase, header: Header, checkpoint: Check
             )
 
 
+def _check_outbox(database: MemoryDatabase, checkpoint: Checkpoint) -> None:
+    """Check that the messages of a sink follow those before them."""
+    if checkpoint.outbox is not None:
+        head = database.outbox_state(checkpoint.grant.interval_id).head
+        if checkpoint.outbox.position != head:
+            raise CursorGapError(f"messages at position {checkpoint.outbox.position} of an outbox that is at {head}")
+
+
 def _stage_rows(table: StoredTable, checkpoint: Checkpoint, rows: ResultRows, staged: StagedRows) -> None:
     names = [column.name for column in table.spec.columns()]
     columns = [column_values(column) for column in rows.columns]
@@ -212,6 +221,10 @@ def _append(database: MemoryDatabase, header: Header, checkpoint: Checkpoint) ->
         database.dedupe_runs.append(StoredRun(interval_id, checkpoint.bundle, checkpoint.dedupe_run))
     for letter in checkpoint.dead_letters:
         database.dead_letters.append((interval_id, checkpoint.bundle, letter))
+    for part in checkpoint.statements:
+        database.statements.setdefault((header.graph_id, part.sink), []).extend(part.rows)
+    if checkpoint.outbox is not None:
+        database.outbox.setdefault(interval_id, []).append(checkpoint.outbox)
     for notice in checkpoint.notices:
         _tell(database, header, notice)
     database.requests.apply(checkpoint)

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from millpy.clock import Clock, SystemClock
 from millpy.errors import CommitUnknownError, GraphError
-from millpy.model.checkpoint import Checkpoint, DeadLetter, Kind, LateRows
+from millpy.model.checkpoint import Checkpoint, DeadLetter, Kind, LateRows, OutboxRows, OutboxState
 from millpy.model.deployment import (
     ComputationSpec,
     DeployedInterval,
@@ -54,7 +54,7 @@ from millpy.store.memory.tables import (
     TableAccount,
     overlaid,
 )
-from millpy.store.protocol import Backlog, Event, LookupReport, SourceReport
+from millpy.store.protocol import Backlog, Event, LookupReport, SinkReport, SourceReport
 
 if TYPE_CHECKING:
     from millpy.store.memory.store import MemoryStore
@@ -110,6 +110,9 @@ class MemoryDatabase:
         self.lookup_tables: dict[str, bytes] = {}
         self.lookup_reports: dict[tuple[UUID, str], LookupReport] = {}
         self.source_reports: dict[int, tuple[UUID, SourceReport]] = {}
+        self.statements: dict[tuple[int, str], list[tuple[str | None, ...]]] = {}
+        self.outbox: dict[int, list[OutboxRows]] = {}
+        self.sink_reports: dict[int, SinkReport] = {}
         self.listeners: dict[tuple[MemoryStore, int], asyncio.Event] = {}
         self.deploying: set[str] = set()
         self._locks: dict[int, Holder] = {}
@@ -256,6 +259,13 @@ class MemoryDatabase:
         segment = stored.segment
         sub = next(s for s in deployed.subscriptions if s.subscription_id == segment.subscription_id)
         return all(self.headers[consumer].cursors[stored.interval_id][0] >= segment.seq for consumer in sub.consumers)
+
+    def outbox_state(self, interval_id: int) -> OutboxState:
+        """Return how far the outbox of an interval is filled and delivered."""
+        rows, report = self.outbox.get(interval_id, []), self.sink_reports.get(interval_id)
+        delivered = 0 if report is None else report.delivered
+        head = max([delivered, *(row.end for row in rows)])
+        return OutboxState(head, delivered, sum(len(row.payload) for row in rows))
 
     def deploy(self, spec: GraphSpec, *, on_purpose: bool = False) -> Deployment:
         """Register a graph, or apply its additions to the deployed one; see `Store.deploy`."""

@@ -75,6 +75,7 @@ class MemoryState:
             closed_windows=[] if ends else sorted(left),
             unfired_windows=sorted(unfired),
             closed_ends=SpanOfEnds(min(ends), max(ends)) if ends else None,
+            outbox=self.database.outbox_state(grant.interval_id),
         )
         unfolded_bytes = sum(delta.size for delta in deltas)
         return OwnerSnapshot(recovered, dict(header.cursors), dict(header.last_segments), unfolded_bytes)

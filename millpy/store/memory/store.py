@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from millpy.errors import (
@@ -25,7 +26,7 @@ from millpy.errors import (
     StoreUnavailableError,
     TableLoadError,
 )
-from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind
+from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind, OutboxRows
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
@@ -50,6 +51,7 @@ from millpy.store.protocol import (
     PendingRequests,
     PollResult,
     SegmentQuery,
+    SinkReport,
     SourceReport,
     SourceState,
     TableText,
@@ -274,6 +276,7 @@ class MemoryStore:
         ]
         requested = self.database.requests.any_of([header.interval.interval_id for header in headers])
         reached = not requested and all(header.low_watermark >= INSTANT_MAX for header in headers)
+        reached = reached and not any(self.database.outbox.get(header.interval.interval_id) for header in headers)
         return reached and not self.database.pending(s for s in deployed.subscriptions if s.consumer in counted).records
 
     async def reopen_source(
@@ -435,6 +438,32 @@ class MemoryStore:
         came = hint.is_set()
         hint.clear()
         return came
+
+    async def read_outbox(self, grant: Grant, position: int, bytes_max: int) -> Sequence[OutboxRows]:
+        """Read rows of an outbox; see `Store.read_outbox`."""
+        await self._reach_server()
+        found: list[OutboxRows] = []
+        for rows in self.database.outbox.get(grant.interval_id, ()):
+            if rows.end > position and (not found or bytes_max > 0):
+                found.append(rows)
+                bytes_max -= len(rows.payload)
+        return found
+
+    async def record_delivered(self, reports: Sequence[SinkReport]) -> None:
+        """Store how far outboxes are delivered; see `Store.record_delivered`."""
+        await self._reach_server()
+        stale = []
+        for report in reports:
+            interval_id = report.grant.interval_id
+            if self.database.headers[interval_id].sequencer != report.grant.sequencer:
+                stale.append(interval_id)
+                continue
+            delivered = max(report.delivered, self.database.outbox_state(interval_id).delivered)
+            self.database.sink_reports[interval_id] = replace(report, delivered=delivered)
+            rows = self.database.outbox.get(interval_id, [])
+            rows[:] = [row for row in rows if row.end > delivered]
+        if stale:
+            raise StaleSequencerError(f"stale grants for intervals {stale}", stale=stale)
 
     # Helpers.
 

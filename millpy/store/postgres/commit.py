@@ -13,14 +13,14 @@ may still commit later. Only this case raises `CommitUnknownError`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 import psycopg
-from psycopg import AsyncCursor
+from psycopg import AsyncCursor, AsyncRawCursor
 from psycopg.rows import TupleRow
 
 from millpy.errors import CommitUnknownError, PaneOrderError, StoreUnavailableError, TransientError
@@ -37,6 +37,7 @@ from millpy.store.postgres.errors import (
     translate_commit,
 )
 from millpy.store.postgres.notices import record_notices
+from millpy.store.postgres.outbox import append_outbox
 from millpy.store.postgres.partitions import Times, is_key, is_missing, make_partitions, table_of
 from millpy.store.postgres.results import (
     COPY_ROWS_MIN,
@@ -49,6 +50,7 @@ from millpy.store.postgres.results import (
     insert_parameters,
     retract_parameters,
 )
+from millpy.store.postgres.sink_statements import SinkRun, runs_of, translate_statement
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import CommitFailpoint
 
@@ -75,6 +77,7 @@ class EncodedTurn:
         logs: appends to the rings, which need a slot.
         appends: all other statements.
         copies: COPY statements with their data.
+        statements: of each sink its statement, and the parameters of each run.
         firsts: statement -> its rows, for each statement whose rows must not exist yet.
         hours: number of a table with a retention -> the hours of its rows, which need partitions.
         lacked_partitions: whether a partition was missing when this was sent before.
@@ -85,6 +88,7 @@ class EncodedTurn:
     appends: list[Command]
     copies: list[tuple[bytes, bytes]]
     firsts: dict[bytes, list[Block]]
+    statements: list[SinkRun]
     hours: dict[int, Times] = field(default_factory=dict)
     lacked_partitions: bool = False
 
@@ -108,8 +112,16 @@ class EncodedTurn:
         return [block for query in (table.insert, table.copy) for block in self.firsts.get(query, [])]
 
 
-def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: dict[int, ResultTable]) -> EncodedTurn:
-    """Encode a turn as statements: one for each table, for all checkpoints in the order of their intervals."""
+def encode_turn(
+    checkpoints: Sequence[Checkpoint],
+    graph_version: int,
+    tables: dict[int, ResultTable],
+    statements: Mapping[str, bytes],
+) -> EncodedTurn:
+    """Encode a turn as statements: one for each table, for all checkpoints in the order of their intervals.
+
+    `statements` has the statement of each sink to SQL.
+    """
     checkpoints = sorted(checkpoints, key=lambda c: c.grant.interval_id)
     ids = [c.grant.interval_id for c in checkpoints]
     assert len(set(ids)) == len(ids), ids
@@ -133,11 +145,14 @@ def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: d
         *requests.record_pauses(checkpoints),
         *_archive_files(checkpoints),
         *record_notices(checkpoints),
+        *append_outbox(checkpoints),
     ]
     inserts, copies, firsts = _results(checkpoints, tables)
     before, after = corrections.record(checkpoints, tables)
     # Corrections compare the rows before they are written, and note them after that. Nobody else writes their rows.
-    return EncodedTurn(fence, logs, [*appends, *before, *inserts, *after], copies, firsts, _hours(checkpoints, tables))
+    appends += [*before, *inserts, *after]
+    runs = runs_of(checkpoints, statements)
+    return EncodedTurn(fence, logs, appends, copies, firsts, runs, _hours(checkpoints, tables))
 
 
 def _hours(checkpoints: Sequence[Checkpoint], tables: dict[int, ResultTable]) -> dict[int, Times]:
@@ -337,9 +352,10 @@ def _work(checkpoints: Sequence[Checkpoint]) -> int:
 class Committer:
     """Sends turns on the commit channel, for `PostgresStore`."""
 
-    def __init__(self, channel: Channel, tables: dict[int, ResultTable]) -> None:
+    def __init__(self, channel: Channel, tables: dict[int, ResultTable], statements: Mapping[str, bytes]) -> None:
         self._channel = channel
         self._tables = tables
+        self._statements = statements
         self._slots: list[int] | None = None
 
     async def commit(
@@ -349,9 +365,9 @@ class Committer:
         if not checkpoints:
             return
         if _work(checkpoints) > ENCODE_APART_MIN:
-            turn = await asyncio.to_thread(encode_turn, checkpoints, graph_version, self._tables)
+            turn = await asyncio.to_thread(encode_turn, checkpoints, graph_version, self._tables, self._statements)
         else:
-            turn = encode_turn(checkpoints, graph_version, self._tables)
+            turn = encode_turn(checkpoints, graph_version, self._tables, self._statements)
         for attempt in range(SLOT_ATTEMPTS_MAX):
             try:
                 while (table := await self._send(turn, inside, trial)) is not None:
@@ -381,7 +397,7 @@ class Committer:
                 if trial:
                     await self._send_in_parts(connection, commands, turn, inside, sending)
                     await _pipeline(connection, [(DEFERRED, []), (b"ROLLBACK", [])], sending)
-                elif inside is None and not turn.copies:
+                elif inside is None and not (turn.copies or turn.statements):
                     sending.commit_sent = True
                     await _pipeline(connection, [(BEGIN, []), *commands, (COMMIT, [])], sending)
                 else:
@@ -389,43 +405,46 @@ class Committer:
                     sending.commit_sent, sending.failed_statement = True, COMMIT
                     await connection.execute(COMMIT, prepare=False)
         except psycopg.Error as error:
-            if is_queue_full(error):
-                async with self._channel.use() as connection:
-                    await connection.execute(statement("read_queue_usage"))
-            table = next((t for t in self._tables.values() if sending.failed_statement in t.writes), None)
-            if table is not None and table.time_place is not None and is_missing(error) and not turn.lacked_partitions:
-                turn.lacked_partitions = True
-                table.partitions.learn([])
-                raise SlotMovedError(f"a partition of {table.name} was dropped") from error
-            if table is not None and (error.diag.constraint_name == table.primary_key or is_key(error, history=False)):
-                await self._refuse_twice(turn.firsts.get(sending.failed_statement, []), table)
-            if (
-                table is not None
-                and table.history
-                and (error.diag.constraint_name == table.history.primary_key or is_key(error, history=True))
-            ):
-                if turn.may_renumber(table):
-                    return table
-                raise PaneOrderError(f"the history of {table.name} has a pane or retraction already") from error
-            if (
-                table is not None
-                and sending.failed_statement == table.copy
-                and (error.sqlstate or "")[:2] in ("22", "54")
-            ):
-                await self._refuse_altered(table)
-            parent = self._tables.get(table_of(error) or 0)
-            raise translate_commit(
-                error,
-                commit_sent=sending.commit_sent,
-                users=table is not None or sending.failed_statement in (DEFERRED, COMMIT),
-                table="" if table is None else table.name,
-                parent="" if parent is None else parent.name,
-            ) from error
+            return await self._react(error, turn, sending)
         except asyncio.CancelledError as cancelled:
             if sending.commit_sent:
                 raise CommitUnknownError("the commit was cancelled after COMMIT was sent") from cancelled
             raise
         return None
+
+    async def _react(self, error: psycopg.Error, turn: EncodedTurn, sending: _CommitProgress) -> ResultTable:
+        """Return the table whose history has panes of windows that have come back, or raise what the error means."""
+        if is_queue_full(error):
+            async with self._channel.use() as connection:
+                await connection.execute(statement("read_queue_usage"))
+        sink = next((run.sink for run in turn.statements if run.query == sending.failed_statement), "")
+        if sink:
+            raise translate_statement(error, sink, commit_sent=sending.commit_sent) from error
+        table = next((t for t in self._tables.values() if sending.failed_statement in t.writes), None)
+        if table is not None and table.time_place is not None and is_missing(error) and not turn.lacked_partitions:
+            turn.lacked_partitions = True
+            table.partitions.learn([])
+            raise SlotMovedError(f"a partition of {table.name} was dropped") from error
+        if table is not None and (error.diag.constraint_name == table.primary_key or is_key(error, history=False)):
+            await self._refuse_twice(turn.firsts.get(sending.failed_statement, []), table)
+        if (
+            table is not None
+            and table.history
+            and (error.diag.constraint_name == table.history.primary_key or is_key(error, history=True))
+        ):
+            if turn.may_renumber(table):
+                return table
+            raise PaneOrderError(f"the history of {table.name} has a pane or retraction already") from error
+        if table is not None and sending.failed_statement == table.copy and (error.sqlstate or "")[:2] in ("22", "54"):
+            await self._refuse_altered(table)
+        parent = self._tables.get(table_of(error) or 0)
+        raise translate_commit(
+            error,
+            commit_sent=sending.commit_sent,
+            users=table is not None or sending.failed_statement in (DEFERRED, COMMIT),
+            table="" if table is None else table.name,
+            parent="" if parent is None else parent.name,
+        ) from error
 
     async def _make_partitions(self, connection: Connection, turn: EncodedTurn) -> None:
         """Make the partitions that the turn's rows need. They stay when the turn is not committed.
@@ -492,6 +511,10 @@ class Committer:
                 for table in self._tables.values():
                     table.copies = table.copies and copy_sql not in (table.copy, table.history and table.history.copy)
                 raise
+
+        for run in turn.statements:
+            sending.failed_statement = run.query
+            await AsyncRawCursor(connection).executemany(run.query, run.rows)
 
     async def _current_slots(self, connection: Connection) -> list[int]:
         if self._slots is None:

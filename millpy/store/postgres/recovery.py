@@ -23,7 +23,7 @@ from millpy.model.delta import decode_document
 from millpy.model.stage import UNBOUNDED, StoredInterval
 from millpy.model.stored_windows import ClosedKind
 from millpy.model.time import Instant
-from millpy.store.postgres import stored_sessions, stored_windows
+from millpy.store.postgres import outbox, stored_sessions, stored_windows
 from millpy.store.postgres.arrays import Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
@@ -84,6 +84,7 @@ async def _read_one(
     header = await _header(connection, grant)
     while True:
         opened = await _read_under(connection, grant, header, bounds, progressed)
+        opened.recovered.outbox = await outbox.read_state(connection, grant.interval_id)
         before, header = header, await _header(connection, grant)
         if header == before:
             return opened

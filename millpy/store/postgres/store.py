@@ -20,7 +20,7 @@ import psycopg
 from millpy.clock import random_id
 from millpy.errors import NotMigratedError
 from millpy.limits import Limits
-from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant
+from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, OutboxRows
 from millpy.model.copied_results import ResultCopy
 from millpy.model.dead_letter import printable, printable_values
 from millpy.model.deployment import Deployment, GraphSpec, Upgrade
@@ -30,7 +30,7 @@ from millpy.model.stage import UNBOUNDED
 from millpy.model.stored_windows import ClosedKind, WindowQuery
 from millpy.model.time import Instant
 from millpy.store.postgres import fold as folding
-from millpy.store.postgres import ownership, reopening, requests, retention, stored_sessions, stored_windows
+from millpy.store.postgres import outbox, ownership, reopening, requests, retention, stored_sessions, stored_windows
 from millpy.store.postgres import poll as polling
 from millpy.store.postgres import recovery as reading
 from millpy.store.postgres.arrays import Bigints, Booleans, Jsonbs, Texts
@@ -43,6 +43,7 @@ from millpy.store.postgres.deployment import reset as resetting
 from millpy.store.postgres.errors import is_queue_full, translate
 from millpy.store.postgres.lookups import read_table
 from millpy.store.postgres.results import ResultTable
+from millpy.store.postgres.sink_statements import check_statements, statements_of
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import (
     Backlog,
@@ -56,6 +57,7 @@ from millpy.store.protocol import (
     PendingRequests,
     PollResult,
     SegmentQuery,
+    SinkReport,
     SourceReport,
     SourceState,
     TableText,
@@ -96,8 +98,10 @@ class PostgresStore:
         self._hint = Channel(group, "hint", durable=False)
         self._listen = Channel(group, "listen", listens=True)
         self._lookup = Channel(group, "lookup", durable=False)
+        self._outbox = Channel(group, "outbox")
         self._listening: Connection | None = None
-        self._committer = Committer(self._commit, self._tables)
+        self._statements: dict[str, bytes] = {}
+        self._committer = Committer(self._commit, self._tables, self._statements)
         self._copy_plans: dict[int, copying.CopyPlan] = {}
 
     async def __aenter__(self) -> Self:
@@ -126,7 +130,8 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Close all connections."""
-        for channel in (self._commit, self._poll, self._admin, self._fold, self._hint, self._listen, self._lookup):
+        own = (self._commit, self._poll, self._admin, self._fold, self._hint, self._listen, self._lookup, self._outbox)
+        for channel in own:
             await channel.close()
 
     async def deploy(
@@ -148,7 +153,9 @@ class PostgresStore:
             copy_results: whether a new generation gets rows of the current one; `copy_results` then copies them.
         """
         how: dict[str, Any] = {"on_purpose": on_purpose, "upgrades": upgrades, "back": back}
+        self._statements.update(statements_of(spec))
         async with self._fold.use() as connection:
+            await check_statements(connection, self._statements)
             deployment = await deploying.deploy(connection, spec, **how, copy_results=copy_results)
         for table in spec.tables:
             self._tables[deployment.table_ids[table.name]] = ResultTable.from_spec(deployment.name, table)
@@ -482,6 +489,16 @@ class PostgresStore:
         }
         async with self._hint.use() as connection:
             await connection.execute(statement("report_lookup_table"), parameters)
+
+    async def read_outbox(self, grant: Grant, position: int, bytes_max: int) -> Sequence[OutboxRows]:
+        """Read rows of an outbox; see `Store.read_outbox`."""
+        async with self._outbox.use() as connection:
+            return await outbox.read_rows(connection, grant, position, bytes_max)
+
+    async def record_delivered(self, reports: Sequence[SinkReport]) -> None:
+        """Store how far outboxes are delivered; see `Store.record_delivered`."""
+        async with self._outbox.use() as connection:
+            await outbox.record_delivered(connection, reports)
 
     async def report_sources(self, worker_id: UUID, reports: Sequence[SourceReport]) -> None:
         """Store whether source partitions are connected."""

@@ -39,11 +39,12 @@ SELECT p.name, coalesce(sum(pending.records), 0)::bigint AS records, coalesce(su
  GROUP BY p.name;
 
 -- name: read_finished
--- Tells whether every interval has reached the end, and no replay or release is requested; those of some
--- computations are left out. Always one row.
+-- Tells whether every interval has reached the end, its outbox is delivered, and no replay or release is requested;
+-- those of some computations are left out. Always one row.
 SELECT coalesce(bool_and(i.low_watermark >= 4611686018427387904
                          AND NOT EXISTS (SELECT FROM mill.dead_letters AS d WHERE d.interval_id = i.interval_id AND d.state = 'requested')
                          AND NOT EXISTS (SELECT FROM mill.late_records AS l WHERE l.interval_id = i.interval_id AND l.state = 'requested')
+                         AND NOT EXISTS (SELECT FROM mill.outbox AS o WHERE o.interval_id = i.interval_id)
                          AND NOT EXISTS (SELECT FROM mill.releases AS r WHERE r.interval_id = i.interval_id)),
                 false)
   FROM mill.intervals AS i JOIN mill.computations AS c USING (computation_id)

@@ -312,6 +312,20 @@ class GraphDriver:
         """Return all dead letters, in order: `reason`, `detail`, `payload`, `traceback` and where they come from."""
         return list(self._state.dead_letters())
 
+    def sent(self, sink: str) -> list[tuple[Any, ...]]:
+        """Return what a sink was given so far; the records of a key are in order.
+
+        Of `to_sql`, the values of the statement's places, as text for PostgreSQL; the statement does not run. Of every
+        other sink (key, value) of each message, as bytes.
+
+        Raises:
+            UsageError: the graph has no sink of this name, or commits into a database.
+        """
+        if not isinstance(self._state, ReadableMemory):
+            raise UsageError("what sinks were given is known in memory only", hint="read it at the other side")
+        _known("sink", sink, [n.name for n in self.graph.nodes if isinstance(n, StageNode) and n.is_sink])
+        return self._state.sent(sink, [interval.interval_id for interval in self._intervals(sink)])
+
     def watermark(self, source: str, partition: str | None = None) -> datetime:
         """Return the watermark of a source partition, or the smallest of a source's partitions.
 

@@ -13,6 +13,7 @@ from millpy.hosting.host import CommittedState
 from millpy.model.checkpoint import DeadLetter, LateRows
 from millpy.model.deployment import TableSpec
 from millpy.model.time import Instant, to_datetime
+from millpy.sinks.messages import decode
 from millpy.store.memory.state import MemoryState
 from millpy.store.memory.tables import Row
 
@@ -66,6 +67,17 @@ class ReadableMemory(MemoryState):
     def dead_letters(self) -> Sequence[DeadLetter]:
         """Return the stored dead letters, oldest first."""
         return [letter for _, _, letter in self.database.dead_letters]
+
+    def sent(self, sink: str, interval_ids: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Return what a sink was given, by interval, in order."""
+        found: list[tuple[Any, ...]] = []
+        for (_, name), parameters in self.database.statements.items():
+            found += parameters if name == sink else ()
+        for interval_id in interval_ids:
+            for rows in self.database.outbox.get(interval_id, ()):
+                messages = decode(rows)
+                found += zip(messages.keys, messages.values, strict=True)
+        return found
 
     def unbalanced(self) -> list[str]:
         """Describe the accounts that do not add up (I8)."""

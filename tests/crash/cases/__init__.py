@@ -16,6 +16,7 @@ from tests.crash.cases import (
     panes,
     pressure,
     retention,
+    sinks,
     sources,
     takes,
     tools,
@@ -26,7 +27,7 @@ from tests.crash.world import Case
 def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
     first = (killing, freezing, database, network, pressure, failover, broker, sources)
-    parts = (*first, takes, early, panes, retention, live, tools, joins, lookups)
+    parts = (*first, takes, early, panes, retention, live, tools, joins, lookups, sinks)
     return [case for part in parts for case in part.cases()]
 
 

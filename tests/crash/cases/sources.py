@@ -107,7 +107,7 @@ def _mqtt(world: World, point: Failpoint, graph: Path, horizon_s: float) -> None
 
 
 def _kafka(world: World, point: Failpoint, graph: Path, server: KafkaServer | None) -> None:
-    server = server or _broker()
+    server = server or shared_broker()
     topic = f"crash-{uuid4().hex}"
     records = kafka.workload(seed=11)[:MESSAGES]
     asyncio.run(kafka.make_topic(server.address, topic, 1))
@@ -151,13 +151,14 @@ def _kafka_faults(url: str, records: list[kafka.Record]) -> list[Fault]:
     return [*differences("sums", kafka.stored(url), kafka.oracle(records)), *account]
 
 
-def _broker() -> KafkaServer:
+def shared_broker() -> KafkaServer:
+    """Return the broker that all cases of this process share."""
     with _START:  # cases run side by side
-        return _shared_broker()
+        return _started_broker()
 
 
 @cache
-def _shared_broker() -> KafkaServer:
+def _started_broker() -> KafkaServer:
     directory = Path(tempfile.mkdtemp(prefix="millpy-kafka-"))
     server = KafkaServer(directory / "broker", quick=True)
     try:

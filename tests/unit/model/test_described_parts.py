@@ -48,6 +48,7 @@ from millpy import (
 from millpy.model.identity import identity_of_function
 from millpy.model.identity_text import identity_text
 from millpy.operators.state import identity_of_cell
+from millpy.sinks import SendBound
 from millpy.windowing.accumulator import Aggregate
 from tests.unit.model.described_graph import described_graph
 
@@ -112,6 +113,7 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
         "key_field": [None, "a", "b"],
         "format": FORMATS,
     },
+    "KafkaTopic": {"topic": ["a", "b"]},
     "Kafka": {
         "topic": ["a", "b"],
         "fields": [
@@ -219,6 +221,15 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
             KafkaBrokers(tls=True),
             KafkaBrokers(tls=Tls(ca="ca.pem")),
         ],
+    },
+    "KafkaTopic": {
+        "value": ["", "a"],
+        "headers": [(), ("a", "b")],
+        "compression": [None, "gzip"],
+        "message_bytes_max": [1_000_000, 10],
+        "brokers": [KafkaBrokers(), KafkaBrokers("a:1")],
+        "bound": [SendBound(), SendBound(records=1)],
+        "transaction_timeout_s": [30.0, 900.0],
     },
     "Mqtt": {
         "host": [None, "h"],

@@ -1,0 +1,170 @@
+"""OUTBOX: readings leave for a Kafka topic of three partitions by the outbox, exactly once.
+
+    python -m benchmarks.outbox [--records 600000] [--seconds 20] [--rate 1000]
+
+`records_per_s`: a file of W1's readings, from the source's claim to the worker's end, when all of them are in
+transactions that have ended. `p50_ms, p99_ms`: 1,000 records/s from another topic, from the moment before they are
+published to the moment when a read-committed consumer has them; the first second is left out. `lost` and `doubled`
+compare both topics with what was sent, by device and number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from benchmarks.harness import Bench, arguments
+from benchmarks.readings import START_MS, write_readings
+from tests.kafka_server import KafkaServer
+
+PARTITIONS, DEVICES = 3, 1_000
+RUN_S_MAX = 600.0
+TICK_S = 0.005
+LINE = b'{"device":"dev-%06d","event_ms":%d,"temperature":21.5,"humidity":50.0,"seq":%d,"sent_ns":%d}'
+
+
+class Copy(msgspec.Struct):
+    """What is read back of a reading."""
+
+    device: str
+    seq: int
+    sent_ns: int = 0
+
+
+async def make_topics(servers: str) -> None:
+    """Create both topics."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic("readings", 1, 1), NewTopic("copies", PARTITIONS, 1)])
+    finally:
+        await admin.close()
+
+
+def consumer_of(servers: str) -> AIOKafkaConsumer:
+    """Return a consumer of committed messages."""
+    return AIOKafkaConsumer(
+        bootstrap_servers=servers,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        fetch_max_wait_ms=5,
+        max_partition_fetch_bytes=8_000_000,
+    )
+
+
+PLACES = [TopicPartition("copies", partition) for partition in range(PARTITIONS)]
+
+
+async def read_all(servers: str) -> list[Copy]:
+    """Read the whole topic of copies."""
+    consumer, decoder = consumer_of(servers), msgspec.json.Decoder(Copy)
+    await consumer.start()
+    found: list[Copy] = []
+    try:
+        consumer.assign(PLACES)
+        ends = await consumer.end_offsets(PLACES)
+        for place in PLACES:
+            while await consumer.position(place) < ends[place]:
+                messages = (await consumer.getmany(place, timeout_ms=200)).get(place, ())
+                found += [decoder.decode(message.value) for message in messages]
+    finally:
+        await consumer.stop()
+    return found
+
+
+async def publish(servers: str, rate: int, seconds: float) -> int:
+    """Publish at a steady rate; return the number of records."""
+    producer = AIOKafkaProducer(bootstrap_servers=servers)
+    await producer.start()
+    sent, started = 0, time.monotonic()
+    try:
+        while (passed := time.monotonic() - started) < seconds:
+            while sent < passed * rate:
+                line = LINE % (sent % DEVICES, START_MS + sent, sent, time.monotonic_ns())
+                await producer.send("readings", line, partition=0)
+                sent += 1
+            await asyncio.sleep(TICK_S)
+    finally:
+        await producer.stop()
+    return sent
+
+
+async def measure_latency(servers: str, rate: int, seconds: float) -> tuple[int, list[Copy], np.ndarray]:
+    """Publish, and read what leaves; return how many were sent, the copies, and their latencies in ms."""
+    consumer, decoder = consumer_of(servers), msgspec.json.Decoder(Copy)
+    await consumer.start()
+    copies: list[Copy] = []
+    latencies: list[float] = []
+    try:
+        consumer.assign(PLACES)
+        await consumer.seek_to_end(*PLACES)
+        publishing = asyncio.create_task(publish(servers, rate, seconds))
+        until = time.monotonic() + seconds + 20
+        while time.monotonic() < until and not (publishing.done() and len(copies) >= publishing.result()):
+            found = await consumer.getmany(timeout_ms=50)
+            now = time.monotonic_ns()
+            for messages in found.values():
+                for message in messages:
+                    copies.append(decoder.decode(message.value))
+                    latencies.append((now - copies[-1].sent_ns) / 1e6)
+        return (
+            await publishing,
+            copies,
+            np.array([ms for ms, copy in zip(latencies, copies, strict=True) if copy.seq >= rate]),
+        )
+    finally:
+        await consumer.stop()
+
+
+def differences(copies: Iterable[Copy], sent: int) -> tuple[int, int]:
+    """Return how many records are lost and doubled."""
+    counts = Counter(copy.seq for copy in copies)
+    return sent - len(counts), sum(counts.values()) - len(counts)
+
+
+def main(options: argparse.Namespace) -> None:
+    with Bench("outbox", options) as bench:
+        server = KafkaServer(bench.directory / "kafka")
+        server.start()
+        try:
+            measure(bench, server.address)
+        finally:
+            server.kill()
+
+
+def measure(bench: Bench, servers: str) -> None:
+    """Measure rate and latency, one after the other."""
+    options, environment = bench.options, {"BENCH_KAFKA": servers}
+    asyncio.run(make_topics(servers))
+    source = bench.directory / "readings.ndjson"
+    write_readings(source, options.records, DEVICES, value="temperature")
+    worker = bench.worker("outbox.py", bench.database(), environment=environment | {"BENCH_INPUT": str(source)})
+    worker.wait_claimed()
+    started = time.monotonic()
+    worker.wait(RUN_S_MAX)
+    took_s = time.monotonic() - started
+    lost, doubled = differences(asyncio.run(read_all(servers)), options.records)
+    bench.show("rate", {"took_s": round(took_s, 2), "lost": lost, "doubled": doubled})
+    worker = bench.worker("outbox.py", bench.database(), environment=environment)
+    worker.wait_claimed()
+    time.sleep(1)
+    sent, copies, latencies = asyncio.run(measure_latency(servers, options.rate, options.seconds))
+    worker.drain()
+    more_lost, more_doubled = differences(copies, sent)
+    p50, p99 = np.percentile(latencies, [50, 99])
+    bench.finish(
+        records_per_s=options.records / took_s, p50_ms=p50, p99_ms=p99,
+        lost=lost + more_lost, doubled=doubled + more_doubled,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(arguments(__doc__, "lost<=0", "doubled<=0", records=600_000, rate=1_000, seconds=20.0).parse_args())

@@ -1,0 +1,149 @@
+"""Sinks as steps of a graph: `to_sql`, and `to_sink`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from millpy.errors import GraphError
+from millpy.graph.arguments import check_instance, field_names
+from millpy.graph.names import checked_name
+from millpy.graph.nodes import StageNode
+from millpy.graph.sql_types import sql_type
+from millpy.limits import KEY_INTERVALS_DEFAULT
+from millpy.model.record import RecordType
+from millpy.sinks.kafka.topic import Compression, KafkaTopic
+from millpy.sinks.outbox import OutboxLogic
+from millpy.sinks.protocol import Sink
+from millpy.sinks.statement import StatementLogic, places_of
+from millpy.sources.kafka.source import DEFAULT_BROKERS, KafkaBrokers
+
+if TYPE_CHECKING:
+    from millpy.graph.streams import Stream
+
+VALUE_TYPES = (str, bytes)
+"""Types of a field that can be the value of a message."""
+
+
+class SinkMethods:
+    """The methods of a stream that send its records out of the graph."""
+
+    __slots__ = ()
+
+    def to_sql(
+        self, statement: str, *, key: str | Sequence[str], name: str, intervals: int = KEY_INTERVALS_DEFAULT
+    ) -> None:
+        """Run a SQL statement for each record, inside the commit: exactly once in tables of your own.
+
+        The statement runs as the role of the workers, in the transaction of the turn, once for each record, for those
+        of a key in their order. If it fails for a value of the record (a constraint, a trigger), the record becomes a
+        dead letter, and the others commit. Names need their schema: the search path is pg_catalog alone.
+
+        Args:
+            statement: an INSERT, UPDATE, DELETE, MERGE, SELECT, or a CALL of a procedure that does not commit, with
+                `%(field)s` for the value of a field and `%%` for a percent sign. May change at any time.
+            key: the field or fields by which the work is divided.
+            name: the step's name.
+            intervals: number of key intervals, the unit of ownership.
+
+        Raises:
+            GraphError: the statement is none of these, a name is taken or invalid, or records may be retracted.
+            SchemaError: a field does not exist, or cannot be a key.
+
+        Examples:
+            >>> alerts.to_sql(
+            ...     "INSERT INTO app.alerts (device, value) VALUES (%(device)s, %(value)s)", key="device", name="to_app"
+            ... )  # doctest: +SKIP
+        """
+        fields = places_of(statement)
+        record_type = _stream(self).record_type
+        types = [sql_type(record_type.annotations_along(field)[-1]) for field in fields]
+        _add(_stream(self), StatementLogic(statement, fields, types), key, name, intervals)
+
+    def to_sink(
+        self, sink: Sink, *, key: str | Sequence[str], name: str, intervals: int = KEY_INTERVALS_DEFAULT
+    ) -> None:
+        """Send each record to a sink, as a message. The messages are stored in the commit and delivered after it.
+
+        Those of a key arrive in their order. While the other side is away they wait in the database, up to
+        `Limits.outbox_bytes_max` for each interval; then the step takes no input, and at last the sources wait.
+
+        Args:
+            sink: the sink, such as `KafkaTopic`, or one of your own.
+            key: the field or fields by which the work is divided, and the key of the message.
+            name: the step's name.
+            intervals: number of key intervals, the unit of ownership.
+
+        Raises:
+            GraphError: it is no sink, the sink cannot carry the records, a name is taken or invalid, or records may be
+                retracted.
+            SchemaError: a field does not exist, or cannot be a key.
+        """
+        check_instance("the sink", sink, Sink, "for example to_sink(KafkaTopic(…), key=…); your own derives from Sink")
+        record_type = _stream(self).record_type
+        _check_fields(sink, record_type)
+        sink.validate(record_type)
+        _add(_stream(self), OutboxLogic(sink), key, name, intervals)
+
+    def to_kafka(  # noqa: PLR0913 - what a user may say of a topic
+        self,
+        topic: str,
+        *,
+        key: str | Sequence[str],
+        name: str,
+        value: str = "",
+        headers: str | Sequence[str] = (),
+        compression: Compression | None = None,
+        brokers: KafkaBrokers = DEFAULT_BROKERS,
+        intervals: int = KEY_INTERVALS_DEFAULT,
+    ) -> None:
+        """Send each record to a Kafka topic: once for readers of committed messages, through any crash.
+
+        The same as `to_sink(KafkaTopic(…))`, which has more settings.
+
+        Args:
+            topic: the topic's name; it must exist.
+            key: the field or fields of the key.
+            name: the step's name.
+            value: the field whose text or bytes is the value; by default the whole record, as JSON.
+            headers: fields that become headers.
+            compression: the codec of batches; by default none.
+            brokers: the brokers' addresses, our login and TLS; by default those of the environment.
+            intervals: number of key intervals; each has a transaction of its own.
+
+        Raises:
+            ConfigError: a setting is wrong.
+            GraphError, SchemaError: as for `to_sink`.
+        """
+        fields = field_names("headers", headers) if headers else ()
+        sink = KafkaTopic(topic, value=value, headers=fields, compression=compression, brokers=brokers)
+        self.to_sink(sink, key=key, name=name, intervals=intervals)
+
+
+def _stream(methods: SinkMethods) -> Stream:
+    return cast("Stream", methods)
+
+
+def _check_fields(sink: Sink, record_type: RecordType) -> None:
+    """Check the fields that become the value and the headers of a message."""
+    if sink.value and record_type.field_type(sink.value) not in VALUE_TYPES:
+        raise GraphError(
+            f"field {sink.value!r} of {record_type.struct.__name__} cannot be the value of a message",
+            hint="name a field of text or bytes, or leave out value= to send the whole record as JSON",
+        )
+    for name in sink.headers:
+        record_type.field_type(name)
+
+
+def _add(
+    stream: Stream, logic: OutboxLogic | StatementLogic, key: str | Sequence[str], name: str, intervals: int
+) -> None:
+    inputs = stream.key_by(*field_names("key", key)).inputs()
+    if retracting := [taken.stream.name for taken in inputs if taken.retracts]:
+        raise GraphError(
+            f"records of {retracting[0]!r} may be retracted, and a sink cannot take back what has left",
+            hint="let the windows accumulate instead of retract, or aggregate the panes before the sink",
+        )
+    if type(intervals) is not int or intervals < 1:
+        raise GraphError(f"intervals={intervals!r} is no number of intervals", hint="use a whole number of at least 1")
+    stream.graph.add(StageNode(checked_name(name, "sink"), inputs, logic, intervals))

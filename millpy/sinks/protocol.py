@@ -1,0 +1,157 @@
+"""The contract of a sink, and the interface between its connection and the runtime.
+
+A `Sink` is the description of a place outside, in a graph. A step of the graph makes messages of its records and stores
+them in an outbox, in the commit of the turn. After the commit, the owner of each interval delivers them, in order, by a
+`SinkConnection` that `connect` makes for the interval:
+
+    open() -> [send(messages)]* -> close()
+
+`send` returns when the other side has all of the messages. The runtime then records the position behind them, and
+deletes their rows. It never has two calls of `send` at once for an interval. After an error it closes the connection,
+opens a new one, and sends again from the position that is known.
+
+What a crash repeats: a sink whose `open` returns a position repeats nothing. Another one repeats at most the messages
+of one `send` for each interval, with the same positions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from millpy.clock import Clock
+from millpy.errors import GraphError
+from millpy.ingest.connection_state import ConnectionState
+from millpy.model.finding import Finding
+from millpy.model.identity import Identity
+from millpy.model.identity_text import GraphPart
+from millpy.model.record import RecordType
+from millpy.sinks.messages import SinkMessages
+
+
+@dataclass(frozen=True, slots=True)
+class SendBound:
+    """The most messages of one `send`.
+
+    Attributes:
+        records: their number.
+        bytes: bytes of their keys, values and headers; a single message may exceed it.
+    """
+
+    records: int = 1_000
+    bytes: int = 4_000_000
+
+    def __post_init__(self) -> None:
+        if self.records < 1 or self.bytes < 1:
+            raise GraphError(f"{self!r} lets no message pass", hint="use positive numbers")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSetup:
+    """The parameters that the runtime passes to a connection.
+
+    Attributes:
+        graph: the name of this generation of the graph for brokers, which a switch does not change.
+        sink: the name of the step.
+        interval: number of the interval among those of the step, from 0; it never changes.
+        number: number of the interval in the database. A sink that is removed or reset, and deployed again, has other
+            numbers, and its positions begin at 0.
+        intervals: how many intervals the step has.
+        clock: the clock.
+        trusted: tells whether the grant is still valid; to be called before every (re)connect.
+        connection: whether the sink is connected; a sink that reconnects by itself reports it here.
+        secret: the seed of names at brokers, so that others cannot guess them.
+    """
+
+    graph: str
+    sink: str
+    interval: int
+    number: int
+    intervals: int
+    clock: Clock
+    trusted: Callable[[], bool] = field(default=lambda: True)
+    connection: ConnectionState = field(default_factory=ConnectionState)
+    secret: str = field(default="", repr=False)
+
+
+class SinkConnection(Protocol):
+    """A connection for one interval of a sink."""
+
+    async def open(self) -> int | None:
+        """Connect, and shut out earlier connections of the interval where the other side can.
+
+        Returns:
+            The position behind the last message that the other side has, if it stores it with the messages; None if it
+            does not, so that the stored progress counts.
+
+        Raises:
+            SinkUnavailableError: the other side cannot be reached, or refuses us now; the runtime tries again.
+        """
+        ...
+
+    async def send(self, messages: SinkMessages) -> None:
+        """Deliver messages, those of a key in order, and return when the other side has all of them.
+
+        Raises:
+            SinkUnavailableError: it may have some of them. They are sent again, by another connection.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Disconnect; messages that are not known to be delivered come again."""
+        ...
+
+
+class Sink(GraphPart, ABC):
+    """The description of a place that messages leave to. It is immutable, and opens nothing.
+
+    A sink of your own derives from this class, and defines `identity` and `connect`.
+
+    Attributes:
+        value: the field whose bytes or text is the value of a message; "" for the whole record, as JSON. A message of a
+            record in which it is None has no value.
+        headers: the fields that become headers of a message: text, or JSON for other types; those with None are left
+            out.
+        bound: the most messages of one `send`.
+        message_bytes_max: the most bytes of key, value and headers of a message. A record with a larger message becomes
+            a dead letter, before its message is in the outbox.
+    """
+
+    __slots__ = ()
+
+    value: str = ""
+    headers: tuple[str, ...] = ()
+    bound: SendBound = SendBound()
+    message_bytes_max: int = 1_000_000
+
+    @abstractmethod
+    def identity(self) -> Identity:
+        """Describe what delivered positions belong to: no addresses, credentials or limits.
+
+        It is stored with the graph; a graph whose sink has another identity is refused.
+        """
+
+    @abstractmethod
+    def connect(self, setup: SinkSetup) -> SinkConnection:
+        """Return a connection for an interval, not yet open."""
+
+    def validate(self, record_type: RecordType) -> None:
+        """Check that messages can be made of the records.
+
+        Raises:
+            GraphError: they cannot.
+            SchemaError: a field does not exist.
+        """
+        del record_type
+
+    async def examine(self, graph: str, sink: str) -> AsyncIterator[Finding]:
+        """Yield what `millpy doctor` is to report: whether the other side answers, and what is risky there.
+
+        Raises:
+            MillError: the other side cannot be reached or refuses us; the doctor reports that, too.
+        """
+        nothing: tuple[Finding, ...] = ()
+        for finding in nothing:
+            yield finding

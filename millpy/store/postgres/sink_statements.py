@@ -1,0 +1,88 @@
+"""Statements of sinks to SQL: a user's statement that the commit runs for each record.
+
+A deployment lets the server parse each statement, so that a name that does not exist is refused there. An error at run
+time is a fault of a record, or of what the statement names; the latter stops the turns until an operator restores it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus
+
+from millpy.errors import GraphError, MillError, ResultTableError, TransientError
+from millpy.model.checkpoint import Checkpoint
+from millpy.model.deployment import GraphSpec
+from millpy.store.postgres.connection import Connection
+from millpy.store.postgres.errors import translate, translate_commit
+
+_HINTS = {
+    "42P01": "create the table, and name its schema: the search path is pg_catalog alone",
+    "42883": "name the schema of the function, and cast its arguments if it has several forms",
+    "3F000": "create the schema, or name another one",
+    "42703": "name the columns as the table has them",
+    "42501": "GRANT USAGE on the schema, and the rights that the statement needs, to this role and to the workers",
+}
+"""SQLSTATE -> what the author of a graph can do."""
+_ENDS_TRANSACTION = "2D000"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRun:
+    """The statement of a sink, and the parameters of each of its runs in a commit."""
+
+    sink: str
+    query: bytes
+    rows: Sequence[tuple[str | None, ...]]
+
+
+def statements_of(spec: GraphSpec) -> dict[str, bytes]:
+    """Return the statements of a graph's sinks to SQL, by sink."""
+    return {found.name: found.statement.encode() for found in spec.computations if found.statement}
+
+
+def runs_of(checkpoints: Sequence[Checkpoint], statements: Mapping[str, bytes]) -> list[SinkRun]:
+    """Return what the commit runs, by sink; the rows of an interval are in their order."""
+    rows: dict[str, list[tuple[str | None, ...]]] = {}
+    for checkpoint in checkpoints:
+        for part in checkpoint.statements:
+            rows.setdefault(part.sink, []).extend(part.rows)
+    return [SinkRun(sink, statements[sink], found) for sink, found in sorted(rows.items())]
+
+
+async def check_statements(connection: Connection, statements: Mapping[str, bytes]) -> None:
+    """Let the server parse statements, without running them.
+
+    Raises:
+        GraphError: it cannot, for example because a table does not exist.
+        TransientError: the server cannot be reached.
+    """
+    for sink, query in statements.items():
+        # psycopg has no way to prepare a statement without running it.
+        result = await asyncio.to_thread(connection.pgconn.prepare, b"", query)
+        if result.status != ExecStatus.FATAL_ERROR:
+            continue
+        error = error_from_result(result, encoding="utf-8")
+        if isinstance(translated := translate(error), TransientError):
+            raise translated from error
+        hint = _HINTS.get(error.sqlstate or "", "run it in psql, with values in the place of the fields")
+        said = error.diag.message_primary or str(error)
+        raise GraphError(f"the database refuses the statement of sink {sink!r}: {said}", hint=hint) from error
+
+
+def translate_statement(error: psycopg.Error, sink: str, *, commit_sent: bool) -> MillError:
+    """Translate the error of a sink's statement inside a turn's transaction."""
+    found = translate_commit(error, commit_sent=commit_sent, users=True, table=sink)
+    if not isinstance(found, ResultTableError) and error.sqlstate != _ENDS_TRANSACTION:
+        return found
+    said = error.diag.message_primary or " ".join(str(error).split())
+    hint = "do not commit or roll back in it" if error.sqlstate == _ENDS_TRANSACTION else _HINTS.get(
+        error.sqlstate or "", "restore what the statement names, or deploy the graph with another statement"
+    )  # fmt: skip
+    return ResultTableError(
+        f"the statement of sink {sink!r} cannot run: {said}", hint=f"{hint}; nothing is lost, and workers try again"
+    )

@@ -1,0 +1,116 @@
+"""SIGKILL and SIGSTOP of workers and servers while records leave by sinks: nothing is lost, doubled or out of order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+
+from millpy.hosting.failpoints import Failpoint
+from tests.crash.cases.early import kill_server_twice
+from tests.crash.cases.killing import spring
+from tests.crash.cases.sources import shared_broker, trap
+from tests.crash.sinks import BOUND, PARTITIONS, POINTS, TABLE, repeated, sink_faults, write
+from tests.crash.test_kafka import make_topic
+from tests.crash.world import Case, World
+from tests.kafka_server import KafkaServer
+
+GRAPH = Path(__file__).parents[1] / "sink_graph.py"
+SETTINGS = {"graph": GRAPH, "bundle_records_max": 7}
+
+
+def cases() -> Iterator[Case]:
+    """Each point of a worker and of a send, with and without Kafka; and the servers."""
+    for point in Failpoint:
+        yield Case(f"SIGKILL at {point}, with sinks", "", partial(at_point, point=point))
+    for point in POINTS:
+        yield Case(f"SIGKILL in a send to Kafka, {point}", "", partial(in_send, point=point))
+        yield Case(
+            f"SIGSTOP beyond the lease in a send to Kafka, {point}", "", partial(in_send, point=point, frozen=True)
+        )
+    for point in ("before", "committed"):
+        yield Case(f"SIGKILL in a send without memory, {point}", "", partial(in_send, point=point, kafka=False))
+    yield Case("Kafka killed and restarted, with sinks", "", broker_killed)
+    yield Case("PostgreSQL killed and restarted, with sinks", "", server_killed)
+
+
+class Scene:
+    """The input, the table and the topic of one case."""
+
+    def __init__(self, world: World, kafka: KafkaServer | None) -> None:
+        self.world = world
+        source, self.lines = world.directory / "readings.ndjson", world.directory / "lines"
+        self.lines.mkdir()
+        expected = write(source, 1)
+        self.kafka = ""
+        if kafka is not None:
+            topic = f"sinks-{uuid4().hex}"
+            asyncio.run(make_topic(kafka.address, topic, PARTITIONS))
+            self.kafka = f"{kafka.address},{topic}"
+        with psycopg.connect(world.url, autocommit=True) as connection:
+            connection.execute(TABLE)
+        self.how: dict[str, Any] = SETTINGS | {"environment": self.variables(str(source))}
+        world.oracle = lambda: sink_faults(world.url, expected, self.lines, self.kafka)
+
+    def variables(self, source: str) -> dict[str, str]:
+        return {"CRASH_INPUT": source, "SINK_LINES": str(self.lines), "SINK_KAFKA": self.kafka}
+
+    def trapped(self, point: str, number: int, *, frozen: bool) -> dict[str, Any]:
+        text = f"{point}:{number}:{'stop' if frozen else 'kill'}"
+        return self.how | {"environment": {**self.how["environment"], "SINK_TRAP": text}}
+
+
+def at_point(world: World, point: Failpoint, server: KafkaServer | None = None) -> None:
+    """Kill a worker at a point of its cycle."""
+    scene = Scene(world, server or shared_broker())
+    one = world.worker(**scene.how, failpoint=trap(point))
+    spring(one, point)
+    recovery = world.await_killed(one)
+    again = world.worker(**scene.how)
+    recovery.wait(watched=again)
+    world.await_finished(again)
+
+
+def in_send(
+    world: World, point: str, *, frozen: bool = False, kafka: bool = True, server: KafkaServer | None = None
+) -> None:
+    """Kill or freeze a worker inside a send; another one takes over."""
+    scene = Scene(world, (server or shared_broker()) if kafka else None)
+    one = world.worker(**scene.trapped(point, 1 if point == "opened" else 5, frozen=frozen))
+    if frozen:
+        one.await_frozen()
+        again = world.worker(**scene.how)
+        world.await_finished(again)
+        one.thaw()
+        world.await_finished(one)
+    else:
+        recovery = world.await_killed(one)
+        again = world.worker(**scene.how)
+        recovery.wait(watched=again)
+        world.await_finished(again)
+    again_count = repeated(scene.lines)
+    assert again_count <= 2 * BOUND, f"{again_count} messages came again"
+
+
+def broker_killed(world: World) -> None:
+    """Kill the broker in the midst of transactions, twice."""
+    server = shared_broker()
+    scene = Scene(world, server)
+    worker = world.worker(**scene.how)
+    for _ in range(2):
+        worker.await_reached(Failpoint.AFTER_COMMIT, 20)
+        server.kill()
+        world.kills += 1
+        server.start()
+    world.await_finished(worker)
+
+
+def server_killed(world: World) -> None:
+    """Kill PostgreSQL twice under two workers."""
+    server = world.own_server()
+    kill_server_twice(world, server, **Scene(world, shared_broker()).how)
