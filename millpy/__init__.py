@@ -33,6 +33,7 @@ from millpy.sources.files.source import Directory, Files
 from millpy.sources.kafka.records import FieldMapping
 from millpy.sources.kafka.source import Kafka, KafkaBrokers, Sasl
 from millpy.sources.mqtt.source import MqttSession
+from millpy.sources.postgres.injected import Injected
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.combiner import Combiner
 from millpy.windowing.aggregates.distinct import ApproxDistinct
@@ -86,6 +87,7 @@ __all__ = [
     "GlobalWindow",
     "Graph",
     "Gzip",
+    "Injected",
     "Json",
     "Kafka",
     "KafkaBrokers",

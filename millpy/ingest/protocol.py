@@ -150,6 +150,7 @@ class SourceSetup:
         bound: the bound of a take, read before each; None for a whole bundle of `limits` (see `take_bound`).
         connection: whether the source is connected; a source that connects in the background reports it here.
         deduplicated: whether records have ids (`Dedupe`), so that records of identical bytes are the same record.
+        database: the URL of the workers' database; empty outside of workers.
     """
 
     graph: str
@@ -170,6 +171,7 @@ class SourceSetup:
     bound: TakeBound | None = None
     deduplicated: bool = False
     connection: ConnectionState = field(default_factory=ConnectionState)
+    database: str = field(default="", repr=False)
 
     @property
     def take_bound(self) -> TakeBound:

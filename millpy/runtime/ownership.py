@@ -322,6 +322,7 @@ class OwnedIntervals:
             deduplicated=node.dedupe is not None,
             tell=self._context.events.add,
             connection=self._connection_of(node, deployed),
+            database=self._context.database,
         )
 
     def _connection_of(self, node: InjectorNode, deployed: DeployedInterval) -> ConnectionState:
