@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,12 +16,14 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from examples.orders_app import TABLE
 from millpy import Count, Dedupe, EventTime, FixedWindows, Graph, Injected, Sum, hours, seconds
 from millpy.admin.diagnosis import read_facts
 from millpy.admin.doctor import examine
 from millpy.clock import SystemClock
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import ConfigError
+from millpy.graph.loader import load_graph
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.limits import Limits
 from millpy.model.finding import Severity
@@ -281,55 +284,49 @@ async def test_injecting_through_a_pooler_of_transactions(
     assert stored(database_url) == [1, 3]
 
 
-async def test_windows_equal_the_orders_of_an_application_that_dies_at_random(database_url: str) -> None:
-    """The application's session is ended at random, as by a kill, and workers are cancelled."""
-    chance, stop = random.Random(11), asyncio.Event()
-    await deploy(database_url, graph_of())
-    with psycopg.connect(database_url, autocommit=True) as admin:
-        admin.execute("CREATE TABLE orders (id text PRIMARY KEY, customer text, at int, amount int)")
-    limits = Limits(progress_every_s=0.02, fold_every_s=0.05, lease_ttl_s=1)
-    worker = asyncio.create_task(run_worker(graph_of(), database_url, limits=limits, stop=stop))
-    number = 0
-    for _ in range(30):
-        connection = await psycopg.AsyncConnection.connect(database_url)
-        for _ in range(chance.randrange(1, 6)):
-            for _ in range(chance.randrange(1, 8)):
-                number += 1
-                row = (f"id-{number}", chance.choice("abc"), number // 5, chance.randrange(100))
-                await connection.execute("INSERT INTO orders VALUES (%s, %s, %s, %s)", row)
-                await connection.execute(
-                    "SELECT millpy.inject('orders', to_jsonb(o), o.id) FROM orders AS o WHERE id = %s", row[:1]
-                )
-            if chance.random() < 0.6:
-                await connection.commit()
-        await connection.close()  # what was not committed is gone, with its records
-        if chance.random() < 0.1:
-            worker.cancel()
-            await asyncio.wait([worker])
-            worker = asyncio.create_task(run_worker(graph_of(), database_url, limits=limits, stop=stop))
-    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
-        last = (number // 5 // 10 + 2) * 10
-        await connection.execute(
-            "SELECT millpy.inject('orders', jsonb_build_object('customer', 'end', 'at', %s::int, 'amount', 0), 'end')",
-            [last + 20],
-        )
-        wanted = await (
-            await connection.execute(
-                "SELECT customer, at / 10 * 10, count(*), sum(amount) FROM orders GROUP BY 1, 2 ORDER BY 1, 2"
-            )
-        ).fetchall()
-        found: list[Any] = []
-        async with asyncio.timeout(30):
-            while len(found) < len(wanted):
-                found = await (
-                    await connection.execute(
-                        "SELECT customer, extract(epoch FROM window_start)::int, n, total FROM shop.per_ten_s"
-                        " WHERE customer <> 'end' ORDER BY 1, 2"
-                    )
-                ).fetchall()
-                await SystemClock().sleep(0.02)
-    stop.set()
-    await worker
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+WANTED = """
+SELECT customer, date_bin('10 s', ordered_at, 'epoch'), count(*), sum(cents) FROM orders
+ WHERE customer <> 'end' GROUP BY 1, 2 ORDER BY 1, 2
+"""
+FOUND = "SELECT customer, window_start, orders, cents FROM shop.revenue WHERE customer <> 'end' ORDER BY 1, 2"
 
-    assert found == wanted
-    assert len(wanted) > 10
+
+async def test_windows_equal_the_orders_of_an_application_that_is_killed_at_random(database_url: str) -> None:
+    chance, stop = random.Random(11), asyncio.Event()
+    graph = load_graph(str(EXAMPLES / "orders.py"))
+    await deploy(database_url, graph)
+    limits = Limits(progress_every_s=0.02, fold_every_s=0.05, lease_ttl_s=1)
+    worker = asyncio.create_task(run_worker(graph, database_url, limits=limits, stop=stop))
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+
+        async def fetch(query: str) -> list[Any]:
+            return await (await connection.execute(query)).fetchall()
+
+        await connection.execute(TABLE)
+        for life in range(3):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, str(EXAMPLES / "orders_app.py"), database_url, "60"
+            )
+            ((before,),) = await fetch("SELECT count(*) FROM orders")
+            while (await fetch("SELECT count(*) FROM orders"))[0][0] < before + 50:
+                await SystemClock().sleep(0.01)
+            await SystemClock().sleep(chance.random() / 20)
+            process.kill()
+            await process.wait()
+            if life == 1:
+                worker.cancel()
+                await asyncio.wait([worker])
+                worker = asyncio.create_task(run_worker(graph, database_url, limits=limits, stop=stop))
+        await connection.execute(
+            "WITH ended AS (INSERT INTO orders VALUES (gen_random_uuid(), 'end', now(), 0)"
+            " RETURNING *) SELECT millpy.inject('orders', to_jsonb(ended)) FROM ended"
+        )
+        wanted = await fetch(WANTED)
+        async with asyncio.timeout(30):
+            while len(await fetch(FOUND)) < len(wanted):
+                await SystemClock().sleep(0.02)
+        stop.set()
+        await worker
+        assert await fetch(FOUND) == wanted
+        assert len(wanted) >= 3

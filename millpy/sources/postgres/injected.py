@@ -23,8 +23,8 @@ class Injected(Source):
 
     Attributes:
         stream: the name that is given to `millpy.inject`. Several graphs may read the same stream.
-        id_field: the field of a record (str or UUID) that gets the third argument of `millpy.inject`, for `Dedupe`;
-            None: the argument is ignored.
+        id_field: the field of a record (str or UUID) that gets the third argument of `millpy.inject`, where it is
+            given, for `Dedupe`; None: the argument is ignored.
         waiting_max: the number of waiting records, 1 to 1,000,000,000, from which `millpy.inject` raises an error. It
             bounds what is stored while no worker runs.
     """

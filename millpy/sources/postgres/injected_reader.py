@@ -197,6 +197,8 @@ class InjectedReader:
         )
 
     def _with_id(self, payload: bytes, dedupe_id: str | None) -> bytes:
+        if dedupe_id is None:
+            return payload  # which may have an id of its own
         return completed(payload, self._id + msgspec.json.encode(dedupe_id) + b"}")
 
     async def _sleep_or_wake(self, *, asleep: bool) -> None:

@@ -105,6 +105,7 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
     "MapCell": {"key_type": [int, str], "value_type": [int, str]},
     "Files": {"paths": [("a",), ("b",), ("a", "b"), ("b", "a")], **FILES},
     "Directory": {"path": ["a", "b"], "pattern": ["*", "*.csv"], **FILES},
+    "Injected": {"stream": ["a", "b"], "id_field": [None, "a", "b"]},
     "Kafka": {
         "topic": ["a", "b"],
         "fields": [
@@ -195,6 +196,7 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
         "settle": [seconds(2), seconds(0)],
         "every": [seconds(1), seconds(3)],
     },
+    "Injected": {"waiting_max": [1, 1_000_000]},
     "Kafka": {
         "partitions": [1, 4],
         "start": ["earliest", "latest", datetime(2026, 1, 1, tzinfo=UTC)],
