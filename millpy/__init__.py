@@ -34,6 +34,7 @@ from millpy.sources.kafka.records import FieldMapping
 from millpy.sources.kafka.source import Kafka, KafkaBrokers, Sasl
 from millpy.sources.mqtt.source import MqttSession
 from millpy.sources.postgres.injected import Injected
+from millpy.sources.postgres.table import ChangeFields, PostgresTable
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.combiner import Combiner
 from millpy.windowing.aggregates.distinct import ApproxDistinct
@@ -65,6 +66,7 @@ __all__ = [
     "Avro",
     "CalendarWindows",
     "Cbor",
+    "ChangeFields",
     "Collect",
     "Combiner",
     "Computation",
@@ -109,6 +111,7 @@ __all__ = [
     "Never",
     "OrFinally",
     "Pattern",
+    "PostgresTable",
     "Protobuf",
     "Quantile",
     "RejectedMetric",

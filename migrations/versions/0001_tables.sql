@@ -565,3 +565,12 @@ CREATE TABLE mill.injection_readers (
     PRIMARY KEY (graph_id, source)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
 CREATE INDEX injection_readers_stream ON mill.injection_readers (stream);
+
+-- The replication slots of sources that read tables of this database: `millpy drop` and `millpy deploy` drop those of
+-- sources that are gone.
+CREATE TABLE mill.table_slots (
+    graph_id integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
+    source   text COLLATE "C" NOT NULL,
+    slot     text COLLATE "C" NOT NULL,
+    PRIMARY KEY (graph_id, source, slot)
+);

@@ -52,6 +52,7 @@ BEGIN
             ('mill.source_states', 'Whether each source partition is proven idle or paused.'),
             ('mill.streams', 'The streams of each graph.'),
             ('mill.subscriptions', 'Which computation consumes which stream, and by which key.'),
+            ('mill.table_slots', 'The replication slots of sources that read tables of this database.'),
             ('mill.workers', 'The registered worker processes, with their leases.'),
             ('millpy.accounting', 'A source partition, a subscription or a result table, and whether its account is balanced.'),
             ('millpy.analytics', 'A result table that Spark analyzes.'),
@@ -367,6 +368,7 @@ BEGIN
             ('worker_id', false, 'Number of the worker.'),
             ('xid', false, 'The transaction that injected the record.')
         ), exceptions (name, meaning) AS (VALUES
+            ('mill.table_slots.slot', 'Name of the replication slot.'),
             ('mill.deltas.part', 'Number of the document within its bundle, from 0.'),
             ('mill.source_connections.attempts', 'Number of failed attempts to connect since then.'),
             ('mill.expected_records.digest', 'SHA-256 of the payload of the record.'),

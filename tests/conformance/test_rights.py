@@ -41,7 +41,7 @@ RELATIONS = {
         "",
     ),
     r"mill\.(source_connections|corrections|corrected_windows|expected_records)": ("SIUD", "", ""),
-    r"mill\.(injected_records|injection_readers)": ("SIUD", "", ""),
+    r"mill\.(injected_records|injection_readers|table_slots)": ("SIUD", "", ""),
     r"mill\.(audits|archive_\w+)": (
         "SIUD",
         "",
