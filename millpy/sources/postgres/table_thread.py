@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from millpy.errors import ConfigError, MillError, SourceUnavailableError, TransientError
+from millpy.errors import ConfigError, CorruptionError, MillError, SourceUnavailableError, TransientError
 from millpy.ingest.protocol import SourceSetup
 from millpy.sources.postgres.change_records import ChangeRecords, Layout, key_of
 from millpy.sources.postgres.pgoutput import Begin, Change, Decoder, Relation
@@ -124,7 +124,15 @@ class TableThread(threading.Thread):
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Read until stopped; try again after a failure."""
+        """Read until stopped. What is no error of millpy or of the database is a fault, and ends the worker."""
+        try:
+            self._keep_reading()
+        finally:
+            if not self._stopping and self.failure is None:  # Python prints the cause
+                self.failure = CorruptionError(f"the reader of table {self._source.table} has ended: see the log")
+                self._call(self._setup.ready.set)
+
+    def _keep_reading(self) -> None:
         retry_s = _RETRY_S_MIN
         while not self._stopping:
             begun_at = self.now
@@ -143,7 +151,7 @@ class TableThread(threading.Thread):
                 self._call(self._setup.ready.set)
                 return
             self._disconnected(failure.message, attempted=True)
-            log.debug("%s; trying again", failure.message)
+            log.info("%s; trying again", failure.message)
             if self.now - begun_at > _RETRY_S_MAX:
                 retry_s = _RETRY_S_MIN
             self._wait(retry_s)
