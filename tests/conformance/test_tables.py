@@ -93,7 +93,8 @@ def secret() -> str:
 
 COLUMNS = """
     id int PRIMARY KEY, small smallint DEFAULT -1, big bigint DEFAULT 9223372036854775807, real float8 DEFAULT 1e20,
-    exact numeric DEFAULT 1.50, yes boolean DEFAULT true, name text DEFAULT E'q"u\\\\o\\te\\n', code char(3) DEFAULT 'a',
+    exact numeric DEFAULT 1.50,
+    yes boolean DEFAULT true, name text DEFAULT E'q"u\\\\o\\te\\n', code char(3) DEFAULT 'a',
     at timestamptz DEFAULT '2026-01-02 03:04:05.678+02', local timestamp DEFAULT '2026-01-02 03:04:05',
     day date DEFAULT '2026-01-02', id2 uuid DEFAULT '12345678-1234-5678-1234-567812345678',
     doc jsonb DEFAULT '{"a": [1, null]}', raw json DEFAULT E'{"b":\\n1}', list int[] DEFAULT '{1,NULL,3}',
@@ -144,11 +145,14 @@ class Writers:
                 self.held.add(key)
                 self.slow.execute("UPDATE t SET n = n + 1 WHERE b = %s", [key])
             if chance.random() < 0.3:
-                self.slow.commit()
-                self.held.clear()
+                self.commit()
             for key in chance.sample(range(40), 3):
                 if key not in self.held:
                     self.change(key)
+
+    def commit(self) -> None:
+        self.slow.commit()
+        self.held.clear()
 
     def change(self, key: int) -> None:
         if self.chance.random() < 0.8:
@@ -183,6 +187,8 @@ async def test_copy_and_changes_are_exact_when_readers_die_at_any_position(datab
             async with reader(database_url, position, secret=secret, limits=limits) as found:
                 for _ in range(chance.randrange(1, 4)):
                     await writers.write()
+                    if position is None:  # a slot begins when the transactions before it have ended
+                        writers.commit()
                     if position is None or chance.random() < 0.8:
                         read += await found.take()
                         position = found.position

@@ -78,12 +78,13 @@ BY_OID: dict[int, ToJson] = {
 
 def array_of(element: ToJson, delimiter: str = ",") -> ToJson:
     """Return what makes JSON of an array's text, such as `{1,NULL,"two words"}`; nested for more dimensions."""
-    item = re.compile(rb'\s*(?:"((?:[^"\\]|\\.)*)"|([^{}",%b\\]*))' % re.escape(delimiter.encode()), re.DOTALL)
+    item = re.compile(rb'\s*(?:"((?:[^"\\]|\\.)*)"|([^{}"%b\\]*))' % re.escape(delimiter.encode()), re.DOTALL)
 
     def to_json(value: bytes) -> bytes:
         begin = value.index(b"{")  # behind the bounds of one that does not begin at 1: [0:2]={…}
         found, at = _array(value, begin)
-        return found if at == len(value) else text(value)
+        assert at == len(value), value
+        return found
 
     def _array(value: bytes, at: int) -> tuple[bytes, int]:
         parts: list[bytes] = []
@@ -102,6 +103,8 @@ def array_of(element: ToJson, delimiter: str = ",") -> ToJson:
             parts.append(part)
             if value[at : at + 1] == delimiter.encode():
                 at += 1
+            elif value[at : at + 1] != b"}":
+                raise ValueError(f"no array: {value!r}")
         return b"[" + b",".join(parts) + b"]", at + 1
 
     return to_json

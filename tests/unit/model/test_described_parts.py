@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import millpy
 from millpy import (
     AfterCount,
+    ChangeFields,
     Combiner,
     Csv,
     Decode,
@@ -106,6 +107,17 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
     "Files": {"paths": [("a",), ("b",), ("a", "b"), ("b", "a")], **FILES},
     "Directory": {"path": ["a", "b"], "pattern": ["*", "*.csv"], **FILES},
     "Injected": {"stream": ["a", "b"], "id_field": [None, "a", "b"]},
+    "PostgresTable": {
+        "table": ["a", "b", "other.a"],
+        "fields": [
+            ChangeFields(),
+            ChangeFields(operation="a"),
+            ChangeFields(before="a"),
+            ChangeFields(committed_at="a"),
+        ],
+        "operations": [("snapshot", "insert", "update", "delete"), ("insert",), ("insert", "update")],
+    },
+    "ChangeFields": {"operation": [None, "a", "b"], "before": [None, "a"], "committed_at": [None, "a"]},
     "Kafka": {
         "topic": ["a", "b"],
         "fields": [
@@ -195,6 +207,11 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
         "broken": ["stop", "dead_letter"],
         "settle": [seconds(2), seconds(0)],
         "every": [seconds(1), seconds(3)],
+    },
+    "PostgresTable": {
+        "copy": [True, False],
+        "database": [None, "postgresql://me:secret@a/b"],
+        "publication": [None, "a"],
     },
     "Injected": {"waiting_max": [1, 1_000_000]},
     "Kafka": {
