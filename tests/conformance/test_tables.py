@@ -22,7 +22,7 @@ from millpy.errors import ConfigError
 from millpy.ingest.protocol import SourceSetup
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
-from millpy.sources.postgres.table_reader import TableReader
+from millpy.sources.postgres.table_reader import PageReader
 from millpy.store.postgres.store import PostgresStore
 
 EVERY = ("snapshot", "insert", "update", "delete", "truncate")
@@ -45,7 +45,7 @@ def table_of(url: str, columns: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 class Reader:
-    def __init__(self, injector: TableReader, setup: SourceSetup) -> None:
+    def __init__(self, injector: PageReader, setup: SourceSetup) -> None:
         self.injector, self.setup = injector, setup
         self.position: bytes | None = None
         self.places: list[str] = []

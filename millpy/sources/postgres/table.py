@@ -146,6 +146,6 @@ class PostgresTable(Source):
         Raises:
             ConfigError: there is no database, or its URL cannot be read.
         """
-        from millpy.sources.postgres.table_reader import TableReader  # psycopg takes long to import
+        from millpy.sources.postgres.table_reader import follow_table  # psycopg takes long to import
 
-        return TableReader(setup, self)
+        return follow_table(setup, self)

@@ -16,7 +16,6 @@ from millpy.store.postgres.statements import statement
 
 FIRST_ROWS = 100
 """Rows of the first piece, by which the size of the next ones is chosen."""
-COPY_IS_LONG = {"statement_timeout": "600000", "idle_in_transaction_session_timeout": "0"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ confirm   what is committed to the slot, so that the server forgets its log; wit
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from millpy.errors import ConfigError
 from millpy.ingest.protocol import RejectedRow, SourceBatch, SourceSetup
 from millpy.model.record import Instants
 from millpy.sources.postgres.change_records import UNCHANGED_REASON
+from millpy.sources.postgres.page_thread import PageThread
 from millpy.sources.postgres.table import PostgresTable
 from millpy.sources.postgres.table_checks import slot_name
 from millpy.sources.postgres.table_position import TablePosition
@@ -30,40 +32,64 @@ PROOF_S = 5.0
 JOIN_S_MAX = 10.0
 
 
-def database_of(source: PostgresTable, own: str) -> tuple[str, bool]:
+def database_of(table: str, database: str | None, own: str) -> tuple[str, bool]:
     """Return the URL of a table's database, and whether it is that of the workers.
+
+    Args:
+        table: its name.
+        database: the URL that the graph gives.
+        own: that of the workers.
 
     Raises:
         ConfigError: there is none, or it cannot be read.
     """
-    url = source.database or secret(URL_VARIABLE)
+    url = database or secret(URL_VARIABLE)
     if url:
         return complete(url), False
     if not own:
         raise ConfigError(
-            f"PostgresTable({source.table!r}) has no database",
+            f"table {table!r} has no database",
             hint=f"run the graph with `millpy run`, or set {URL_VARIABLE}",
         )
     return own, True
 
 
-class TableReader:
-    """The injector of one table."""
+Call = Callable[[Callable[[], None]], object]
 
-    def __init__(self, setup: SourceSetup, source: PostgresTable) -> None:
+
+def follow_table(setup: SourceSetup, source: PostgresTable) -> PageReader:
+    """Return the injector of a table and its changes.
+
+    Raises:
+        ConfigError: there is no database, or its URL cannot be read.
+    """
+    url, is_own = database_of(source.table, source.database, setup.database)
+
+    def begin(position: bytes | None, call: Call) -> PageThread:
+        read_to = None if position is None else msgspec.json.decode(position, type=TablePosition)
+        return TableThread(setup, source, url, slot_name(setup, is_own=is_own), read_to, call)
+
+    return PageReader(setup, begin)
+
+
+class PageReader:
+    """The injector of one table.
+
+    Args:
+        setup: what to read for.
+        begin: makes the thread that reads behind a position.
+    """
+
+    def __init__(self, setup: SourceSetup, begin: Callable[[bytes | None, Call], PageThread]) -> None:
         self._setup = setup
-        self._source = source
-        self._url, self._is_own = database_of(source, setup.database)
-        self._thread: TableThread | None = None
+        self._begin = begin
+        self._thread: PageThread | None = None
         self._total = 0
 
     async def open(self, position: bytes | None) -> None:
         """Begin to read in a thread, which connects."""
-        loop, setup = asyncio.get_running_loop(), self._setup
-        setup.connection.managed = True
-        read_to = None if position is None else msgspec.json.decode(position, type=TablePosition)
-        slot = slot_name(setup, is_own=self._is_own)
-        self._thread = TableThread(setup, self._source, self._url, slot, read_to, loop.call_soon_threadsafe)
+        self._setup.connection.managed = True
+        self._thread = self._begin(position, asyncio.get_running_loop().call_soon_threadsafe)
         self._thread.start()
 
     async def take(self) -> SourceBatch | None:
@@ -106,7 +132,7 @@ class TableReader:
             ],
             describe=lambda row: page.place_of(begin + row),
             position=msgspec.json.encode(position),
-            token=(max(count, 1), position.lsn),
+            token=(max(count, 1), position),
             total=self._total,
         )
 

@@ -2,70 +2,33 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import psycopg
 
-from millpy.errors import ConfigError, CorruptionError, MillError, SourceUnavailableError, TransientError
+from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import SourceSetup
 from millpy.sources.postgres.change_records import ChangeRecords, Layout, key_of
+from millpy.sources.postgres.page_thread import CONNECT_S_MAX, Page, PageThread
 from millpy.sources.postgres.pgoutput import Begin, Change, Decoder, Relation
-from millpy.sources.postgres.replication import SETTINGS, ReplicationError, ReplicationStream
+from millpy.sources.postgres.replication import ReplicationError, ReplicationStream
 from millpy.sources.postgres.table import PostgresTable
-from millpy.sources.postgres.table_checks import (
-    TableFacts,
-    ensure_slot,
-    forms,
-    look_at_table,
-    publication_name,
-)
-from millpy.sources.postgres.table_copy import COPY_IS_LONG, begin_snapshot, is_upto, pieces
+from millpy.sources.postgres.table_checks import TableFacts, ensure_slot, forms, look_at_table, publication_name
+from millpy.sources.postgres.table_copy import begin_snapshot, is_upto, pieces
 from millpy.sources.postgres.table_position import Copied, TablePosition
-from millpy.store.postgres.errors import translate
-from millpy.store.postgres.session import connect
 from millpy.store.postgres.statements import statement
-from millpy.store.postgres.timeouts import hang_up
 
-log = logging.getLogger(__name__)
-CONNECT_S_MAX = 5
 PAGE_RECORDS = 2_000
 GATHER_S = 0.005
 """How long a page waits for more changes."""
-_RETRY_S_MIN, _RETRY_S_MAX = 0.1, 5.0
 _STATUS_EVERY_S, _LOOK_EVERY_S = 1.0, 10.0
 _SILENT_S_MAX = 30.0
 _OPEN_EVERY_S = 0.2
 
 
-@dataclass(slots=True)
-class Page:
-    """Records that were read, each with the position behind it.
-
-    Attributes:
-        payloads: the records.
-        arrivals: when each was committed, or copied, in µs.
-        refused: row -> why it is no record.
-        position_of: returns the position behind the row.
-        place_of: names the row for a dead letter.
-    """
-
-    payloads: list[bytes]
-    arrivals: list[int]
-    position_of: Callable[[int], TablePosition]
-    place_of: Callable[[int], str]
-    refused: dict[int, str] = field(default_factory=dict)
-    begin: int = 0
-    """The first row that was not taken yet."""
-
-
-class TableThread(threading.Thread):
-    """A reader of one table. `pages` and `failure` are for the injector, under `changed`.
+class TableThread(PageThread):
+    """A reader of one table and its changes.
 
     Args:
         setup, source: what to read.
@@ -84,114 +47,37 @@ class TableThread(threading.Thread):
         position: TablePosition | None,
         call: Callable[[Callable[[], None]], object],
     ) -> None:
-        super().__init__(name=f"millpy-table-{setup.stream}", daemon=True)
-        self._setup, self._source, self._url, self._slot, self._call = setup, source, url, slot, call
+        super().__init__(setup, source.table, url, call)
+        self._source, self._slot = source, slot
         self._is_new = position is None
         self._position = position or TablePosition(copied=not source.copy)
-        self.changed = threading.Condition()
-        self.pages: deque[Page] = deque()
-        self.failure: MillError | None = None
-        self.drained_at = float("-inf")
-        self._put = self._committed = 0  # records; a page without any counts as one
         self._committed_lsn = self._position.lsn
-        self._stopping = False
-        self._connection: psycopg.Connection[Any] | None = None
         self._stream: ReplicationStream | None = None
         self._sent_at = self._heard_at = float("-inf")
+        self._awaited: tuple[float, int] | None = None
+        """When we asked for the end of the log, and where it was, until the stream has reached it."""
 
-    @property
-    def now(self) -> float:
-        """Seconds of the monotonic clock."""
-        return self._setup.clock.monotonic()
-
-    # -- for the injector -----------------------------------------------------------------------------------------
-
-    def committed(self, records: int, lsn: int) -> None:
-        """Note that some more records are committed, the last of them at this position of the log."""
+    def committed(self, records: int, position: TablePosition) -> None:
+        """Note what is committed, so that the slot may forget it."""
         with self.changed:
-            self._committed += records
-            self._committed_lsn = max(self._committed_lsn, lsn)
-            self.changed.notify_all()
+            self._committed_lsn = max(self._committed_lsn, position.lsn)
+        super().committed(records, position)
 
-    def stop(self) -> None:
-        """End the thread; it may take a moment."""
-        with self.changed:
-            self._stopping = True
-            self.changed.notify_all()
-        if self._connection is not None:
-            hang_up(self._connection)
-
-    # -- the thread -----------------------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        """Read until stopped. What is no error of millpy or of the database is a fault, and ends the worker."""
+    def _read(self, connection: psycopg.Connection[Any]) -> None:
+        """Copy what is not copied yet, and follow."""
+        facts = look_at_table(connection, self._source)
+        ensure_slot(connection, self._setup, self._slot, is_new=self._is_new)
+        records = ChangeRecords(self._setup.record_type, self._source.fields, forms(connection))
+        if not self._position.copied:
+            self._copy(connection, facts, records)
+        elif self._is_new:
+            self._begin()
+        if self.stopped():
+            return
+        self._connected()
         try:
-            self._keep_reading()
-        finally:
-            if not self._stopping and self.failure is None:  # Python prints the cause
-                self.failure = CorruptionError(f"the reader of table {self._source.table} has ended: see the log")
-                self._call(self._setup.ready.set)
-
-    def _keep_reading(self) -> None:
-        retry_s = _RETRY_S_MIN
-        while not self._stopping:
-            begun_at = self.now
-            failure: MillError = SourceUnavailableError("the stream of changes has ended")
-            try:
-                self._read()
-            except psycopg.Error as error:
-                failure = self._translated(error)
-            except MillError as error:
-                failure = error
-            if self._stopping:
-                return
-            if not isinstance(failure, TransientError):
-                self._disconnected(failure.message)
-                self.failure = failure
-                self._call(self._setup.ready.set)
-                return
-            self._disconnected(failure.message, attempted=True)
-            log.info("%s; trying again", failure.message)
-            if self.now - begun_at > _RETRY_S_MAX:
-                retry_s = _RETRY_S_MIN
-            self._wait(retry_s)
-            retry_s = min(_RETRY_S_MAX, retry_s * 2)
-
-    def _disconnected(self, why: str, *, attempted: bool = False) -> None:
-        self._call(partial(self._setup.connection.disconnected, why, attempted=attempted))
-
-    def _translated(self, error: psycopg.Error) -> MillError:
-        if isinstance(error, ReplicationError) or error.sqlstate is None:
-            return SourceUnavailableError(f"the database of {self._source.table} does not answer: {error}")
-        return translate(error)
-
-    def _wait(self, seconds: float) -> None:
-        with self.changed:
-            if not self._stopping:
-                self.changed.wait(seconds)
-
-    def _read(self) -> None:
-        """Connect, copy what is not copied yet, and follow."""
-        connection = connect(
-            self._url, {**SETTINGS, **COPY_IS_LONG}, connect_timeout=CONNECT_S_MAX, application_name="millpy table",
-            keepalives_idle=5, keepalives_interval=2, keepalives_count=3,
-        )  # fmt: skip
-        self._connection = connection
-        try:
-            facts = look_at_table(connection, self._source)
-            ensure_slot(connection, self._setup, self._slot, is_new=self._is_new)
-            records = ChangeRecords(self._setup.record_type, self._source.fields, forms(connection))
-            if not self._position.copied:
-                self._copy(connection, facts, records)
-            elif self._is_new:
-                self._begin()
-            if self._stopping:
-                return
-            self._call(self._setup.connection.connected)
             self._follow(connection, facts, records)
         finally:
-            self._connection = None
-            connection.close()
             stream, self._stream = self._stream, None
             if stream is not None:
                 stream.close()
@@ -207,7 +93,7 @@ class TableThread(threading.Thread):
     def _copy(self, connection: psycopg.Connection[Any], facts: TableFacts, records: ChangeRecords) -> None:
         if self._is_new:
             self._await_open(connection)
-        self._call(self._setup.connection.connected)
+        self._connected()
         parts = self._position.copies
         after = parts[-1].upto if parts else None
         snapshot, until = begin_snapshot(connection)
@@ -230,7 +116,7 @@ class TableThread(threading.Thread):
                     self._put_page(Page(payloads, [copied_at] * len(payloads), position, place))
                     self._position = position(len(payloads) - 1)
                     self._is_new = False
-                    if self._stopping:
+                    if self.stopped():
                         return
         finally:
             connection.execute("ROLLBACK")
@@ -245,7 +131,7 @@ class TableThread(threading.Thread):
         """
         snapshot = (connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",))[0]
         named = {"open": snapshot.rpartition(":")[2]}
-        while named["open"] and not self._stopping:
+        while named["open"] and not self.stopped():
             found = connection.execute(statement("find_open"), named).fetchone()
             if found is None:
                 break
@@ -263,13 +149,13 @@ class TableThread(threading.Thread):
         for page in self._changes(stream, connection, facts, records):
             if page is not None:
                 self._put_page(page)
-            if self._stopping:
+            if self.stopped():
                 return
             now = self.now
             if now - self._sent_at >= _STATUS_EVERY_S:
                 self._send_status()
             if now - self._heard_at > _SILENT_S_MAX:
-                raise SourceUnavailableError(f"the database of {self._source.table} is silent")
+                raise SourceUnavailableError(f"the database of {self._table} is silent")
             if page is None and now - looked_at >= _LOOK_EVERY_S:
                 looked_at = now
                 look_at_table(connection, self._source)
@@ -374,8 +260,6 @@ class TableThread(threading.Thread):
         if self._awaited is None:
             self._awaited = (asked_at, end)
 
-    _awaited: tuple[float, int] | None = None
-
     def _send_status(self) -> None:
         stream = self._stream
         if stream is None:
@@ -387,23 +271,9 @@ class TableThread(threading.Thread):
         stream.send_status(flushed, asks=True)
         self._sent_at = self.now
 
-    def _put_page(self, page: Page) -> None:
-        """Hand a page to the injector; wait for room."""
-        limits = self._setup.limits
-        while True:
-            with self.changed:
-                waiting = sum(len(waiting.payloads) - waiting.begin for waiting in self.pages)
-                size = sum(map(len, (payload for waiting in self.pages for payload in waiting.payloads)))
-                if self._stopping:
-                    return
-                if not self.pages or (waiting < limits.bundle_records_max and size < limits.bundle_bytes_max):
-                    self.pages.append(page)
-                    self._put += max(1, len(page.payloads))
-                    break
-                self.changed.wait(_STATUS_EVERY_S)
-            if self._stream is not None and self.now - self._sent_at >= _STATUS_EVERY_S:
-                self._send_status()
-        self._call(self._setup.ready.set)
+    def _while_waiting(self) -> None:
+        if self.now - self._sent_at >= _STATUS_EVERY_S:
+            self._send_status()
 
 
 class _Rows:

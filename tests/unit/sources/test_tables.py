@@ -142,11 +142,11 @@ def test_wrong_settings_are_refused() -> None:
 
 def test_the_database_is_the_given_one_or_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MILLPY_SOURCE_DATABASE_URL", raising=False)
-    assert database_of(PostgresTable("t"), "postgresql://a") == ("postgresql://a", True)
+    assert database_of("t", None, "postgresql://a") == ("postgresql://a", True)
     with pytest.raises(ConfigError, match="has no database"):
-        database_of(PostgresTable("t"), "")
+        database_of("t", None, "")
     monkeypatch.setenv("MILLPY_SOURCE_DATABASE_URL", "postgresql://localhost/b")
-    assert database_of(PostgresTable("t"), "postgresql://a") == ("postgresql://localhost/b", False)
+    assert database_of("t", None, "postgresql://a") == ("postgresql://localhost/b", False)
     url = "postgresql://me:secret@localhost/c"
-    assert database_of(PostgresTable("t", database=url), "") == (url, False)
+    assert database_of("t", url, "") == (url, False)
     assert "secret" not in repr(PostgresTable("t", database=url))
