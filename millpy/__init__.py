@@ -34,6 +34,7 @@ from millpy.sources.kafka.records import FieldMapping
 from millpy.sources.kafka.source import Kafka, KafkaBrokers, Sasl
 from millpy.sources.mqtt.source import MqttSession
 from millpy.sources.postgres.injected import Injected
+from millpy.sources.postgres.polled import PolledTable
 from millpy.sources.postgres.table import ChangeFields, PostgresTable
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.combiner import Combiner
@@ -111,6 +112,7 @@ __all__ = [
     "Never",
     "OrFinally",
     "Pattern",
+    "PolledTable",
     "PostgresTable",
     "Protobuf",
     "Quantile",

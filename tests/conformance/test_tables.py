@@ -14,7 +14,18 @@ import msgspec
 import psycopg
 import pytest
 
-from millpy import ChangeFields, Count, EventTime, FixedWindows, Graph, PostgresTable, Sum, seconds
+from millpy import (
+    ChangeFields,
+    Count,
+    EventTime,
+    FixedWindows,
+    Graph,
+    PolledTable,
+    PostgresTable,
+    Sum,
+    milliseconds,
+    seconds,
+)
 from millpy.admin.diagnosis import read_facts
 from millpy.admin.doctor import examine
 from millpy.clock import SystemClock
@@ -36,7 +47,7 @@ def table_of(url: str, columns: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection to a database with table t; its slots are dropped at the end."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET search_path TO public")  # the role has a schema of its own name
-        connection.execute(f"CREATE TABLE t ({columns})")
+        connection.execute(f"DROP TABLE IF EXISTS t; CREATE TABLE t ({columns})")
         try:
             yield connection
         finally:
@@ -317,3 +328,42 @@ async def test_windows_equal_the_table_and_the_slot_goes_with_the_graph(database
 
             await store.drop("bank")
             assert connection.execute(f"SELECT count(*) {SLOTS}").fetchone() == (0,)
+
+
+async def test_polling_reads_each_row_once_when_its_transaction_ends_within_the_lag(
+    database_url: str, secret: str
+) -> None:
+    source = PolledTable("t", column="number", lag=milliseconds(300), every=milliseconds(10))
+
+    @asynccontextmanager
+    async def polling(position: bytes | None) -> AsyncIterator[Reader]:
+        setup = SourceSetup(
+            graph="g", stream="s", partition="public.t", limits=Limits(bundle_records_max=3), clock=SystemClock(),
+            ready=asyncio.Event(), secret=secret, database=database_url,
+        )  # fmt: skip
+        found = Reader(source.connect(setup), setup)  # type: ignore[arg-type]
+        async with asyncio.timeout(25):
+            await found.injector.open(position)
+            try:
+                yield found
+            finally:
+                await found.injector.close()
+
+    with table_of(database_url, "id text PRIMARY KEY, number bigint") as connection:
+        connection.execute("INSERT INTO t SELECT 'a' || i, i / 2 FROM generate_series(1, 7) AS i")
+        with psycopg.connect(database_url) as slow:
+            slow.execute("INSERT INTO public.t VALUES ('slow', 50)")
+            connection.execute("INSERT INTO t VALUES ('quick', 60), ('null', NULL)")
+            async with polling(None) as found:
+                first = await found.take()  # at least 300 ms later
+                position = found.position
+            slow.commit()
+        async with polling(position) as found:
+            read = first + await found.records(9 - len(first))
+            connection.execute("UPDATE t SET number = 70 WHERE id = 'a1'")
+            read += await found.records(1)
+
+    assert [row["id"] for row in read] == ["a1", "a2", "a3", "a4", "a5", "a6", "a7", "slow", "quick", "a1"]
+    with pytest.raises(ConfigError, match="lacks column 'number'"), table_of(database_url, "id int PRIMARY KEY"):
+        async with polling(None) as found:
+            await found.take()

@@ -72,6 +72,20 @@ class ChangeFields(GraphPart):
 NO_CHANGE_FIELDS = ChangeFields()
 
 
+def table_name(table: str, kind: str) -> tuple[str, str]:
+    """Return the schema and the name of a table, given as `orders` or `sales.orders`.
+
+    Raises:
+        ConfigError: it is no such name.
+    """
+    parts = table.split(".") if isinstance(table, str) else []
+    if not 1 <= len(parts) <= 2 or not all(0 < len(part.encode()) < 64 and "\0" not in part for part in parts):
+        raise ConfigError(
+            f"{kind} needs the name of a table, not {table!r}", hint="name it with its schema: sales.orders"
+        )
+    return ("public", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresTable(Source):
     """The rows of a table, and then each change of it, in the order of commits, exactly once.
@@ -97,12 +111,7 @@ class PostgresTable(Source):
     publication: str | None = None
 
     def __post_init__(self) -> None:
-        parts = self.table.split(".") if isinstance(self.table, str) else []
-        if not 1 <= len(parts) <= 2 or not all(0 < len(part.encode()) < 64 and "\0" not in part for part in parts):
-            raise ConfigError(
-                f"PostgresTable needs the name of a table, not {self.table!r}",
-                hint='an example: PostgresTable("sales.orders")',
-            )
+        table_name(self.table, "PostgresTable")
         unknown = set(self.operations) - set(OPERATIONS)
         if unknown or not self.operations or isinstance(self.operations, str):
             raise ConfigError(
@@ -112,12 +121,12 @@ class PostgresTable(Source):
     @property
     def schema(self) -> str:
         """The schema of the table."""
-        return self.table.rpartition(".")[0] or "public"
+        return table_name(self.table, "PostgresTable")[0]
 
     @property
     def name(self) -> str:
         """The name of the table in its schema."""
-        return self.table.rpartition(".")[2]
+        return table_name(self.table, "PostgresTable")[1]
 
     def identity(self) -> Identity:
         """Describe the table and the records that it becomes."""

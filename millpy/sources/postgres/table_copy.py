@@ -10,7 +10,6 @@ import psycopg
 from psycopg import sql
 
 from millpy.sources.postgres.pgoutput import Value
-from millpy.sources.postgres.table import PostgresTable
 from millpy.sources.postgres.table_checks import TableFacts
 from millpy.store.postgres.statements import statement
 
@@ -42,17 +41,23 @@ def begin_snapshot(connection: psycopg.Connection[Any]) -> tuple[str, int]:
 
 def pieces(
     connection: psycopg.Connection[Any],
-    source: PostgresTable,
+    table: sql.Identifier,
     facts: TableFacts,
     after: tuple[str, ...] | None,
     *,
     rows_max: int,
     bytes_max: int,
+    upto: str | None = None,
 ) -> Iterator[Piece]:
-    """Yield the rows behind a key, in pieces of at most about these bounds. The connection is in the transaction."""
+    """Yield the rows behind a key, in pieces of at most about these bounds.
+
+    `upto` is the greatest value of the key's first column; None for no bound.
+    """
     count = min(FIRST_ROWS, rows_max)
     while True:
-        cursor = connection.execute(_query(source, facts, after is not None), [*(after or ()), count], prepare=False)
+        given = [*(after or ()), *([] if upto is None else [upto]), count]
+        query = _query(table, facts, has_begun=after is not None, has_end=upto is not None)
+        cursor = connection.execute(query, given, prepare=False)
         result = cursor.pgresult
         assert result is not None and cursor.description is not None
         named = [(column.name, column.type_code, column.name in facts.key) for column in cursor.description]
@@ -68,16 +73,18 @@ def pieces(
         count = max(1, min(rows_max, 4 * count, bytes_max * len(rows) // size))
 
 
-def _query(source: PostgresTable, facts: TableFacts, has_begun: bool) -> sql.Composed:
+def _query(table: sql.Identifier, facts: TableFacts, *, has_begun: bool, has_end: bool) -> sql.Composed:
     key = sql.SQL(", ").join(map(sql.Identifier, facts.key))
-    behind: sql.Composable = sql.SQL("")
+    casts = [sql.SQL("CAST(%s::text AS {})").format(sql.SQL(type_)) for type_ in facts.key_types]
+    conditions: list[sql.Composable] = []
     if has_begun:
-        values = sql.SQL(", ").join(sql.SQL("CAST(%s::text AS {})").format(sql.SQL(type_)) for type_ in facts.key_types)
-        behind = sql.SQL("WHERE ({}) > ({})").format(key, values)
-    return sql.SQL("SELECT {columns} FROM {table} {behind} ORDER BY {key} LIMIT %s").format(
+        conditions.append(sql.SQL("({}) > ({})").format(key, sql.SQL(", ").join(casts)))
+    if has_end:
+        conditions.append(sql.SQL("{} <= {}").format(sql.Identifier(facts.key[0]), casts[0]))
+    return sql.SQL("SELECT {columns} FROM {table} WHERE {where} ORDER BY {key} LIMIT %s").format(
         columns=sql.SQL(", ").join(map(sql.Identifier, facts.columns)),
-        table=sql.Identifier(source.schema, source.name),
-        behind=behind,
+        table=table,
+        where=sql.SQL(" AND ").join([sql.SQL("true"), *conditions]),
         key=key,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import SourceSetup
@@ -100,9 +101,9 @@ class TableThread(PageThread):
         until = max(until, self._position.until)
         try:
             if "snapshot" in self._source.operations:
-                limits = self._setup.limits
-                bounds = {"rows_max": limits.bundle_records_max, "bytes_max": limits.bundle_bytes_max // 2}
-                for piece in pieces(connection, self._source, facts, after, **bounds):
+                limits, table = self._setup.limits, sql.Identifier(self._source.schema, self._source.name)
+                rows_max, bytes_max = limits.bundle_records_max, limits.bundle_bytes_max // 2
+                for piece in pieces(connection, table, facts, after, rows_max=rows_max, bytes_max=bytes_max):
                     layout = records.layout(piece.columns)
                     copied_at = int(self._setup.clock.now_us())
 

@@ -17,6 +17,22 @@ SELECT current_setting('wal_level'), pg_is_in_recovery(), c.oid::bigint,
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
  WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p');
 
+-- name: look_at_polled_table
+-- Reads what has to be so for a table that is polled. Zero rows: there is no such table.
+SELECT (SELECT format_type(a.atttypid, a.atttypmod) FROM pg_attribute AS a
+         WHERE a.attrelid = c.oid AND a.attname = %(column)s AND a.attnum > 0 AND NOT a.attisdropped),
+       k.key, k.key_types,
+       (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute AS a
+         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ CROSS JOIN LATERAL (
+       SELECT array_agg(a.attname::text ORDER BY i.place) AS key,
+              array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY i.place) AS key_types
+         FROM pg_index AS p CROSS JOIN LATERAL unnest(p.indkey) WITH ORDINALITY AS i (attnum, place)
+         JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = i.attnum
+        WHERE p.indrelid = c.oid AND p.indisprimary) AS k
+ WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p');
+
 -- name: look_at_slot
 -- Reads a replication slot. Zero rows: there is none of this name.
 SELECT s.database = current_database(), s.plugin = 'pgoutput', coalesce(s.wal_status, ''), s.active_pid

@@ -107,6 +107,7 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
     "Files": {"paths": [("a",), ("b",), ("a", "b"), ("b", "a")], **FILES},
     "Directory": {"path": ["a", "b"], "pattern": ["*", "*.csv"], **FILES},
     "Injected": {"stream": ["a", "b"], "id_field": [None, "a", "b"]},
+    "PolledTable": {"table": ["a", "b", "other.a"], "column": ["a", "b"]},
     "PostgresTable": {
         "table": ["a", "b", "other.a"],
         "fields": [
@@ -207,6 +208,11 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
         "broken": ["stop", "dead_letter"],
         "settle": [seconds(2), seconds(0)],
         "every": [seconds(1), seconds(3)],
+    },
+    "PolledTable": {
+        "lag": [seconds(10), seconds(0)],
+        "every": [seconds(1), seconds(2)],
+        "database": [None, "postgresql://me:secret@a/b"],
     },
     "PostgresTable": {
         "copy": [True, False],
