@@ -12,7 +12,7 @@ STORE_TESTS := postgres_commit postgres_results postgres_store histories rights 
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint format types unit test docs docs-setup store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
-        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w1-early bench-join bench-formats bench-late bench-w2 bench-w2b bench-w3 bench-http bench-kafka bench-outbox bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-soak
+        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w1-early bench-join bench-formats bench-late bench-w2 bench-w2b bench-w3 bench-http bench-kafka bench-outbox bench-cdc bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-soak
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -169,6 +169,9 @@ bench-kafka: $(STAMP) ## Kafka to windows, against a consumer that does nothing
 
 bench-outbox: $(STAMP) ## records into a Kafka topic, exactly once: rate and latency
 	$(BIN)/python -m benchmarks.outbox
+
+bench-cdc: $(STAMP) ## changes of a table under pgbench's updates, by logical decoding, against a recount
+	$(BIN)/python -m benchmarks.cdc
 
 bench-w4: $(STAMP) ## a Computation in Python over 100,000 keys
 	$(BIN)/python -m benchmarks.w4_state

@@ -35,6 +35,9 @@ from millpy.sources.http.source import Http, HttpBounds
 from millpy.sources.kafka.records import FieldMapping
 from millpy.sources.kafka.source import Kafka, KafkaBrokers, Sasl
 from millpy.sources.mqtt.source import MqttSession
+from millpy.sources.postgres.injected import Injected
+from millpy.sources.postgres.polled import PolledTable
+from millpy.sources.postgres.table import ChangeFields, PostgresTable
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.combiner import Combiner
 from millpy.windowing.aggregates.distinct import ApproxDistinct
@@ -66,6 +69,7 @@ __all__ = [
     "Avro",
     "CalendarWindows",
     "Cbor",
+    "ChangeFields",
     "Collect",
     "Combiner",
     "Computation",
@@ -90,6 +94,7 @@ __all__ = [
     "Gzip",
     "Http",
     "HttpBounds",
+    "Injected",
     "Json",
     "Kafka",
     "KafkaBrokers",
@@ -112,6 +117,8 @@ __all__ = [
     "Never",
     "OrFinally",
     "Pattern",
+    "PolledTable",
+    "PostgresTable",
     "Protobuf",
     "Quantile",
     "RejectedMetric",

@@ -25,13 +25,16 @@ hypothesis.settings.register_profile(
     "any failure", phases=[phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.shrink]
 )
 
+SETTINGS = {"wal_level": "logical", "max_prepared_transactions": "4"}
+"""What tests of changes of tables, and of prepared transactions, need; nothing else depends on it."""
+
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     """A server for the session. MILLPY_TEST_POSTGRES = 16, 18 (default; from the wheel) or system15 (Debian's)."""
     version = os.environ.get("MILLPY_TEST_POSTGRES", "18")
     with memory_directory(tmp_path_factory.mktemp("postgres")) as directory:
-        with EmbeddedPostgres(directory, version=version, tcp=True) as server:
+        with EmbeddedPostgres(directory, version=version, tcp=True, settings=SETTINGS) as server:
             make_template(server)
             yield server
         server.kill()  # its directory is removed now

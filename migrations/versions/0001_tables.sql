@@ -563,3 +563,45 @@ CREATE TABLE mill.expired (
     count       bigint NOT NULL,
     PRIMARY KEY (graph_id, table_name, stream, computation, reason)
 );
+
+-- The records of millpy.inject, until every source that reads their stream has committed them.
+--
+-- A transaction that began to write earlier may commit later, so numbers alone do not tell what was read. A reader keeps
+-- the greatest number that it has read and the transactions that were open in the snapshot of that read: it has not read
+-- what has a greater number or is of one of these. That is exact because inject has its transaction's id before it
+-- takes a number: a transaction without an id at the snapshot takes a greater one.
+CREATE TABLE mill.injected_records (
+    stream      text COLLATE "C" NOT NULL,
+    number      bigint GENERATED ALWAYS AS IDENTITY,
+    xid         xid8 NOT NULL,  -- the transaction
+    bytes       integer NOT NULL,
+    injected_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    dedupe_id   text,
+    record      jsonb NOT NULL,
+    PRIMARY KEY (stream, number)
+) WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 10000);
+CREATE INDEX injected_records_xid ON mill.injected_records (stream, xid, number);
+
+-- The sources that read injected records, and what they have read. Deployments add and delete them.
+CREATE TABLE mill.injection_readers (
+    graph_id    integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
+    source      text COLLATE "C" NOT NULL,
+    stream      text COLLATE "C" NOT NULL,
+    waiting_max bigint NOT NULL DEFAULT 1000000 CHECK (waiting_max > 0),  -- inject raises when as many records wait
+    waits       boolean NOT NULL DEFAULT false,  -- whether it sleeps, so that inject has to notify it
+    read_number bigint NOT NULL,
+    open_xids   xid8[] NOT NULL DEFAULT '{}',
+    rest_xids   xid8[] NOT NULL DEFAULT '{}',  -- of these, records up to rest_after were read
+    rest_after  bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (graph_id, source)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX injection_readers_stream ON mill.injection_readers (stream);
+
+-- The replication slots of sources that read tables of this database: `millpy drop` and `millpy deploy` drop those of
+-- sources that are gone.
+CREATE TABLE mill.table_slots (
+    graph_id integer NOT NULL REFERENCES mill.graphs ON DELETE CASCADE,
+    source   text COLLATE "C" NOT NULL,
+    slot     text COLLATE "C" NOT NULL,
+    PRIMARY KEY (graph_id, source, slot)
+);

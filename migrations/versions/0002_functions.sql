@@ -476,3 +476,21 @@ BEGIN
                                    'to', mill.moment(gone_to), 'rows', gone_rows, 'bytes', gone_bytes));
     END IF;
 END $$;
+
+-- Tells whether a source has read, and committed, an injected record.
+CREATE FUNCTION mill.has_read(p_reader mill.injection_readers, p_number bigint, p_xid xid8) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN p_number <= (p_reader).read_number AND p_xid <> ALL ((p_reader).open_xids)
+       AND NOT (p_number > (p_reader).rest_after AND p_xid = ANY ((p_reader).rest_xids));
+
+-- Deletes the injected records that no source will read any more: when a source is gone.
+CREATE FUNCTION mill.forget_injected() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    DELETE FROM mill.injected_records AS i
+     WHERE NOT EXISTS (SELECT FROM mill.injection_readers AS r
+                        WHERE r.stream = i.stream AND NOT mill.has_read(r, i.number, i.xid));
+    RETURN NULL;
+END $$;
+CREATE TRIGGER forget_injected AFTER DELETE ON mill.injection_readers
+   FOR EACH STATEMENT EXECUTE FUNCTION mill.forget_injected();

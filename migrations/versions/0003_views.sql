@@ -1142,3 +1142,64 @@ REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA mill, millpy FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea),
       millpy.as_of(anyelement, timestamptz, jsonb), millpy.as_of(text, timestamptz, jsonb), millpy.history_of(regclass)
    TO PUBLIC;
+
+-- The sources that read injected records: what waits, and the transactions that have injected and are still open. Their
+-- records do not exist yet; nobody waits for them.
+CREATE VIEW millpy.injections AS
+SELECT g.name AS graph, r.source, r.stream, w.waiting, w.oldest_at, r.waiting_max, r.read_number,
+       t.open_transactions, t.open_since
+  FROM mill.injection_readers AS r
+  JOIN mill.graphs AS g USING (graph_id)
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS waiting, min(i.injected_at) AS oldest_at FROM mill.injected_records AS i
+        WHERE i.stream = r.stream AND NOT mill.has_read(r, i.number, i.xid)) AS w
+ CROSS JOIN (
+       SELECT count(*) AS open_transactions, min(a.xact_start) AS open_since
+         FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
+        WHERE l.locktype = 'relation' AND l.relation = 'mill.injected_records'::regclass AND l.mode = 'RowExclusiveLock'
+          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+          AND coalesce(a.application_name, '') NOT LIKE 'millpy %') AS t;
+
+-- Injects a record into a stream, as part of the caller's transaction: it exists if, and only if, that commits. Returns
+-- the record's number. Raises MW010 when no graph reads the stream, and MW011 when too many records wait.
+CREATE FUNCTION millpy.inject(p_stream text, p_record jsonb, p_dedupe_id text DEFAULT NULL) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    found_number bigint;
+    own_xid xid8;
+    readers record;
+    size integer;
+BEGIN
+    SELECT count(*) AS number, bool_or(r.waits) AS wait, min(r.read_number) AS read, min(r.waiting_max) AS waiting_max
+      INTO readers FROM mill.injection_readers AS r WHERE r.stream = p_stream;
+    IF readers.number = 0 THEN
+        RAISE EXCEPTION 'no graph reads the injected stream %', coalesce(quote_literal(p_stream), 'NULL')
+              USING ERRCODE = 'MW010', HINT = 'deploy a graph with the source Injected(…) of this name, or correct the name';
+    END IF;
+    IF p_record IS NULL OR jsonb_typeof(p_record) <> 'object' THEN
+        RAISE EXCEPTION 'an injected record must be a JSON object, not %', coalesce(jsonb_typeof(p_record), 'NULL')
+              USING ERRCODE = '22023', HINT = 'give one object for each record, such as to_jsonb(row)';
+    END IF;
+    size := octet_length(p_record::text) + coalesce(octet_length(p_dedupe_id), 0);
+    IF size > 1000000 THEN
+        RAISE EXCEPTION 'an injected record may have 1000000 bytes as text, not %', size
+              USING ERRCODE = '22023', HINT = 'store what is large in a table, and inject its key';
+    END IF;
+    own_xid := pg_current_xact_id();  -- before the number is taken
+    INSERT INTO mill.injected_records (stream, xid, bytes, dedupe_id, record)
+    VALUES (p_stream, own_xid, size, p_dedupe_id, p_record) RETURNING number INTO found_number;
+    -- Numbers are those of all streams, so the difference is an upper bound.
+    IF found_number - readers.read > readers.waiting_max THEN
+        IF (SELECT count(*) > readers.waiting_max
+              FROM (SELECT FROM mill.injected_records AS i
+                     WHERE i.stream = p_stream AND i.number > readers.read LIMIT readers.waiting_max + 1) AS waiting) THEN
+            RAISE EXCEPTION '% records wait in the injected stream %', readers.waiting_max, quote_literal(p_stream)
+                  USING ERRCODE = 'MW011',
+                        HINT = 'start a worker of each graph that reads it (millpy.injections), or raise waiting_max=';
+        END IF;
+    END IF;
+    IF readers.wait THEN
+        PERFORM pg_notify('millpy_injected', p_stream);
+    END IF;
+    RETURN found_number;
+END $$;

@@ -9,9 +9,11 @@ from pathlib import Path
 from millpy.admin.diagnosis import CONNECTIONS_PER_WORKER, Facts
 from millpy.admin.doctor_connections import judge_connections
 from millpy.admin.doctor_disorder import judge_disorder
+from millpy.admin.doctor_injections import judge_injections
 from millpy.admin.doctor_lookups import judge_lookups
 from millpy.admin.doctor_sinks import judge_sinks
 from millpy.admin.doctor_sites import judge_sites
+from millpy.admin.doctor_slots import judge_slots
 from millpy.admin.doctor_units import judge_units
 from millpy.admin.doctor_windows import judge_windows
 from millpy.config.durations import format_duration
@@ -44,7 +46,7 @@ def examine(facts: Facts, limits: Limits) -> list[Finding]:
         _version, _durability, _settings, _connections, _write_ahead_log, _disk, _pooler, _encryption, _clock,
         _snapshots, _tables, _rights, _roles, _result_tables, _workers, _unfolded, _rings, _dead_letters,
         _standstills, judge_disorder, judge_sites, judge_units, _balance, _archives, _audits, _joins, judge_lookups,
-        judge_windows, judge_connections, judge_sinks,
+        judge_windows, judge_connections, judge_sinks, judge_injections, judge_slots,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts, limits)]
 

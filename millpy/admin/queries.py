@@ -118,6 +118,10 @@ class Admin:
         """Return the number of silent devices of each `silent_after` step that has some, and the first of them."""
         return self.ask(SILENCES, graph=graph)
 
+    def injections(self, graph: str | None = None) -> list[Row]:
+        """Return the sources of injected records: what waits for each, and which transactions are open."""
+        return self._of_graph("SELECT * FROM millpy.injections", graph)
+
     def archives(self, graph: str | None = None) -> list[Row]:
         """Return the archives: their files and records, and what is not archived yet."""
         return self._of_graph("SELECT * FROM millpy.archive", graph)

@@ -153,6 +153,7 @@ class SourceSetup:
         deduplicated: whether records have ids (`Dedupe`), so that records of identical bytes are the same record.
         make_check: returns a function from a batch to the rows that the stream will reject, for a source that tells its
             clients. What depends on other records, or on later steps, it cannot tell. None in tests.
+        database: the URL of the workers' database; empty outside of workers.
     """
 
     graph: str
@@ -174,6 +175,7 @@ class SourceSetup:
     deduplicated: bool = False
     connection: ConnectionState = field(default_factory=ConnectionState)
     make_check: Callable[[], Callable[[SourceBatch], Sequence[RejectedRow]]] | None = None
+    database: str = field(default="", repr=False)
 
     @property
     def take_bound(self) -> TakeBound:

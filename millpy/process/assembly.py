@@ -82,13 +82,13 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
     limits, stop, observer, clock = limits or Limits(), stop or asyncio.Event(), observer or Observers(), SystemClock()
     only, open_store, every_s = _chosen(graph, only, archive, clock)
     common = partial(WorkerContext, limits=limits, host_clock=clock, failpoints=failpoints or NoFailpoints(), only=only)
+    common = partial(common, start=start, observer=observer, archive_every_s=every_s, database=database_url)
     previous_version = 0  # of the worker that ran before in this loop
     with short_pauses():
         while True:
             lease = Lease(limits, clock)
             store = open_store(database_url, limits=limits, progressed=lease.progressed)
-            context = partial(common, store=store, lease=lease, start=start, observer=observer, archive_every_s=every_s)
-            begin = partial(_begin, store, graph, limits, context)
+            begin = partial(_begin, store, graph, limits, partial(common, store=store, lease=lease))
             try:
                 worker = await _begin_when_ready(begin, stop, limits, observer) if patient else await begin()
                 if worker is None:

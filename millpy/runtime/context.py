@@ -34,6 +34,7 @@ class WorkerContext:
         host_clock: the machine's clock; only `clock` reads it.
         only: names of the computations to run; all when empty.
         start: time at which a source without a position begins.
+        database: the URL of the database, for sources that read there; empty without one.
         archive_every_s: seconds between two polls of archives that keep up.
         clock: the database's time, guarded against steps.
         wake: set when there may be something to do, so that a waiting worker looks.
@@ -56,6 +57,7 @@ class WorkerContext:
     rng: random.Random
     only: Sequence[str] = ()
     start: Instant | None = None
+    database: str = field(default="", repr=False)
     archive_every_s: float = 0.0
     observer: Observer = field(default_factory=Observers)
     clock: GuardedClock = field(init=False)

@@ -327,6 +327,7 @@ class OwnedIntervals:
             tell=self._context.events.add,
             connection=self._connection_of(node, deployed),
             make_check=partial(record_check, node.record_type, node.event_time, node.lax, self._limits),
+            database=self._context.database,
         )
 
     def _connection_of(self, node: InjectorNode, deployed: DeployedInterval) -> ConnectionState:

@@ -41,6 +41,7 @@ RELATIONS = {
         "",
     ),
     r"mill\.(outbox|deliveries|source_connections|corrections|corrected_windows|expected_records)": ("SIUD", "", ""),
+    r"mill\.(injected_records|injection_readers|table_slots)": ("SIUD", "", ""),
     r"mill\.(audits|archive_\w+)": (
         "SIUD",
         "",
@@ -56,13 +57,13 @@ COLUMNS = {"mill.graphs": ({"version", "description", "deployed_at"}, "UPDATE")}
 # Pattern of a function -> who may call it, besides the owner.
 FUNCTIONS = {
     r"mill\.(moment|instant|readable)\(.*": {"worker", "reader", "stranger"},
-    r"mill\.(account|devices|silent_devices)\(.*": {"worker", "reader"},
+    r"mill\.(account|devices|silent_devices|has_read)\(.*": {"worker", "reader"},
     r"millpy\.(as_of|history_of)\(.*": {"worker", "reader", "stranger"},  # they read with their caller's rights
     r"millpy\.trim_\w+\(.*": {"worker"},
     r"millpy\.explain_watermark\(.*": {"worker", "reader"},
     r"mill\.\w+\(.*": {"worker"},
     r"millpy\.(replay|discard|release|resume)_\w+\(.*": {"worker"},
-    r"millpy\.correct\(.*": {"worker"},
+    r"millpy\.(correct|inject)\(.*": {"worker"},
 }
 SCHEMAS = {  # USAGE; only the owner has CREATE
     "mill": {"worker"},
@@ -75,7 +76,7 @@ KNOWN_FUNCTIONS = set(
     "oldest_entry request_release make_partitions drop_partitions partition_bound "
     "explain_source duration explain_watermark replay_dead_letters replay_dead_letter replay_late_records "
     "discard_dead_letters discard_late_records resume_source release_parked discard_parked as_of history_of "
-    "trim_history trim_piece correct correction replay_into_window".split()
+    "trim_history trim_piece correct correction replay_into_window inject has_read forget_injected".split()
 )
 ROLES = {"owner": "millpy_owner", "worker": "millpy_worker", "reader": "millpy_reader", "stranger": "stranger"}
 

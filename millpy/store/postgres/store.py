@@ -157,6 +157,8 @@ class PostgresStore:
         async with self._fold.use() as connection:
             await check_statements(connection, self._statements)
             deployment = await deploying.deploy(connection, spec, **how, copy_results=copy_results)
+        if back:
+            await self._drop_unused_slots()
         for table in spec.tables:
             self._tables[deployment.table_ids[table.name]] = ResultTable.from_spec(deployment.name, table)
         return deployment
@@ -208,7 +210,10 @@ class PostgresStore:
     async def drop(self, name: str, *, dry_run: bool = False) -> generating.DropResult:
         """Drop a graph, or one generation of it; see `generations.drop`. With `dry_run`, roll the drop back."""
         async with self._as_owner(f"cannot drop graph {name!r}", f"drop {name}", dry_run=dry_run) as connection:
-            return await generating.drop(connection, name)
+            dropped = await generating.drop(connection, name)
+        if not dry_run:
+            await self._drop_unused_slots()
+        return dropped
 
     async def register(self, worker: WorkerInfo, ttl_s: float) -> None:
         """Register a worker and its commit channel's backend; see `Store.register`."""
@@ -240,6 +245,15 @@ class PostgresStore:
         """Let workers compute a generation from here; see `ownership.give_to_workers`."""
         async with self._as_owner(f"cannot hand graph {deployment.name!r} over", "backfill") as connection:
             await ownership.give_to_workers(connection, deployment.graph_id, grants)
+
+    async def _drop_unused_slots(self) -> None:
+        """Drop the replication slots of sources that are gone: PostgreSQL does that in no transaction."""
+        async with self._fold.use() as connection:
+            for (slot,) in await all_rows(connection, statement("find_unused_slots"), {}):
+                try:
+                    await connection.execute(statement("drop_slot"), {"slot": slot})
+                except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ObjectInUse) as error:
+                    log.warning("cannot drop replication slot %s: %s", slot, error.diag.message_primary)
 
     @asynccontextmanager
     async def _as_owner(self, what: str, command: str, *, dry_run: bool = False) -> AsyncIterator[Connection]:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import millpy
 from millpy import (
     AfterCount,
+    ChangeFields,
     Combiner,
     Csv,
     Decode,
@@ -114,6 +115,19 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
         "format": FORMATS,
     },
     "KafkaTopic": {"topic": ["a", "b"]},
+    "Injected": {"stream": ["a", "b"], "id_field": [None, "a", "b"]},
+    "PolledTable": {"table": ["a", "b", "other.a"], "column": ["a", "b"]},
+    "PostgresTable": {
+        "table": ["a", "b", "other.a"],
+        "fields": [
+            ChangeFields(),
+            ChangeFields(operation="a"),
+            ChangeFields(before="a"),
+            ChangeFields(committed_at="a"),
+        ],
+        "operations": [("snapshot", "insert", "update", "delete"), ("insert",), ("insert", "update")],
+    },
+    "ChangeFields": {"operation": [None, "a", "b"], "before": [None, "a"], "committed_at": [None, "a"]},
     "Kafka": {
         "topic": ["a", "b"],
         "fields": [
@@ -210,6 +224,17 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
         "anonymous": [False, True],
         "bounds": [HttpBounds(), HttpBounds(body_bytes=1)],
     },
+    "PolledTable": {
+        "lag": [seconds(10), seconds(0)],
+        "every": [seconds(1), seconds(2)],
+        "database": [None, "postgresql://me:secret@a/b"],
+    },
+    "PostgresTable": {
+        "copy": [True, False],
+        "database": [None, "postgresql://me:secret@a/b"],
+        "publication": [None, "a"],
+    },
+    "Injected": {"waiting_max": [1, 1_000_000]},
     "Kafka": {
         "partitions": [1, 4],
         "start": ["earliest", "latest", datetime(2026, 1, 1, tzinfo=UTC)],

@@ -150,6 +150,7 @@ async def _insert_graph(connection: Connection, spec: GraphSpec, name: str) -> t
     for subscription in spec.subscriptions:
         await insert_subscription(connection, graph_id, subscription)
     await connection.execute(statement("insert_cursors"), {"graph_id": graph_id})
+    await connection.execute(statement("register_injection_readers"), {"graph_id": graph_id})
     await create_tables(connection, graph_id, name, spec.tables)
     return graph_id, version
 

@@ -95,6 +95,8 @@ async def migrate(
     await _grow(connection, stored.graph_id, version, new_partitions(before, after))
     if not only_grows(before, after, changes):
         await _add_computations(connection, stored.graph_id, version, spec, before)
+        await connection.execute(statement("forget_injection_readers"), ids)
+        await connection.execute(statement("register_injection_readers"), ids)
         await _change_tables(connection, stored, spec, after)
         await change_horizons(connection, stored.graph_id, stored.name, spec, horizon_changes(before, after))
     migrated = sorted({change.computation for change in of_kind("state", changes)})

@@ -1,0 +1,157 @@
+"""Rows of a table, and changes of them, as payloads: the columns that are fields of the record, in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from millpy.model.record import RecordType
+from millpy.sources.postgres.column_json import ToJson
+from millpy.sources.postgres.pgoutput import UNCHANGED, Change, Relation, Row, Unchanged
+from millpy.sources.postgres.table import ChangeFields
+
+UNCHANGED_REASON = "unchanged_value"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Columns = Sequence[tuple[str, int, bool]]
+
+
+Member = tuple[int, bytes, ToJson]
+"""The place of a column, the begin of its member in an object, and its form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How rows of a table become objects.
+
+    Attributes:
+        columns: (name, OID of the type, whether it is part of the replica identity) of each column.
+        taken, taken_of_key: the members of a record; of a row of which the log has only the key.
+        image, image_of_key: the members of the row before a change, which has all columns.
+    """
+
+    columns: Columns
+    taken: Sequence[Member]
+    taken_of_key: Sequence[Member]
+    image: Sequence[Member]
+    image_of_key: Sequence[Member]
+
+
+class ChangeRecords:
+    """What makes payloads of rows and changes.
+
+    Args:
+        record_type: the type of the records; None, in tests, takes all columns.
+        fields: the fields that a change fills.
+        form_of: returns what makes JSON of values of a type, by its OID.
+    """
+
+    def __init__(self, record_type: RecordType | None, fields: ChangeFields, form_of: Callable[[int], ToJson]) -> None:
+        self._form_of = form_of
+        self._taken: dict[str, bytes] | None = None
+        names = {name: name for name in fields.names()}
+        if record_type is not None:
+            names = dict(zip(record_type.fields, record_type.struct.__struct_encode_fields__, strict=True))
+            filled = fields.names()
+            self._taken = {name: _member(name) for field, name in names.items() if field not in filled}
+        self._operation = _member(names[fields.operation]) if fields.operation else b""
+        self._before = _member(names[fields.before]) if fields.before else b""
+        self._committed_at = _member(names[fields.committed_at]) if fields.committed_at else b""
+        self._as_number = (
+            record_type is not None
+            and fields.committed_at is not None
+            and record_type.field_type(fields.committed_at) is int
+        )
+
+    def layout(self, columns: Columns) -> Layout:
+        """Return the layout of a table with these columns."""
+        every = [(place, _member(name), self._form_of(oid)) for place, (name, oid, _) in enumerate(columns)]
+        keys = {place for place, (_, _, is_key) in enumerate(columns) if is_key}
+        names = None if self._taken is None else self._taken.keys()
+        taken = [member for member in every if names is None or columns[member[0]][0] in names]
+        return Layout(
+            columns,
+            taken,
+            [member for member in taken if member[0] in keys],
+            every,
+            [member for member in every if member[0] in keys],
+        )
+
+    def of_row(self, layout: Layout, row: Row, committed_at: int) -> bytes:
+        """Return the payload of a row of the first copy."""
+        return self._payload(_members(layout.taken, row), "snapshot", b"null", committed_at)
+
+    def of_change(self, layout: Layout, change: Change, committed_at: int) -> tuple[bytes, str]:
+        """Return the payload of a change, and why it is not a record; "" if it is."""
+        row, before, lacking = change.row, change.before, ""
+        if row is not None:
+            if UNCHANGED in row:
+                row, lacking = _completed(layout, change)
+            members = _members(layout.taken, row)
+        elif before is not None:
+            members = _members(layout.taken if change.is_whole else layout.taken_of_key, before)
+        else:
+            members = []
+        image = b"null"
+        if self._before and before is not None:
+            of_before = _members(layout.image if change.is_whole else layout.image_of_key, before)
+            image = b"{" + b",".join(of_before) + b"}"
+        return self._payload(members, change.operation, image, committed_at), lacking
+
+    def _payload(self, members: list[bytes], operation: str, before: bytes, committed_at: int) -> bytes:
+        if self._operation:
+            members.append(self._operation + b'"' + operation.encode() + b'"')
+        if self._before:
+            members.append(self._before + before)
+        if self._committed_at:
+            written = b"%d" % committed_at if self._as_number else msgspec.json.encode(_moment(committed_at))
+            members.append(self._committed_at + written)
+        return b"{" + b",".join(members) + b"}"
+
+
+def _moment(instant: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=instant)
+
+
+def _member(name: str) -> bytes:
+    return msgspec.json.encode(name) + b":"
+
+
+def _members(members: Sequence[Member], row: Row) -> list[bytes]:
+    return [
+        member + (b"null" if value is None else form(value))
+        for place, member, form in members
+        if not isinstance(value := row[place], Unchanged)
+    ]
+
+
+def _completed(layout: Layout, change: Change) -> tuple[Row, str]:
+    """Take values that were not changed from the row before. Return the row, and which field lacks its value."""
+    assert change.row is not None
+    row, lacking, taken = list(change.row), "", {place for place, _, _ in layout.taken}
+    for place, value in enumerate(row):
+        if isinstance(value, Unchanged):
+            if change.is_whole and change.before is not None:
+                row[place] = change.before[place]
+            elif place in taken:
+                lacking = layout.columns[place][0]
+    if not lacking:
+        return row, ""
+    table = f"{change.relation.schema}.{change.relation.name}"
+    return row, (
+        f"column {lacking} was not changed, and its value is stored out of line, so that the log does not have it:"
+        f" ALTER TABLE {table} REPLICA IDENTITY FULL"
+    )
+
+
+def key_of(relation: Relation, names: Sequence[str], row: Row) -> list[str] | None:
+    """Return the values of key columns as text; None if the row lacks one."""
+    places = {name: place for place, (name, _, _) in enumerate(relation.columns)}
+    values = [row[places[name]] if name in places else None for name in names]
+    return (
+        [value.decode() for value in values if isinstance(value, bytes)]
+        if all(isinstance(value, bytes) for value in values)
+        else None
+    )

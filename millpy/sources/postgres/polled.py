@@ -1,0 +1,78 @@
+"""A table as a source, polled by a column that grows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from millpy.errors import ConfigError, GraphError
+from millpy.ingest.protocol import Injector, Source, SourceSetup
+from millpy.model.identity import Identity
+from millpy.model.record import RecordType
+from millpy.sources.postgres.table import table_name
+
+DEFAULT_LAG = timedelta(seconds=10)
+DEFAULT_EVERY = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class PolledTable(Source):
+    """The rows of a table whose column grows, such as a serial number or a time of insertion, once each.
+
+    A row is read when the column has had its value, or a greater one, for `lag`: transactions that take a value and
+    commit it later than that are missed. Deletes are not seen, and updates only if they raise the column. The identity
+    has the table and the column.
+
+    Attributes:
+        table: the name, `events` (in schema public) or `plant.events`. It needs a primary key.
+        column: the column; it should have an index that begins with it. Rows with NULL are not read.
+        lag: the time within which every transaction commits after it has taken a value, at least 0.
+        every: how often to look, at least 10 ms.
+        database: the URL of another database than that of the workers; it leaves out what `MILLPY_SOURCE_DATABASE_URL`
+            says.
+    """
+
+    table: str
+    column: str
+    lag: timedelta = DEFAULT_LAG
+    every: timedelta = DEFAULT_EVERY
+    database: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        table_name(self.table, "PolledTable")
+        if not isinstance(self.column, str) or not 0 < len(self.column.encode()) < 64 or "\0" in self.column:
+            raise ConfigError(
+                f"PolledTable needs the name of a column that grows, not {self.column!r}",
+                hint='an example: PolledTable("plant.events", column="number")',
+            )
+        if self.lag < timedelta(0) or self.every < timedelta(milliseconds=10):
+            raise ConfigError(
+                f"lag={self.lag} and every={self.every} cannot be",
+                hint="choose a lag of at least 0, and a period of at least 10 ms",
+            )
+
+    def identity(self) -> Identity:
+        """Describe the table and the column."""
+        schema, name = table_name(self.table, "PolledTable")
+        return {"kind": "polled_table", "table": f"{schema}.{name}", "column": self.column}
+
+    def partitions(self) -> tuple[str, ...]:
+        """Return one source partition: the column is one order."""
+        return (".".join(table_name(self.table, "PolledTable")),)
+
+    def validate(self, record_type: RecordType) -> None:
+        """Check that records are objects. Raises GraphError."""
+        if record_type.struct.__struct_config__.array_like:
+            raise GraphError(
+                f"columns of a table do not fit {record_type.struct.__name__}, which is written as an array"
+            )
+
+    def connect(self, setup: SourceSetup) -> Injector:
+        """Return the injector, not yet connected.
+
+        Raises:
+            ConfigError: there is no database, or its URL cannot be read.
+        """
+        from millpy.sources.postgres.polled_thread import poll_table  # psycopg takes long to import
+
+        return poll_table(setup, self)

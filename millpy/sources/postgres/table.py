@@ -1,0 +1,160 @@
+"""A table as a source: what it has, and then its changes, by logical decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from millpy.errors import ConfigError, GraphError
+from millpy.ingest.protocol import Injector, Source, SourceSetup
+from millpy.model.identity import Identity
+from millpy.model.identity_text import GraphPart
+from millpy.model.record import RecordType
+
+OPERATIONS = ("snapshot", "insert", "update", "delete", "truncate")
+DEFAULT_OPERATIONS = ("snapshot", "insert", "update", "delete")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ChangeFields(GraphPart):
+    """The fields of a record that a change itself fills, beside the columns of the row; None fills none.
+
+    Attributes:
+        operation: the field (str) that gets "snapshot", "insert", "update", "delete" or "truncate".
+        before: the field that gets the row before the change as an object, or null: of a struct with defaults, or a
+            dict. Without `REPLICA IDENTITY FULL` on the table, it has the key of a deleted row, or of one whose key
+            has changed.
+        committed_at: the field that gets the time of the commit: a datetime, or an int in µs since the epoch. Of a row
+            of the first copy, it is the time of that.
+    """
+
+    operation: str | None = None
+    before: str | None = None
+    committed_at: str | None = None
+
+    def identity(self) -> Identity:
+        """Describe which field each part fills."""
+        return {
+            "kind": "change_fields",
+            "operation": self.operation,
+            "before": self.before,
+            "committed_at": self.committed_at,
+        }
+
+    def names(self) -> list[str]:
+        """Return the fields that are filled."""
+        return [name for name in (self.operation, self.before, self.committed_at) if name is not None]
+
+    def validate(self, record_type: RecordType) -> None:
+        """Check that the fields exist, differ, and can hold their values. Raises GraphError."""
+        struct, names = record_type.struct.__name__, self.names()
+        if len(set(names)) < len(names):
+            raise GraphError(f"two parts of a change fill the same field of {struct}: {', '.join(names)}")
+        if names and record_type.struct.__struct_config__.array_like:
+            raise GraphError(f"columns of a table do not fit {struct}, which is written as an array")
+        for name in names:
+            if name not in record_type.annotations:
+                raise GraphError(
+                    f"cannot fill {name!r} from a change: {struct} has no such field",
+                    hint=f"its fields are {', '.join(record_type.fields)}",
+                )
+        wanted: list[tuple[str | None, tuple[Any, ...]]] = [
+            (self.operation, (str,)),
+            (self.committed_at, (datetime, int)),
+        ]
+        for named, kinds in wanted:
+            if named is not None and record_type.field_type(named) not in kinds:
+                raise GraphError(f"field {named!r} must be {' or '.join(kind.__name__ for kind in kinds)}")
+
+
+NO_CHANGE_FIELDS = ChangeFields()
+
+
+def table_name(table: str, kind: str) -> tuple[str, str]:
+    """Return the schema and the name of a table, given as `orders` or `sales.orders`.
+
+    Raises:
+        ConfigError: it is no such name.
+    """
+    parts = table.split(".") if isinstance(table, str) else []
+    if not 1 <= len(parts) <= 2 or not all(0 < len(part.encode()) < 64 and "\0" not in part for part in parts):
+        raise ConfigError(
+            f"{kind} needs the name of a table, not {table!r}", hint="name it with its schema: sales.orders"
+        )
+    return ("public", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresTable(Source):
+    """The rows of a table, and then each change of it, in the order of commits, exactly once.
+
+    A record has the columns of the row after the change, of a deleted row those that the log has: its key, or all
+    with `REPLICA IDENTITY FULL`. The identity has the table, the fields and the operations.
+
+    Attributes:
+        table: the name, `orders` (in schema public) or `sales.orders`. It needs a primary key.
+        fields: the fields that the change itself fills; by default none.
+        operations: what becomes records: by default all but "truncate", which has no row.
+        copy: whether to begin with the rows that the table has; otherwise with the changes after the deployment.
+        database: the URL of another database than that of the workers; it leaves out what `MILLPY_SOURCE_DATABASE_URL`
+            says.
+        publication: the publication to read; by default one of its own, which the first worker creates.
+    """
+
+    table: str
+    fields: ChangeFields = NO_CHANGE_FIELDS
+    operations: Sequence[str] = DEFAULT_OPERATIONS
+    copy: bool = True
+    database: str | None = field(default=None, repr=False)
+    publication: str | None = None
+
+    def __post_init__(self) -> None:
+        table_name(self.table, "PostgresTable")
+        unknown = set(self.operations) - set(OPERATIONS)
+        if unknown or not self.operations or isinstance(self.operations, str):
+            raise ConfigError(
+                f"unknown value operations={self.operations!r}", hint=f"choose among {', '.join(OPERATIONS)}"
+            )
+
+    @property
+    def schema(self) -> str:
+        """The schema of the table."""
+        return table_name(self.table, "PostgresTable")[0]
+
+    @property
+    def name(self) -> str:
+        """The name of the table in its schema."""
+        return table_name(self.table, "PostgresTable")[1]
+
+    def identity(self) -> Identity:
+        """Describe the table and the records that it becomes."""
+        return {
+            "kind": "postgres_table",
+            "table": f"{self.schema}.{self.name}",
+            "fields": self.fields.identity(),
+            "operations": [name for name in OPERATIONS if name in self.operations],
+        }
+
+    def partitions(self) -> tuple[str, ...]:
+        """Return one source partition: commits of one database have one order."""
+        return (f"{self.schema}.{self.name}",)
+
+    def validate(self, record_type: RecordType) -> None:
+        """Check the fields that the change fills. Raises GraphError."""
+        self.fields.validate(record_type)
+        if record_type.struct.__struct_config__.array_like:
+            raise GraphError(
+                f"columns of a table do not fit {record_type.struct.__name__}, which is written as an array"
+            )
+
+    def connect(self, setup: SourceSetup) -> Injector:
+        """Return the injector, not yet connected.
+
+        Raises:
+            ConfigError: there is no database, or its URL cannot be read.
+        """
+        from millpy.sources.postgres.table_reader import follow_table  # psycopg takes long to import
+
+        return follow_table(setup, self)

@@ -1,0 +1,164 @@
+"""What the changes of a table need: logical decoding, a primary key, a publication, a slot."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import xxhash
+from psycopg import sql
+
+from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.ingest.protocol import SourceSetup
+from millpy.sources.postgres import column_json
+from millpy.sources.postgres.column_json import ToJson
+from millpy.sources.postgres.table import PostgresTable
+from millpy.store.postgres.statements import statement
+
+log = logging.getLogger(__name__)
+Connection = psycopg.Connection[Any]
+OWN, FAR = "millpy_own_", "millpy_far_"
+"""Prefixes of slots in the workers' database, which are dropped with their source, and of those in others."""
+_SLOTS_FULL = "53400"
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """The table as it is.
+
+    Attributes:
+        key, key_types: the columns of its primary key, and their types in SQL.
+        columns: all columns that the log has.
+    """
+
+    key: tuple[str, ...]
+    key_types: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+def slot_name(setup: SourceSetup, *, is_own: bool) -> str:
+    """Return the name of the slot of a source, which no other source has."""
+    of = f"{setup.graph}_{setup.stream}"
+    readable = re.sub(r"[^a-z0-9_]", "_", of.lower())[:32]
+    digest = xxhash.xxh3_64_hexdigest(f"{setup.secret}/{setup.graph}/{setup.stream}".encode())
+    return f"{OWN if is_own else FAR}{readable}_{digest[:12]}"
+
+
+def publication_name(source: PostgresTable) -> str:
+    """Return the name of the publication: the given one, or one for the table."""
+    return source.publication or f"millpy_{source.schema}_{source.name}"[:63]
+
+
+def look_at_table(connection: Connection, source: PostgresTable) -> TableFacts:
+    """Check the server, the table and the publication, which is created if it is ours.
+
+    Raises:
+        ConfigError: an operator has to do something.
+        SourceUnavailableError: the table is not there, or not published, any more.
+    """
+    named = {"schema": source.schema, "table": source.name, "publication": publication_name(source)}
+    found = connection.execute(statement("look_at_table"), named).fetchone()
+    if found is None:
+        raise SourceUnavailableError(
+            f"there is no table {source.schema}.{source.name}", hint="create it, or correct the name in the graph"
+        )
+    wal_level, is_standby, _, key, key_types, columns, exists, is_published = found
+    if is_standby:
+        raise ConfigError("the database of the table is a standby", hint="give the URL of the primary")
+    if wal_level != "logical":
+        raise ConfigError(
+            f"the changes of {source.schema}.{source.name} are not in the log: wal_level is {wal_level}",
+            hint="as an administrator: ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
+        )
+    if not key:
+        raise ConfigError(
+            f"table {source.schema}.{source.name} has no primary key",
+            hint="add one, so that its rows can be copied piece by piece and its changes name them",
+        )
+    if not exists:
+        _create_publication(connection, source)
+    elif not is_published:
+        raise SourceUnavailableError(
+            f"publication {publication_name(source)} does not have table {source.schema}.{source.name}",
+            hint="ALTER PUBLICATION … ADD TABLE …",
+        )
+    return TableFacts(tuple(key), tuple(key_types), tuple(columns))
+
+
+def _create_publication(connection: Connection, source: PostgresTable) -> None:
+    query = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(
+        sql.Identifier(publication_name(source)), sql.Identifier(source.schema, source.name)
+    )
+    try:
+        connection.execute(query)
+    except psycopg.errors.DuplicateObject:
+        return  # another worker was quicker
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise ConfigError(
+            f"this role may not publish {source.schema}.{source.name}: {error.diag.message_primary}",
+            hint=f"as the owner of the table: {query.as_string(connection)}",
+        ) from error
+
+
+def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, *, is_new: bool) -> None:
+    """Check the slot, and create it for a source that has read nothing yet.
+
+    Raises:
+        ConfigError: it cannot be created, or is gone although changes were read from it.
+    """
+    found = connection.execute(statement("look_at_slot"), {"slot": slot}).fetchone()
+    if found is not None and found[0] and found[1] and found[2] != "lost":
+        return
+    if not is_new:
+        why = "was dropped" if found is None else "has lost a part of the log (max_slot_wal_keep_size)"
+        raise ConfigError(
+            f"{setup.stream}: replication slot {slot} {why}, so changes are missing",
+            hint="deploy a new generation of the graph, which copies the table anew",
+        )
+    if found is not None:
+        connection.execute(statement("drop_slot"), {"slot": slot})
+    if slot.startswith(OWN):
+        of = {"graph": setup.graph, "generation": setup.generation, "source": setup.stream, "slot": slot}
+        connection.execute(statement("note_slot"), of)
+    try:
+        connection.execute(statement("create_slot"), {"slot": slot})
+    except psycopg.errors.InsufficientPrivilege as error:
+        role = connection.info.user
+        raise ConfigError(
+            f"role {role} may not read changes: {error.diag.message_primary}",
+            hint=f'as an administrator: ALTER ROLE "{role}" REPLICATION',
+        ) from error
+    except psycopg.Error as error:
+        if error.sqlstate != _SLOTS_FULL:
+            raise
+        raise ConfigError(
+            f"no replication slot is free: {error.diag.message_primary}",
+            hint="drop an unused one (`millpy doctor` lists them), or raise max_replication_slots",
+        ) from error
+
+
+def forms(connection: Connection) -> Callable[[int], ToJson]:
+    """Return what finds the JSON form of a type, by its OID; the answers are kept."""
+    known = dict(column_json.BY_OID)
+
+    def form_of(type_oid: int) -> ToJson:
+        if type_oid not in known:
+            known[type_oid] = find(type_oid)
+        return known[type_oid]
+
+    def find(type_oid: int) -> ToJson:
+        found = connection.execute(statement("look_at_type"), {"type_oid": type_oid}).fetchone()
+        if found is None:
+            return column_json.text
+        kind, category, base, element, delimiter = found
+        if kind == "d":
+            return form_of(base)
+        if category == "A" and element:
+            return column_json.array_of(form_of(element), delimiter)
+        return column_json.text
+
+    return form_of

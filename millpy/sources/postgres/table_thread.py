@@ -1,0 +1,312 @@
+"""The thread that reads a table: copies it, follows its changes, and confirms to the slot what is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.ingest.protocol import SourceSetup
+from millpy.sources.postgres.change_records import ChangeRecords, Layout, key_of
+from millpy.sources.postgres.page_thread import CONNECT_S_MAX, Page, PageThread
+from millpy.sources.postgres.pgoutput import Begin, Change, Decoder, Relation
+from millpy.sources.postgres.replication import ReplicationError, ReplicationStream
+from millpy.sources.postgres.table import PostgresTable
+from millpy.sources.postgres.table_checks import TableFacts, ensure_slot, forms, look_at_table, publication_name
+from millpy.sources.postgres.table_copy import begin_snapshot, is_upto, pieces
+from millpy.sources.postgres.table_position import Copied, TablePosition
+from millpy.store.postgres.statements import statement
+
+PAGE_RECORDS = 2_000
+GATHER_S = 0.005
+"""How long a page waits for more changes."""
+_STATUS_EVERY_S, _LOOK_EVERY_S = 1.0, 10.0
+_SILENT_S_MAX = 30.0
+_OPEN_EVERY_S = 0.2
+
+
+class TableThread(PageThread):
+    """A reader of one table and its changes.
+
+    Args:
+        setup, source: what to read.
+        url: the database of the table.
+        slot: the name of its slot.
+        position: the committed position; None if there is none.
+        call: runs a function in the event loop.
+    """
+
+    def __init__(
+        self,
+        setup: SourceSetup,
+        source: PostgresTable,
+        url: str,
+        slot: str,
+        position: TablePosition | None,
+        call: Callable[[Callable[[], None]], object],
+    ) -> None:
+        super().__init__(setup, source.table, url, call)
+        self._source, self._slot = source, slot
+        self._is_new = position is None
+        self._position = position or TablePosition(copied=not source.copy)
+        self._committed_lsn = self._position.lsn
+        self._stream: ReplicationStream | None = None
+        self._sent_at = self._heard_at = float("-inf")
+        self._awaited: tuple[float, int] | None = None
+        """When we asked for the end of the log, and where it was, until the stream has reached it."""
+
+    def committed(self, records: int, position: TablePosition) -> None:
+        """Note what is committed, so that the slot may forget it."""
+        with self.changed:
+            self._committed_lsn = max(self._committed_lsn, position.lsn)
+        super().committed(records, position)
+
+    def _read(self, connection: psycopg.Connection[Any]) -> None:
+        """Copy what is not copied yet, and follow."""
+        facts = look_at_table(connection, self._source)
+        ensure_slot(connection, self._setup, self._slot, is_new=self._is_new)
+        records = ChangeRecords(self._setup.record_type, self._source.fields, forms(connection))
+        if not self._position.copied:
+            self._copy(connection, facts, records)
+        elif self._is_new:
+            self._begin()
+        if self.stopped():
+            return
+        self._connected()
+        try:
+            self._follow(connection, facts, records)
+        finally:
+            stream, self._stream = self._stream, None
+            if stream is not None:
+                stream.close()
+
+    def _begin(self) -> None:
+        """Let the position be committed without a record, so that the slot is never made anew."""
+        self._is_new = False
+        begun = self._position
+        self._put_page(Page([], [], lambda _: begun, lambda _: self._source.table))
+
+    # -- the first copy -------------------------------------------------------------------------------------------
+
+    def _copy(self, connection: psycopg.Connection[Any], facts: TableFacts, records: ChangeRecords) -> None:
+        if self._is_new:
+            self._await_open(connection)
+        self._connected()
+        parts = self._position.copies
+        after = parts[-1].upto if parts else None
+        snapshot, until = begin_snapshot(connection)
+        until = max(until, self._position.until)
+        try:
+            if "snapshot" in self._source.operations:
+                limits, table = self._setup.limits, sql.Identifier(self._source.schema, self._source.name)
+                rows_max, bytes_max = limits.bundle_records_max, limits.bundle_bytes_max // 2
+                for piece in pieces(connection, table, facts, after, rows_max=rows_max, bytes_max=bytes_max):
+                    layout = records.layout(piece.columns)
+                    copied_at = int(self._setup.clock.now_us())
+
+                    def position(row: int, keys: Sequence[tuple[str, ...]] = piece.keys) -> TablePosition:
+                        return TablePosition(copies=(*parts, Copied(snapshot, keys[row])), until=until)
+
+                    def place(row: int, keys: Sequence[tuple[str, ...]] = piece.keys) -> str:
+                        return f"{self._source.table} {', '.join(keys[row])}"
+
+                    payloads = [records.of_row(layout, row, copied_at) for row in piece.rows]
+                    self._put_page(Page(payloads, [copied_at] * len(payloads), position, place))
+                    self._position = position(len(payloads) - 1)
+                    self._is_new = False
+                    if self.stopped():
+                        return
+        finally:
+            connection.execute("ROLLBACK")
+        self._position = TablePosition(copied=True, copies=(*parts, Copied(snapshot)), until=until)
+        self._begin()
+
+    def _await_open(self, connection: psycopg.Connection[Any]) -> None:
+        """Wait for the transactions that are open now.
+
+        A commit that is in the log before the slot begins may not be visible yet, for example while it waits for a
+        standby. After this wait, a snapshot shows all that the slot does not have.
+        """
+        snapshot = (connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",))[0]
+        named = {"open": snapshot.rpartition(":")[2]}
+        while named["open"] and not self.stopped():
+            found = connection.execute(statement("find_open"), named).fetchone()
+            if found is None:
+                break
+            count, pid, since = found
+            self._disconnected(
+                f"the copy waits for {count} older transactions, such as that of pid {pid} since {since}"
+            )
+            self._wait(_OPEN_EVERY_S)
+
+    # -- changes --------------------------------------------------------------------------------------------------
+
+    def _follow(self, connection: psycopg.Connection[Any], facts: TableFacts, records: ChangeRecords) -> None:
+        self._stream = stream = self._open_stream(connection)
+        self._heard_at = looked_at = self.now
+        for page in self._changes(stream, connection, facts, records):
+            if page is not None:
+                self._put_page(page)
+            if self.stopped():
+                return
+            now = self.now
+            if now - self._sent_at >= _STATUS_EVERY_S:
+                self._send_status()
+            if now - self._heard_at > _SILENT_S_MAX:
+                raise SourceUnavailableError(f"the database of {self._table} is silent")
+            if page is None and now - looked_at >= _LOOK_EVERY_S:
+                looked_at = now
+                look_at_table(connection, self._source)
+
+    def _open_stream(self, connection: psycopg.Connection[Any]) -> ReplicationStream:
+        try:
+            return ReplicationStream(self._url, self._slot, publication_name(self._source), CONNECT_S_MAX)
+        except ReplicationError as error:
+            # The owner before us may be frozen, and its connection open for another minute.
+            if error.is_in_use and self._setup.trusted():
+                connection.execute(statement("end_reader_of_slot"), {"slot": self._slot})
+            raise
+
+    def _changes(
+        self,
+        stream: ReplicationStream,
+        connection: psycopg.Connection[Any],
+        facts: TableFacts,
+        records: ChangeRecords,
+    ) -> Iterator[Page | None]:
+        """Yield pages of changes, and None from time to time while there are none."""
+        decoder, layouts = Decoder(), dict[int, Layout]()
+        begin, place = Begin(0, 0, 0), 0
+        rows = _Rows(self._position, self._source.table)
+        while True:
+            message = stream.next(GATHER_S if rows.payloads else 0.25)
+            if message is None:
+                if rows.payloads:
+                    yield rows.page()
+                    rows = _Rows(self._position, self._source.table)
+                else:
+                    self._note_drained(stream, connection)
+                    yield None
+                continue
+            self._heard_at = self.now
+            for found in decoder.decode(message):
+                if isinstance(found, Begin):
+                    begin, place = found, 0
+                elif isinstance(found, Relation):
+                    layouts[found.relation_id] = records.layout(found.columns)
+                elif (found.relation.schema, found.relation.name) == (self._source.schema, self._source.name):
+                    place += 1
+                    if self._position.has(begin.lsn, place):
+                        continue
+                    change = self._judged(connection, facts, begin, found) if self._position.copies else found
+                    self._position = self._position.behind(begin.lsn, place)
+                    if change is not None and change.operation in self._source.operations:
+                        payload, why_not = records.of_change(
+                            layouts[found.relation.relation_id], change, begin.committed_at
+                        )
+                        rows.add(payload, begin, place, why_not)
+            if len(rows.payloads) >= PAGE_RECORDS or rows.size >= self._setup.limits.bundle_bytes_max // 4:
+                yield rows.page()
+                rows = _Rows(self._position, self._source.table)
+
+    def _judged(
+        self, connection: psycopg.Connection[Any], facts: TableFacts, begin: Begin, change: Change
+    ) -> Change | None:
+        """Return what of a change the first copy does not have; None if it has all.
+
+        Raises:
+            ConfigError: a part of the copy was truncated after another part had been copied.
+        """
+        position = self._position
+        if begin.lsn >= position.until:
+            return change
+        shown = [part.shows(begin.xid) for part in position.copies]
+        if len(set(shown)) == 1:
+            return None if shown[0] else change
+        if change.operation == "truncate":
+            raise ConfigError(
+                f"table {self._source.table} was truncated while its first copy was interrupted",
+                hint="deploy a new generation of the graph, which copies the table anew",
+            )
+        bounds = [part.upto for part in position.copies[:-1] if part.upto is not None]
+
+        def is_shown(row: Any) -> bool:
+            key = key_of(change.relation, facts.key, row)
+            if key is None:
+                return shown[-1]
+            return shown[[*is_upto(connection, facts, key, bounds), True].index(True)]
+
+        before = is_shown(change.before) if change.before is not None else None
+        after = is_shown(change.row) if change.row is not None else None
+        if before is None or after is None or before == after:
+            return None if (after if after is not None else before) else change
+        if after:  # the copy has the new key already, and the old one still
+            return Change(change.relation, "delete", None, change.before, change.is_whole)
+        return Change(change.relation, "insert", change.row, None, is_whole=False)
+
+    def _note_drained(self, stream: ReplicationStream, connection: psycopg.Connection[Any]) -> None:
+        """Find out whether everything that was committed a moment ago was read."""
+        if self.now - self._sent_at < _STATUS_EVERY_S:
+            return
+        asked_at = self.now
+        (end,) = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint").fetchone() or (0,)
+        if stream.reached >= end:
+            self.drained_at = asked_at
+        elif self._awaited and stream.reached >= self._awaited[1]:
+            self.drained_at = self._awaited[0]
+            self._awaited = None
+        if self._awaited is None:
+            self._awaited = (asked_at, end)
+
+    def _send_status(self) -> None:
+        stream = self._stream
+        if stream is None:
+            return
+        with self.changed:
+            flushed = self._committed_lsn
+            if self._committed == self._put:
+                flushed = max(flushed, stream.reached)
+        stream.send_status(flushed, asks=True)
+        self._sent_at = self.now
+
+    def _while_waiting(self) -> None:
+        if self.now - self._sent_at >= _STATUS_EVERY_S:
+            self._send_status()
+
+
+class _Rows:
+    """The rows of the next page, each with its place in the log."""
+
+    def __init__(self, before: TablePosition, table: str) -> None:
+        self.payloads: list[bytes] = []
+        self._before = before
+        self.size = 0
+        self._table = table
+        self._places: list[tuple[int, int]] = []
+        self._arrivals: list[int] = []
+        self._refused: dict[int, str] = {}
+
+    def add(self, payload: bytes, begin: Begin, place: int, why_not: str) -> None:
+        """Append a row."""
+        if why_not:
+            self._refused[len(self.payloads)] = why_not
+        self.payloads.append(payload)
+        self.size += len(payload)
+        self._places.append((begin.lsn, place))
+        self._arrivals.append(begin.committed_at)
+
+    def page(self) -> Page:
+        """Return the page."""
+        places, table, before = self._places, self._table, self._before
+
+        def position(row: int) -> TablePosition:
+            return before.behind(*places[row])
+
+        def place(row: int) -> str:
+            lsn, number = places[row]
+            return f"{table}@{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}:{number}"
+
+        return Page(self.payloads, self._arrivals, position, place, self._refused)

@@ -1,0 +1,94 @@
+-- name: look_at_table
+-- Reads what has to be so for the changes of a table. Zero rows: there is no such table.
+SELECT current_setting('wal_level'), pg_is_in_recovery(), c.oid::bigint,
+       (SELECT array_agg(a.attname::text ORDER BY k.place) FROM pg_index AS i
+         CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (attnum, place)
+          JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = k.attnum
+         WHERE i.indrelid = c.oid AND i.indisprimary) AS key,
+       (SELECT array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY k.place) FROM pg_index AS i
+         CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (attnum, place)
+          JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = k.attnum
+         WHERE i.indrelid = c.oid AND i.indisprimary) AS key_types,
+       (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute AS a
+         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '') AS columns,
+       EXISTS (SELECT FROM pg_publication AS p WHERE p.pubname = %(publication)s),
+       EXISTS (SELECT FROM pg_publication_tables AS p WHERE p.pubname = %(publication)s
+                  AND p.schemaname = n.nspname AND p.tablename = c.relname)
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p');
+
+-- name: look_at_polled_table
+-- Reads what has to be so for a table that is polled. Zero rows: there is no such table.
+SELECT (SELECT format_type(a.atttypid, a.atttypmod) FROM pg_attribute AS a
+         WHERE a.attrelid = c.oid AND a.attname = %(column)s AND a.attnum > 0 AND NOT a.attisdropped),
+       k.key, k.key_types,
+       (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute AS a
+         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ CROSS JOIN LATERAL (
+       SELECT array_agg(a.attname::text ORDER BY i.place) AS key,
+              array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY i.place) AS key_types
+         FROM pg_index AS p CROSS JOIN LATERAL unnest(p.indkey) WITH ORDINALITY AS i (attnum, place)
+         JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = i.attnum
+        WHERE p.indrelid = c.oid AND p.indisprimary) AS k
+ WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p');
+
+-- name: look_at_slot
+-- Reads a replication slot. Zero rows: there is none of this name.
+SELECT s.database = current_database(), s.plugin = 'pgoutput', coalesce(s.wal_status, ''), s.active_pid
+  FROM pg_replication_slots AS s WHERE s.slot_name = %(slot)s;
+
+-- name: create_slot
+-- Always one row. It waits for the transactions that are open.
+SELECT slot_name::text FROM pg_create_logical_replication_slot(%(slot)s, 'pgoutput');
+
+-- name: look_at_type
+-- Reads what a type is made of. Zero rows: the type is gone.
+SELECT t.typtype::text, t.typcategory::text, t.typbasetype::bigint, t.typelem::bigint, t.typdelim::text
+  FROM pg_type AS t WHERE t.oid = %(type_oid)s;
+
+-- name: read_snapshot
+-- Always one row: what this transaction sees, and the position of the log behind it.
+SELECT pg_current_snapshot()::text, (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint;
+
+-- name: find_open
+-- Finds those of some transactions that are still open, and the oldest of their sessions. Zero rows: none is.
+SELECT count(*), min(a.pid), min(a.xact_start)::text
+  FROM unnest(string_to_array(pg_current_snapshot()::text, ':')) WITH ORDINALITY AS s (part, place)
+ CROSS JOIN LATERAL unnest(string_to_array(nullif(s.part, ''), ',')) AS o (xid)
+  LEFT JOIN pg_stat_activity AS a ON a.backend_xid = o.xid::xid8::xid
+ WHERE s.place = 3 AND o.xid = ANY (string_to_array(%(open)s, ',')) HAVING count(*) > 0;
+
+-- name: end_reader_of_slot
+-- Ends the session of an owner that has lost its interval. Zero rows: there is none.
+SELECT pg_terminate_backend(s.active_pid) FROM pg_replication_slots AS s
+ WHERE s.slot_name = %(slot)s AND s.active_pid IS NOT NULL;
+
+-- name: note_slot
+-- Notes the slot of a source, so that it is dropped with the source. Zero rows: it is noted.
+INSERT INTO mill.table_slots (graph_id, source, slot)
+SELECT g.graph_id, %(source)s, %(slot)s FROM mill.graphs AS g
+ WHERE g.generation = %(generation)s
+   AND g.family || CASE WHEN g.generation = 1 THEN '' ELSE '_' || g.generation END = %(graph)s
+ON CONFLICT DO NOTHING;
+
+-- name: find_unused_slots
+-- Finds the slots of sources that are gone. Zero rows: there are none.
+SELECT s.slot_name::text FROM pg_replication_slots AS s
+ WHERE s.database = current_database() AND s.slot_name LIKE 'millpy\_own\_%%' AND NOT s.active
+   AND NOT EXISTS (SELECT FROM mill.table_slots AS t WHERE t.slot = s.slot_name);
+
+-- name: drop_slot
+-- Zero rows: it is gone, or read.
+SELECT pg_drop_replication_slot(s.slot_name) FROM pg_replication_slots AS s
+ WHERE s.slot_name = %(slot)s AND NOT s.active;
+
+-- name: look_at_slots
+-- Reads how much of the log the slots of sources keep. Zero rows: no source has a slot in this database.
+SELECT s.slot_name::text AS slot, t.source, g.name AS graph, s.active, coalesce(s.wal_status, 'lost') AS wal_status,
+       coalesce(pg_current_wal_lsn() - s.restart_lsn, 0)::bigint AS bytes
+  FROM pg_replication_slots AS s
+  LEFT JOIN mill.table_slots AS t ON t.slot = s.slot_name
+  LEFT JOIN mill.graphs AS g USING (graph_id)
+ WHERE NOT pg_is_in_recovery() AND s.database = current_database() AND s.slot_name LIKE 'millpy\_own\_%'
+ ORDER BY 1;

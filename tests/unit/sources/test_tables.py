@@ -1,0 +1,152 @@
+"""Changes of tables without a server: what snapshots show, positions, values, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+
+from millpy import ChangeFields, PostgresTable
+from millpy.errors import ConfigError, GraphError, SourceUnavailableError
+from millpy.model.record import RecordType
+from millpy.sources.postgres import column_json
+from millpy.sources.postgres.pgoutput import Change, Decoder
+from millpy.sources.postgres.table_checks import look_at_table
+from millpy.sources.postgres.table_position import Copied, TablePosition
+from millpy.sources.postgres.table_reader import database_of
+
+HIGH = 7 << 32
+
+
+@pytest.mark.parametrize("epoch", [0, HIGH])
+def test_a_snapshot_shows_what_committed_before_it(epoch: int) -> None:
+    part = Copied(f"{epoch + 100}:{epoch + 200}:{epoch + 120},{epoch + 150}")
+
+    assert [xid for xid in (99, 100, 120, 149, 150, 199, 200, 300) if part.shows((epoch + xid) & 0xFFFFFFFF)] == [
+        99, 100, 149, 199,
+    ]  # fmt: skip
+
+
+def test_a_snapshot_knows_transactions_across_the_wrap_of_their_ids() -> None:
+    part = Copied(f"{HIGH - 10}:{HIGH + 10}:{HIGH - 5}")
+
+    assert part.shows((HIGH - 20) & 0xFFFFFFFF)
+    assert not part.shows((HIGH - 5) & 0xFFFFFFFF)
+    assert part.shows(5)
+    assert not part.shows(10)
+
+
+def test_position_forgets_the_copy_when_no_snapshot_shows_what_follows() -> None:
+    position = TablePosition(copied=True, copies=(Copied("1:2:"),), until=50)
+
+    assert position.behind(49, 3).copies == position.copies
+    assert position.behind(50, 1) == TablePosition(copied=True, lsn=50, done=1)
+    assert [position.behind(49, 3).has(*at) for at in ((48, 9), (49, 3), (49, 4), (50, 1))] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "wanted"),
+    [
+        (column_json.number, b"-0.50", -0.5),
+        (column_json.number, b"1e+20", 1e20),
+        (column_json.number, b"Infinity", "Infinity"),
+        (column_json.moment, b"2026-01-02 03:04:05.6+00", "2026-01-02T03:04:05.6+00:00"),
+        (column_json.moment, b"infinity", "infinity"),
+        (column_json.moment, b"0044-03-15 00:00:00+00 BC", "0044-03-15 00:00:00+00 BC"),
+        (column_json.binary, b"\\x00ff", "AP8="),
+        (column_json.text, 'ü"\\\n\x01'.encode(), 'ü"\\\n\x01'),
+        (column_json.array_of(column_json.number), b"{}", []),
+        (column_json.array_of(column_json.number), b"[0:1]={1,NULL}", [1, None]),
+        (column_json.array_of(column_json.text), rb'{{"a,}",NULL},{"NULL","\"\\"}}', [["a,}", None], ["NULL", '"\\']]),
+        (column_json.array_of(column_json.text, ";"), b"{(1,2);(3,4)}", ["(1,2)", "(3,4)"]),
+    ],
+)
+def test_values_become_json(form: column_json.ToJson, text: bytes, wanted: Any) -> None:
+    assert json.loads(form(text)) == wanted
+
+
+def test_unknown_messages_are_faults_and_others_are_ignored() -> None:
+    decoder = Decoder()
+    relation = b"R" + struct.pack(">I", 7) + b"\0t\0d" + struct.pack(">H", 1) + b"\1id\0" + struct.pack(">Ii", 23, -1)
+    decoder.decode(relation)
+
+    (deleted,) = decoder.decode(b"D" + struct.pack(">I", 7) + b"K" + struct.pack(">H", 1) + b"t\0\0\0\x0212")
+    assert isinstance(deleted, Change)
+    assert (deleted.relation.schema, deleted.before, deleted.is_whole) == ("pg_catalog", [b"12"], False)
+    assert decoder.decode(b"C") == decoder.decode(b"Yx") == ()
+    with pytest.raises(ValueError, match="is not known"):
+        decoder.decode(b"?")
+
+
+class Answer:
+    """A connection whose every statement has one answer."""
+
+    def __init__(self, row: tuple[Any, ...] | None) -> None:
+        self.row = row
+
+    def execute(self, *_: Any) -> Answer:
+        return self
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        return self.row
+
+
+FACTS = ("logical", False, 1, ["id"], ["integer"], ["id"], True, True)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "error", "said"),
+    [
+        (0, "replica", ConfigError, "wal_level is replica"),
+        (1, True, ConfigError, "is a standby"),
+        (3, None, ConfigError, "has no primary key"),
+        (7, False, SourceUnavailableError, "does not have table public.t"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused_with_what_to_do(
+    place: int, value: Any, error: type[Exception], said: str
+) -> None:
+    row = (*FACTS[:place], value, *FACTS[place + 1 :])
+
+    with pytest.raises(error, match=said) as caught:
+        look_at_table(Answer(row), PostgresTable("t"))  # type: ignore[arg-type]
+    assert caught.value.hint  # type: ignore[attr-defined]
+    assert look_at_table(Answer(FACTS), PostgresTable("t")).key == ("id",)  # type: ignore[arg-type]
+
+
+class Item(msgspec.Struct):
+    id: int
+    operation: int = 0
+
+
+def test_wrong_settings_are_refused() -> None:
+    for table in ("", "a.b.c", "x" * 64, 3):
+        with pytest.raises(ConfigError, match="needs the name of a table"):
+            PostgresTable(table)  # type: ignore[arg-type]
+    for operations in ((), ("inserts",), "insert"):
+        with pytest.raises(ConfigError, match="unknown value operations="):
+            PostgresTable("t", operations=operations)
+    with pytest.raises(GraphError, match="has no such field"):
+        PostgresTable("t", fields=ChangeFields(before="old")).validate(RecordType(Item))
+    with pytest.raises(GraphError, match="must be str"):
+        PostgresTable("t", fields=ChangeFields(operation="operation")).validate(RecordType(Item))
+
+
+def test_the_database_is_the_given_one_or_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MILLPY_SOURCE_DATABASE_URL", raising=False)
+    assert database_of("t", None, "postgresql://a") == ("postgresql://a", True)
+    with pytest.raises(ConfigError, match="has no database"):
+        database_of("t", None, "")
+    monkeypatch.setenv("MILLPY_SOURCE_DATABASE_URL", "postgresql://localhost/b")
+    assert database_of("t", None, "postgresql://a") == ("postgresql://localhost/b", False)
+    url = "postgresql://me:secret@localhost/c"
+    assert database_of("t", url, "") == (url, False)
+    assert "secret" not in repr(PostgresTable("t", database=url))
