@@ -19,7 +19,7 @@ from millpy.model.checkpoint import Entries, Kind
 from millpy.model.due_queue import DueQueue
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
 from millpy.model.stage import UNBOUNDED, StoredInterval
-from millpy.model.stored_windows import FIRST_PLACE
+from millpy.model.stored_windows import FIRST_PLACE, span_of
 from millpy.model.time import Instant
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.closed_windows import ClosedWindows
@@ -105,12 +105,11 @@ class OpenWindows:
                 hasher=self._hasher,
                 recovered_bundle=recovered.bundle,
             )
-            for subkey in recovered.unfired_windows:
-                start, _, end = subkey.partition("/")
-                self._assigner.pin(int(start), int(end))
-                self.panes[int(start)] = {}
-                self.spilled.stored.add(int(start))
-                self.spilled.unread[int(start)] = FIRST_PLACE
+            for start, end in map(span_of, recovered.unfired_windows):
+                self._assigner.pin(start, end)
+                self.panes[start] = {}
+                self.spilled.stored.add(start)
+                self.spilled.unread[start] = FIRST_PLACE
         for subkey in recovered.closed_windows:
             start, _, end = subkey.partition("/")
             # Until the low watermark has passed its end and lateness, panes of it may wait.
