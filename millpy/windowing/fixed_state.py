@@ -111,14 +111,14 @@ class OpenWindows:
                 self.spilled.stored.add(start)
                 self.spilled.unread[start] = FIRST_PLACE
         for subkey in recovered.closed_windows:
-            start, _, end = subkey.partition("/")
+            start, end = span_of(subkey)
             # Until the low watermark has passed its end and lateness, panes of it may wait.
-            if int(end) + self._allowed_us <= recovered.low_watermark:
+            if end + self._allowed_us <= recovered.low_watermark:
                 self.spilled.expired.append((subkey, recovered.bundle))
                 continue
-            self._assigner.pin(int(start), int(end))
-            self.panes[int(start)] = {}
-            self.spilled.stored.add(int(start))
+            self._assigner.pin(start, end)
+            self.panes[start] = {}
+            self.spilled.stored.add(start)
 
     def _add_loaded(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Add panes that were loaded from the store."""

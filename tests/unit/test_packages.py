@@ -90,6 +90,7 @@ def test_the_images_context_contains_exactly_the_tracked_files(littered: Path) -
 
     assert context <= tracked()
     needed = ("millpy/", "migrations/", "services/", "examples/", "pyproject.toml", "README.md", "LICENSE")
+    needed += ("compose/alerts.yaml", "compose/kubernetes/", "compose/systemd/")
     assert {name for name in tracked() if name.startswith(needed)} == context
 
 
