@@ -33,7 +33,7 @@ from millpy.sources.files.source import Directory, Files
 from millpy.sources.kafka.records import FieldMapping
 from millpy.sources.kafka.source import Kafka, KafkaBrokers, Sasl
 from millpy.sources.mqtt.source import MqttSession
-from millpy.sources.postgres.injected import Injected
+from millpy.sources.postgres.injected import InjectedStream
 from millpy.sources.postgres.polled import PolledTable
 from millpy.sources.postgres.table import ChangeFields, PostgresTable
 from millpy.windowing.accumulation import Accumulation
@@ -90,7 +90,7 @@ __all__ = [
     "GlobalWindow",
     "Graph",
     "Gzip",
-    "Injected",
+    "InjectedStream",
     "Json",
     "Kafka",
     "KafkaBrokers",
