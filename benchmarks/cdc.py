@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 import psycopg
 
@@ -89,18 +90,18 @@ def main(options: argparse.Namespace) -> None:
         )
 
 
-def begun(connection: psycopg.Connection) -> bool:  # type: ignore[type-arg]
+def begun(connection: psycopg.Connection[Any]) -> bool:
     """Tell whether a worker has committed where it begins."""
     query = "SELECT EXISTS (SELECT FROM mill.intervals WHERE bundle > 0 AND key_lo IS NULL)"
     return connection.execute(query).fetchone() == (True,)
 
 
-def updates(connection: psycopg.Connection) -> int:  # type: ignore[type-arg]
+def updates(connection: psycopg.Connection[Any]) -> int:
     """Return the number of updates so far."""
     return int((connection.execute("SELECT count(*) FROM public.pgbench_history").fetchone() or (0,))[0])
 
 
-def windows(connection: psycopg.Connection) -> int:  # type: ignore[type-arg]
+def windows(connection: psycopg.Connection[Any]) -> int:
     """Return the number of changes in closed windows."""
     return int((connection.execute("SELECT coalesce(sum(n), 0) FROM cdc.by_branch").fetchone() or (0,))[0])
 

@@ -11,7 +11,7 @@ from datetime import datetime
 
 import msgspec
 
-from millpy import Count, Dedupe, EventTime, FixedWindows, Graph, Injected, Sum, hours, seconds
+from millpy import Count, Dedupe, EventTime, FixedWindows, Graph, InjectedStream, Sum, hours, seconds
 
 
 class Order(msgspec.Struct):
@@ -24,7 +24,7 @@ class Order(msgspec.Struct):
 graph = Graph("shop")
 orders = graph.inject(
     "orders",
-    Injected("orders", id_field="id"),
+    InjectedStream("orders", id_field="id"),
     schema=Order,
     event_time=EventTime("ordered_at", max_disorder=seconds(10)),
     dedupe=Dedupe("id", within=hours(1)),

@@ -35,7 +35,7 @@ from millpy.sources.http.source import Http, HttpBounds
 from millpy.sources.kafka.records import FieldMapping
 from millpy.sources.kafka.source import Kafka, KafkaBrokers, Sasl
 from millpy.sources.mqtt.source import MqttSession
-from millpy.sources.postgres.injected import Injected
+from millpy.sources.postgres.injected import InjectedStream
 from millpy.sources.postgres.polled import PolledTable
 from millpy.sources.postgres.table import ChangeFields, PostgresTable
 from millpy.windowing.accumulation import Accumulation
@@ -94,7 +94,7 @@ __all__ = [
     "Gzip",
     "Http",
     "HttpBounds",
-    "Injected",
+    "InjectedStream",
     "Json",
     "Kafka",
     "KafkaBrokers",

@@ -1174,7 +1174,7 @@ BEGIN
       INTO readers FROM mill.injection_readers AS r WHERE r.stream = p_stream;
     IF readers.number = 0 THEN
         RAISE EXCEPTION 'no graph reads the injected stream %', coalesce(quote_literal(p_stream), 'NULL')
-              USING ERRCODE = 'MW010', HINT = 'deploy a graph with the source Injected(…) of this name, or correct the name';
+              USING ERRCODE = 'MW010', HINT = 'deploy a graph with the source InjectedStream(…) of this name, or correct the name';
     END IF;
     IF p_record IS NULL OR jsonb_typeof(p_record) <> 'object' THEN
         RAISE EXCEPTION 'an injected record must be a JSON object, not %', coalesce(jsonb_typeof(p_record), 'NULL')

@@ -30,7 +30,7 @@ def judge_injections(facts: Facts, limits: Limits) -> Iterator[Finding]:
                 CHECK,
                 f"{found}; the bound is {row['waiting_max']:,}",
                 f"at the bound millpy.inject({row['stream']!r}, …) raises an error in the transactions that call it",
-                "start a worker of the graph, or raise waiting_max= of Injected",
+                "start a worker of the graph, or raise waiting_max= of InjectedStream",
             )
         elif oldest_s > OLD_S_MAX:
             yield Finding(

@@ -17,7 +17,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from examples.orders_app import TABLE
-from millpy import Count, Dedupe, EventTime, FixedWindows, Graph, Injected, Sum, hours, seconds
+from millpy import Count, Dedupe, EventTime, FixedWindows, Graph, InjectedStream, Sum, hours, seconds
 from millpy.admin.diagnosis import read_facts
 from millpy.admin.doctor import examine
 from millpy.clock import SystemClock
@@ -43,7 +43,7 @@ class Order(msgspec.Struct):
 
 def graph_of(name: str = "shop", waiting_max: int = 1_000_000) -> Graph:
     graph = Graph(name)
-    source = Injected("orders", id_field="id", waiting_max=waiting_max)
+    source = InjectedStream("orders", id_field="id", waiting_max=waiting_max)
     how: dict[str, Any] = {"event_time": EventTime("at", unit="s", max_disorder=seconds(5)), "schema": Order}
     orders = graph.inject("incoming", source, dedupe=Dedupe("id", within=hours(1)), **how)
     windows = orders.key_by("customer").window(FixedWindows(seconds(10)))

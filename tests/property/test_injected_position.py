@@ -67,7 +67,7 @@ def check(actions: Sequence[tuple[str, int]]) -> None:
             page = found[: which + 1]
             if page:
                 delivered += page
-                position = position.behind(page, sorted(model.open), whole=len(page) == len(found))
+                position = position.advance(page, sorted(model.open), whole=len(page) == len(found))
         elif live:
             xid = live[which % len(live)]
             if action == "inject":

@@ -10,7 +10,7 @@ import msgspec
 
 from millpy.model.record import RecordType
 from millpy.sources.postgres.column_json import ToJson
-from millpy.sources.postgres.pgoutput import UNCHANGED, Change, Relation, Row, Unchanged
+from millpy.sources.postgres.pgoutput import UNCHANGED, Change, Relation, Row, UnchangedValue
 from millpy.sources.postgres.table import ChangeFields
 
 UNCHANGED_REASON = "unchanged_value"
@@ -123,7 +123,7 @@ def _members(members: Sequence[Member], row: Row) -> list[bytes]:
     return [
         member + (b"null" if value is None else form(value))
         for place, member, form in members
-        if not isinstance(value := row[place], Unchanged)
+        if not isinstance(value := row[place], UnchangedValue)
     ]
 
 
@@ -132,7 +132,7 @@ def _completed(layout: Layout, change: Change) -> tuple[Row, str]:
     assert change.row is not None
     row, lacking, taken = list(change.row), "", {place for place, _, _ in layout.taken}
     for place, value in enumerate(row):
-        if isinstance(value, Unchanged):
+        if isinstance(value, UnchangedValue):
             if change.is_whole and change.before is not None:
                 row[place] = change.before[place]
             elif place in taken:

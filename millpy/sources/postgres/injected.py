@@ -15,7 +15,7 @@ STREAM_BYTES_MAX = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Injected(Source):
+class InjectedStream(Source):
     """The records that `millpy.inject(stream, record)` adds in any transaction of the workers' database.
 
     A record exists if, and only if, its transaction commits. Records of transactions that wait for each other, because
@@ -37,8 +37,8 @@ class Injected(Source):
         size = len(self.stream.encode()) if isinstance(self.stream, str) else 0
         if not 1 <= size <= STREAM_BYTES_MAX or "\0" in self.stream:
             raise ConfigError(
-                f"Injected needs the name of a stream of 1 to {STREAM_BYTES_MAX} bytes, not {self.stream!r}",
-                hint='an example: Injected("orders")',
+                f"InjectedStream needs the name of a stream of 1 to {STREAM_BYTES_MAX} bytes, not {self.stream!r}",
+                hint='an example: InjectedStream("orders")',
             )
         if not isinstance(self.waiting_max, int) or not 1 <= self.waiting_max <= 1_000_000_000:
             raise ConfigError(
@@ -79,6 +79,6 @@ class Injected(Source):
 
         if not setup.database:
             raise ConfigError(
-                f"Injected({self.stream!r}) is read by workers only", hint="run the graph with `millpy run`"
+                f"InjectedStream({self.stream!r}) is read by workers only", hint="run the graph with `millpy run`"
             )
         return InjectedReader(setup, self)

@@ -39,7 +39,7 @@ class InjectedPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     rest: tuple[int, ...] = ()
     after: int = 0
 
-    def behind(self, numbers: Sequence[int], open_xids: Sequence[int], *, whole: bool) -> InjectedPosition:
+    def advance(self, numbers: Sequence[int], open_xids: Sequence[int], *, whole: bool) -> InjectedPosition:
         """Return the position behind a page.
 
         Args:

@@ -25,7 +25,7 @@ from millpy.errors import ConfigError, TransientError
 from millpy.ingest.json_append import completed
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.model.record import Instants
-from millpy.sources.postgres.injected import Injected
+from millpy.sources.postgres.injected import InjectedStream
 from millpy.sources.postgres.injected_position import InjectedPosition, open_in
 from millpy.store.postgres.arrays import Bigints
 from millpy.store.postgres.connection import Channel, Connection, ConnectionGroup, ConnectionSettings, all_rows
@@ -46,7 +46,7 @@ _RETRY_S_MIN, _RETRY_S_MAX = 0.1, 5.0
 
 
 @dataclass(slots=True)
-class Page:
+class InjectedPage:
     """Records that one statement has read, and the transactions that were open in its snapshot."""
 
     numbers: Sequence[int]
@@ -55,16 +55,20 @@ class Page:
     open_xids: Sequence[int]
     whole: bool
 
-    def cut(self, count: int) -> tuple[Page, Page]:
+    def cut(self, count: int) -> tuple[InjectedPage, InjectedPage]:
         """Split the page into its first records and the rest."""
         return (
-            Page(self.numbers[:count], self.payloads[:count], self.arrivals[:count], self.open_xids, whole=False),
-            Page(self.numbers[count:], self.payloads[count:], self.arrivals[count:], self.open_xids, self.whole),
+            InjectedPage(
+                self.numbers[:count], self.payloads[:count], self.arrivals[:count], self.open_xids, whole=False
+            ),
+            InjectedPage(
+                self.numbers[count:], self.payloads[count:], self.arrivals[count:], self.open_xids, self.whole
+            ),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class DeliveredBatch:
     """The token of a batch: what may be deleted when it is committed."""
 
     position: InjectedPosition
@@ -74,7 +78,7 @@ class Delivered:
 class InjectedReader:
     """The injector of one injected stream."""
 
-    def __init__(self, setup: SourceSetup, source: Injected) -> None:
+    def __init__(self, setup: SourceSetup, source: InjectedStream) -> None:
         self._setup = setup
         self._source = source
         group = ConnectionGroup(setup.database, ConnectionSettings.from_limits(setup.limits))
@@ -90,12 +94,12 @@ class InjectedReader:
             self._id = b"," + msgspec.json.encode(encoded[source.id_field]) + b":"
         self._graph_id = 0
         self._taken = self._read_to = InjectedPosition(0)
-        self._pages: deque[Page] = deque()
+        self._pages: deque[InjectedPage] = deque()
         self._total = 0
         self._room = asyncio.Event()
         self._proven_at = float("-inf")
         self._asleep = True  # as `open` notes it
-        self._delivered: deque[Delivered] = deque()  # committed, not deleted yet
+        self._delivered: deque[DeliveredBatch] = deque()  # committed, not deleted yet
         self._forgot_at = float("-inf")
         self._keeper: asyncio.Task[None] | None = None
 
@@ -160,7 +164,7 @@ class InjectedReader:
             await self._room.wait()
         page = await self._read()
         if page is not None:
-            self._read_to = self._read_to.behind(page.numbers, page.open_xids, whole=page.whole)
+            self._read_to = self._read_to.advance(page.numbers, page.open_xids, whole=page.whole)
             self._pages.append(page)
             self._setup.ready.set()
             if not page.whole or len(page.numbers) >= BUSY_RECORDS:
@@ -175,7 +179,7 @@ class InjectedReader:
         await self._nap(nap_s)
         return min(NAP_S_MAX, nap_s * 2)
 
-    async def _read(self) -> Page | None:
+    async def _read(self) -> InjectedPage | None:
         limits, position = self._setup.limits, self._read_to
         parameters = {
             **position.parameters(),
@@ -188,7 +192,7 @@ class InjectedReader:
         if not rows:
             return None
         whole = len(rows) == rows[0][5] < limits.bundle_records_max
-        return Page(
+        return InjectedPage(
             [row[0] for row in rows],
             [row[1] for row in rows] if not self._id else [self._with_id(row[1], row[2]) for row in rows],
             [row[3] for row in rows],
@@ -276,7 +280,7 @@ class InjectedReader:
         self._room.set()
         if self._pages:
             self._setup.ready.set()
-        self._taken = self._taken.behind(page.numbers, page.open_xids, whole=page.whole)
+        self._taken = self._taken.advance(page.numbers, page.open_xids, whole=page.whole)
         self._total += len(page.numbers)
         stream, numbers, arrivals = self._source.stream, page.numbers, page.arrivals
         return SourceBatch(
@@ -286,7 +290,7 @@ class InjectedReader:
             payloads=page.payloads,
             describe=lambda row: f"{stream}#{numbers[row]}",
             position=msgspec.json.encode(self._taken),
-            token=Delivered(self._taken, numbers),
+            token=DeliveredBatch(self._taken, numbers),
             total=self._total,
         )
 

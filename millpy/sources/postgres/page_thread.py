@@ -29,7 +29,7 @@ _RETRY_S_MIN, _RETRY_S_MAX = 0.1, 5.0
 
 
 @dataclass(slots=True)
-class Page:
+class TablePage:
     """Records that were read, each with the position behind it.
 
     Attributes:
@@ -68,7 +68,7 @@ class PageThread(threading.Thread, ABC):
         super().__init__(name=f"millpy-table-{setup.stream}", daemon=True)
         self._setup, self._table, self._url, self._call = setup, table, url, call
         self.changed = threading.Condition()
-        self.pages: deque[Page] = deque()
+        self.pages: deque[TablePage] = deque()
         self.failure: MillError | None = None
         self.drained_at = float("-inf")
         self._put = self._committed = 0  # records; a page without any counts as one
@@ -171,7 +171,7 @@ class PageThread(threading.Thread, ABC):
     def _wait(self, seconds: float) -> None:
         self._stopping.wait(seconds)
 
-    def _put_page(self, page: Page) -> None:
+    def _put_page(self, page: TablePage) -> None:
         """Hand a page to the injector; wait for room."""
         limits = self._setup.limits
         while not self.stopped():

@@ -26,14 +26,14 @@ _TRUNCATE = struct.Struct(">IB")
 Operation = Literal["snapshot", "insert", "update", "delete", "truncate"]
 
 
-class Unchanged:
+class UnchangedValue:
     """The type of UNCHANGED."""
 
     __slots__ = ()
 
 
-UNCHANGED: Final = Unchanged()
-Value = bytes | None | Unchanged
+UNCHANGED: Final = UnchangedValue()
+Value = bytes | None | UnchangedValue
 Row = Sequence[Value]
 
 
@@ -75,7 +75,7 @@ class Begin:
     xid: int
 
 
-class Decoder:
+class PgoutputDecoder:
     """A decoder of the messages of one stream, which keeps the tables that it has named."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The thread that polls a table by a column that grows.
 
-At each look it notes the greatest value. A value that was noted `lag` ago is safe: whoever took a smaller one has
-committed since. Rows up to it are read behind the last one, in the order of the column and the primary key.
+At each look it notes the greatest value. A value that was noted `lag` ago is safe: the transactions that
+took a smaller one have committed since. Rows up to it are read behind the last one, in the order of the column and the primary key.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from psycopg import sql
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import SourceSetup
 from millpy.sources.postgres.change_records import ChangeRecords
-from millpy.sources.postgres.page_thread import Page, PageThread
+from millpy.sources.postgres.page_thread import PageThread, TablePage
 from millpy.sources.postgres.polled import PolledTable
 from millpy.sources.postgres.table import NO_CHANGE_FIELDS, table_name
 from millpy.sources.postgres.table_checks import TableFacts, forms
-from millpy.sources.postgres.table_copy import Piece, pieces
+from millpy.sources.postgres.table_copy import CopyPiece, pieces
 from millpy.sources.postgres.table_reader import Call, PageReader, database_of
 from millpy.store.postgres.statements import statement
 
@@ -128,11 +128,13 @@ class PolledThread(PageThread):
                 return
             self._key = piece.keys[-1]
 
-    def _page(self, records: ChangeRecords, piece: Piece) -> Page:
+    def _page(self, records: ChangeRecords, piece: CopyPiece) -> TablePage:
         layout, read_at, keys = records.layout(piece.columns), int(self._setup.clock.now_us()), piece.keys
 
         def position(row: int, keys: Sequence[tuple[str, ...]] = keys) -> PolledPosition:
             return PolledPosition(keys[row])
 
         payloads = [records.of_row(layout, row, read_at) for row in piece.rows]
-        return Page(payloads, [read_at] * len(payloads), position, lambda row: f"{self._table} {', '.join(keys[row])}")
+        return TablePage(
+            payloads, [read_at] * len(payloads), position, lambda row: f"{self._table} {', '.join(keys[row])}"
+        )

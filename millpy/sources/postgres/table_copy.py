@@ -18,7 +18,7 @@ FIRST_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CopyPiece:
     """Rows that were copied.
 
     Attributes:
@@ -48,7 +48,7 @@ def pieces(
     rows_max: int,
     bytes_max: int,
     upto: str | None = None,
-) -> Iterator[Piece]:
+) -> Iterator[CopyPiece]:
     """Yield the rows behind a key, in pieces of at most about these bounds.
 
     `upto` is the greatest value of the key's first column; None for no bound.
@@ -65,7 +65,7 @@ def pieces(
         rows = [[result.get_value(row, column) for column in range(len(named))] for row in range(result.ntuples)]
         keys = [tuple((row[place] or b"").decode() for place in places) for row in rows]
         if rows:
-            yield Piece(named, rows, keys)
+            yield CopyPiece(named, rows, keys)
             after = keys[-1]
         if len(rows) < count:
             return

@@ -4,7 +4,7 @@ The copy goes along the primary key, in a transaction that sees one snapshot. Wh
 continues behind the last committed key with a new snapshot. The slot exists before the first snapshot, so that each
 change is either seen by the snapshot under which its row was copied, or comes from the slot:
 
-    a change is dropped if the snapshot of its row's part of the copy shows its transaction (`Copied.shows`)
+    a change is dropped if the snapshot of its row's part of the copy shows its transaction (`CopiedPart.shows`)
 
 That is decided by ids of transactions, not by positions of the log, because a commit is in the log before snapshots
 show it. From `until` on, no snapshot shows a transaction, and the parts are forgotten.
@@ -17,7 +17,7 @@ import msgspec
 _HALF = 1 << 31
 
 
-class Copied(msgspec.Struct, frozen=True, omit_defaults=True):
+class CopiedPart(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of the first copy.
 
     Attributes:
@@ -52,7 +52,7 @@ class TablePosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     copied: bool = False
-    copies: tuple[Copied, ...] = ()
+    copies: tuple[CopiedPart, ...] = ()
     until: int = 0
     lsn: int = 0
     done: int = 0
@@ -61,7 +61,7 @@ class TablePosition(msgspec.Struct, frozen=True, omit_defaults=True):
         """Tell whether a change was read: the `place`th, from 1, of the transaction that commits at `lsn`."""
         return (lsn, place) <= (self.lsn, self.done)
 
-    def behind(self, lsn: int, place: int) -> TablePosition:
+    def advance(self, lsn: int, place: int) -> TablePosition:
         """Return the position behind a change."""
         if self.copies and lsn >= self.until:
             return TablePosition(copied=True, lsn=lsn, done=place)

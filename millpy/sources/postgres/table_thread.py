@@ -11,13 +11,13 @@ from psycopg import sql
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import SourceSetup
 from millpy.sources.postgres.change_records import ChangeRecords, Layout, key_of
-from millpy.sources.postgres.page_thread import CONNECT_S_MAX, Page, PageThread
-from millpy.sources.postgres.pgoutput import Begin, Change, Decoder, Relation
+from millpy.sources.postgres.page_thread import CONNECT_S_MAX, PageThread, TablePage
+from millpy.sources.postgres.pgoutput import Begin, Change, PgoutputDecoder, Relation
 from millpy.sources.postgres.replication import ReplicationError, ReplicationStream
 from millpy.sources.postgres.table import PostgresTable
 from millpy.sources.postgres.table_checks import TableFacts, ensure_slot, forms, look_at_table, publication_name
 from millpy.sources.postgres.table_copy import begin_snapshot, is_upto, pieces
-from millpy.sources.postgres.table_position import Copied, TablePosition
+from millpy.sources.postgres.table_position import CopiedPart, TablePosition
 from millpy.store.postgres.statements import statement
 
 PAGE_RECORDS = 2_000
@@ -87,7 +87,7 @@ class TableThread(PageThread):
         """Let the position be committed without a record, so that the slot is never made anew."""
         self._is_new = False
         begun = self._position
-        self._put_page(Page([], [], lambda _: begun, lambda _: self._source.table))
+        self._put_page(TablePage([], [], lambda _: begun, lambda _: self._source.table))
 
     # -- the first copy -------------------------------------------------------------------------------------------
 
@@ -108,20 +108,20 @@ class TableThread(PageThread):
                     copied_at = int(self._setup.clock.now_us())
 
                     def position(row: int, keys: Sequence[tuple[str, ...]] = piece.keys) -> TablePosition:
-                        return TablePosition(copies=(*parts, Copied(snapshot, keys[row])), until=until)
+                        return TablePosition(copies=(*parts, CopiedPart(snapshot, keys[row])), until=until)
 
                     def place(row: int, keys: Sequence[tuple[str, ...]] = piece.keys) -> str:
                         return f"{self._source.table} {', '.join(keys[row])}"
 
                     payloads = [records.of_row(layout, row, copied_at) for row in piece.rows]
-                    self._put_page(Page(payloads, [copied_at] * len(payloads), position, place))
+                    self._put_page(TablePage(payloads, [copied_at] * len(payloads), position, place))
                     self._position = position(len(payloads) - 1)
                     self._is_new = False
                     if self.stopped():
                         return
         finally:
             connection.execute("ROLLBACK")
-        self._position = TablePosition(copied=True, copies=(*parts, Copied(snapshot)), until=until)
+        self._position = TablePosition(copied=True, copies=(*parts, CopiedPart(snapshot)), until=until)
         self._begin()
 
     def _await_open(self, connection: psycopg.Connection[Any]) -> None:
@@ -176,17 +176,17 @@ class TableThread(PageThread):
         connection: psycopg.Connection[Any],
         facts: TableFacts,
         records: ChangeRecords,
-    ) -> Iterator[Page | None]:
+    ) -> Iterator[TablePage | None]:
         """Yield pages of changes, and None from time to time while there are none."""
-        decoder, layouts = Decoder(), dict[int, Layout]()
+        decoder, layouts = PgoutputDecoder(), dict[int, Layout]()
         begin, place = Begin(0, 0, 0), 0
-        rows = _Rows(self._position, self._source.table)
+        rows = _ChangeRows(self._position, self._source.table)
         while True:
             message = stream.next(GATHER_S if rows.payloads else 0.25)
             if message is None:
                 if rows.payloads:
                     yield rows.page()
-                    rows = _Rows(self._position, self._source.table)
+                    rows = _ChangeRows(self._position, self._source.table)
                 else:
                     self._note_drained(stream, connection)
                     yield None
@@ -202,7 +202,7 @@ class TableThread(PageThread):
                     if self._position.has(begin.lsn, place):
                         continue
                     change = self._judged(connection, facts, begin, found) if self._position.copies else found
-                    self._position = self._position.behind(begin.lsn, place)
+                    self._position = self._position.advance(begin.lsn, place)
                     if change is not None and change.operation in self._source.operations:
                         payload, why_not = records.of_change(
                             layouts[found.relation.relation_id], change, begin.committed_at
@@ -210,7 +210,7 @@ class TableThread(PageThread):
                         rows.add(payload, begin, place, why_not)
             if len(rows.payloads) >= PAGE_RECORDS or rows.size >= self._setup.limits.bundle_bytes_max // 4:
                 yield rows.page()
-                rows = _Rows(self._position, self._source.table)
+                rows = _ChangeRows(self._position, self._source.table)
 
     def _judged(
         self, connection: psycopg.Connection[Any], facts: TableFacts, begin: Begin, change: Change
@@ -277,7 +277,7 @@ class TableThread(PageThread):
             self._send_status()
 
 
-class _Rows:
+class _ChangeRows:
     """The rows of the next page, each with its place in the log."""
 
     def __init__(self, before: TablePosition, table: str) -> None:
@@ -298,15 +298,15 @@ class _Rows:
         self._places.append((begin.lsn, place))
         self._arrivals.append(begin.committed_at)
 
-    def page(self) -> Page:
+    def page(self) -> TablePage:
         """Return the page."""
         places, table, before = self._places, self._table, self._before
 
         def position(row: int) -> TablePosition:
-            return before.behind(*places[row])
+            return before.advance(*places[row])
 
         def place(row: int) -> str:
             lsn, number = places[row]
             return f"{table}@{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}:{number}"
 
-        return Page(self.payloads, self._arrivals, position, place, self._refused)
+        return TablePage(self.payloads, self._arrivals, position, place, self._refused)

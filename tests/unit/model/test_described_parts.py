@@ -115,7 +115,7 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
         "format": FORMATS,
     },
     "KafkaTopic": {"topic": ["a", "b"]},
-    "Injected": {"stream": ["a", "b"], "id_field": [None, "a", "b"]},
+    "InjectedStream": {"stream": ["a", "b"], "id_field": [None, "a", "b"]},
     "PolledTable": {"table": ["a", "b", "other.a"], "column": ["a", "b"]},
     "PostgresTable": {
         "table": ["a", "b", "other.a"],
@@ -234,7 +234,7 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
         "database": [None, "postgresql://me:secret@a/b"],
         "publication": [None, "a"],
     },
-    "Injected": {"waiting_max": [1, 1_000_000]},
+    "InjectedStream": {"waiting_max": [1, 1_000_000]},
     "Kafka": {
         "partitions": [1, 4],
         "start": ["earliest", "latest", datetime(2026, 1, 1, tzinfo=UTC)],

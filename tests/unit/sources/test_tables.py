@@ -13,9 +13,9 @@ from millpy import ChangeFields, PostgresTable
 from millpy.errors import ConfigError, GraphError, SourceUnavailableError
 from millpy.model.record import RecordType
 from millpy.sources.postgres import column_json
-from millpy.sources.postgres.pgoutput import Change, Decoder
+from millpy.sources.postgres.pgoutput import Change, PgoutputDecoder
 from millpy.sources.postgres.table_checks import look_at_table
-from millpy.sources.postgres.table_position import Copied, TablePosition
+from millpy.sources.postgres.table_position import CopiedPart, TablePosition
 from millpy.sources.postgres.table_reader import database_of
 
 HIGH = 7 << 32
@@ -23,7 +23,7 @@ HIGH = 7 << 32
 
 @pytest.mark.parametrize("epoch", [0, HIGH])
 def test_a_snapshot_shows_what_committed_before_it(epoch: int) -> None:
-    part = Copied(f"{epoch + 100}:{epoch + 200}:{epoch + 120},{epoch + 150}")
+    part = CopiedPart(f"{epoch + 100}:{epoch + 200}:{epoch + 120},{epoch + 150}")
 
     assert [xid for xid in (99, 100, 120, 149, 150, 199, 200, 300) if part.shows((epoch + xid) & 0xFFFFFFFF)] == [
         99, 100, 149, 199,
@@ -31,7 +31,7 @@ def test_a_snapshot_shows_what_committed_before_it(epoch: int) -> None:
 
 
 def test_a_snapshot_knows_transactions_across_the_wrap_of_their_ids() -> None:
-    part = Copied(f"{HIGH - 10}:{HIGH + 10}:{HIGH - 5}")
+    part = CopiedPart(f"{HIGH - 10}:{HIGH + 10}:{HIGH - 5}")
 
     assert part.shows((HIGH - 20) & 0xFFFFFFFF)
     assert not part.shows((HIGH - 5) & 0xFFFFFFFF)
@@ -40,11 +40,11 @@ def test_a_snapshot_knows_transactions_across_the_wrap_of_their_ids() -> None:
 
 
 def test_position_forgets_the_copy_when_no_snapshot_shows_what_follows() -> None:
-    position = TablePosition(copied=True, copies=(Copied("1:2:"),), until=50)
+    position = TablePosition(copied=True, copies=(CopiedPart("1:2:"),), until=50)
 
-    assert position.behind(49, 3).copies == position.copies
-    assert position.behind(50, 1) == TablePosition(copied=True, lsn=50, done=1)
-    assert [position.behind(49, 3).has(*at) for at in ((48, 9), (49, 3), (49, 4), (50, 1))] == [
+    assert position.advance(49, 3).copies == position.copies
+    assert position.advance(50, 1) == TablePosition(copied=True, lsn=50, done=1)
+    assert [position.advance(49, 3).has(*at) for at in ((48, 9), (49, 3), (49, 4), (50, 1))] == [
         True,
         True,
         False,
@@ -74,7 +74,7 @@ def test_values_become_json(form: column_json.ToJson, text: bytes, wanted: Any) 
 
 
 def test_unknown_messages_are_faults_and_others_are_ignored() -> None:
-    decoder = Decoder()
+    decoder = PgoutputDecoder()
     relation = b"R" + struct.pack(">I", 7) + b"\0t\0d" + struct.pack(">H", 1) + b"\1id\0" + struct.pack(">Ii", 23, -1)
     decoder.decode(relation)
 
