@@ -22,8 +22,9 @@ from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.limits import Limits
 from millpy.model.record import RecordType
 from millpy.model.time import Instant, instant
+from millpy.sources.kafka.injector import KafkaInjector
 from millpy.sources.kafka.records import FieldMapping
-from millpy.sources.kafka.source import Kafka, KafkaBrokers, KafkaInjector
+from millpy.sources.kafka.source import Kafka, KafkaBrokers
 from tests.kafka_server import KafkaServer
 
 _numbers = itertools.count(1)

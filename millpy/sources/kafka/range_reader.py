@@ -17,8 +17,10 @@ from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.sources.kafka.beginning import NotThereError, begins, check_lost, first_offset, gone, look
 from millpy.sources.kafka.client import Client, OutOfRangeError
+from millpy.sources.kafka.injector import size_of
+from millpy.sources.kafka.position import KafkaPosition
 from millpy.sources.kafka.records import ExpandedRecords, Payloads, arrivals_of, offsets_of
-from millpy.sources.kafka.source import Kafka, KafkaPosition, size_of
+from millpy.sources.kafka.source import Kafka
 
 FETCH_WAIT_S = 0.5
 FETCHES_EMPTY_MAX = 40
