@@ -150,6 +150,8 @@ class SourceSetup:
         bound: the bound of a take, read before each; None for a whole bundle of `limits` (see `take_bound`).
         connection: whether the source is connected; a source that connects in the background reports it here.
         deduplicated: whether records have ids (`Dedupe`), so that records of identical bytes are the same record.
+        gained: reports that the feed has more partitions than are deployed, by the names of all of its source
+            partitions, in order; returns whether the worker has them or will add them to the deployed graph.
     """
 
     graph: str
@@ -170,6 +172,7 @@ class SourceSetup:
     bound: TakeBound | None = None
     deduplicated: bool = False
     connection: ConnectionState = field(default_factory=ConnectionState)
+    gained: Callable[[Sequence[str]], bool] = field(default=lambda _partitions: False)
 
     @property
     def take_bound(self) -> TakeBound:

@@ -19,6 +19,7 @@ from millpy.runtime.guarded_clock import GuardedClock
 from millpy.runtime.lease import HeartbeatSender, HeartbeatThread, Lease
 from millpy.runtime.lookups import Lookups
 from millpy.runtime.observer import Observer, Observers
+from millpy.runtime.source_growth import SourceGrowth
 from millpy.runtime.source_health import SourceHealth
 from millpy.runtime.step_thread import StepThread
 from millpy.runtime.turn_budget import TurnBudget
@@ -34,6 +35,7 @@ class WorkerContext:
         only: names of the computations to run; all when empty.
         start: time at which a source without a position begins.
         archive_every_s: seconds between two polls of archives that keep up.
+        growth: the partitions that feeds have gained.
         clock: the database's time, guarded against steps.
         wake: set when there may be something to do, so that a waiting worker looks.
         budget: bounds of the next turn.
@@ -56,6 +58,7 @@ class WorkerContext:
     start: Instant | None = None
     archive_every_s: float = 0.0
     observer: Observer = field(default_factory=Observers)
+    growth: SourceGrowth = field(default_factory=SourceGrowth)
     clock: GuardedClock = field(init=False)
     wake: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     budget: TurnBudget = field(init=False)

@@ -322,6 +322,9 @@ class OwnedIntervals:
             deduplicated=node.dedupe is not None,
             tell=self._context.events.add,
             connection=self._connection_of(node, deployed),
+            gained=self._context.growth.reporter(
+                node.name, self._plan.deployment.intervals_of(node.name), self._context.wake.set
+            ),
         )
 
     def _connection_of(self, node: InjectorNode, deployed: DeployedInterval) -> ConnectionState:
