@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import resource
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -69,6 +69,15 @@ class Feed:
             else:
                 await admin.create_topics([NewTopic(self.topic, partitions, 1)])
 
+    async def make_again(self) -> None:
+        """Delete the topic, and create one of the same name."""
+        async with self.admin() as admin:
+            await admin.delete_topics([self.topic])
+            while self.topic in await admin.list_topics():
+                pass
+            while (await admin.create_topics([NewTopic(self.topic, 1, 1)])).topic_errors[0][1]:
+                pass
+
     @asynccontextmanager
     async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
         client = AIOKafkaAdminClient(bootstrap_servers=self.server.address)
@@ -104,6 +113,7 @@ class Feed:
         clock: SystemClock | None = None,
         limits: Limits | None = None,
         joined: bool = False,
+        gained: Callable[[Sequence[str]], bool] = lambda _: False,
         **options: Any,
     ) -> AsyncIterator[Reader]:
         given = {"partitions": 1, "fields": FieldMapping("device"), "brokers": KafkaBrokers(self.server.address)}
@@ -111,6 +121,7 @@ class Feed:
         setup = SourceSetup(
             graph="g", stream="s", partition=f"{self.topic}/{partition}", limits=limits or Limits(),
             clock=clock or SystemClock(), ready=asyncio.Event(), record_type=TYPE, start=begin, joined=joined,
+            gained=gained,
             tell=lambda kind, detail: self.events.append((kind, detail)),
         )  # fmt: skip
         reader = Reader(source.connect(setup), setup)
@@ -310,6 +321,40 @@ async def test_recreated_topic_is_detected_when_it_is_shorter(feed: Feed) -> Non
             await reader.take()
 
 
+async def test_topic_made_again_stops_the_source_though_it_has_the_offset(feed: Feed) -> None:
+    await feed.make()
+    await feed.send(1, 2)
+    async with feed.reader() as reader:
+        assert values(await reader.records(2)) == [1, 2]
+        await feed.make_again()
+        await feed.send(3, 4, 5, 6)
+        with pytest.raises(ConfigError, match=r"offset 2 is gone, topic 'feed-[0-9]+' was deleted and created again"):
+            await reader.records(1)
+
+    with pytest.raises(ConfigError, match="was deleted and created again"):
+        async with feed.reader(reader.position):
+            pass
+    assert feed.events == []
+
+
+async def test_topic_made_again_is_read_from_its_beginning_if_that_is_the_policy(feed: Feed) -> None:
+    await feed.make()
+    await feed.send(*range(10))
+    async with feed.reader(lost="continue", limits=Limits(bundle_records_max=4)) as reader:
+        assert values(await reader.records(4)) == [0, 1, 2, 3]
+        await feed.make_again()
+        await feed.send(*range(20, 40))
+        while not feed.events:  # what was read before comes before it
+            taken = await reader.take()
+            assert values(records_of(taken)) in ([4, 5, 6, 7], [8, 9], [])
+        assert values(await reader.records(20)) == list(range(20, 40))
+
+    assert [kind for kind, _ in feed.events] == ["source_recreated"]
+    async with feed.reader(reader.position) as again:
+        await feed.send(40)
+        assert values(await again.records(1)) == [40]
+
+
 async def test_missing_topic_is_waited_for(feed: Feed) -> None:
     async with feed.reader() as reader:
         while "does not exist" not in reader.setup.connection.why:  # at first the broker may not answer in time
@@ -332,6 +377,18 @@ async def test_partitions_added_later_are_announced_by_the_first(feed: Feed) -> 
                 pass
 
     assert "has 3 partitions, but the graph reads 1" in str(feed.events)
+
+
+@pytest.mark.parametrize("new", ["read", "report"])
+async def test_partitions_added_later_are_given_to_the_worker_if_that_is_the_policy(feed: Feed, new: str) -> None:
+    await feed.make(2)
+    given: list[Sequence[str]] = []
+
+    async with feed.reader(new_partitions=new, gained=lambda found: not given.append(found)):  # type: ignore[func-returns-value]
+        pass
+
+    assert given == ([[f"{feed.topic}/0", f"{feed.topic}/1"]] if new == "read" else [])
+    assert [kind for kind, _ in feed.events] == ([] if new == "read" else ["source_grown"])
 
 
 @pytest.mark.parametrize(

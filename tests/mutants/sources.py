@@ -84,8 +84,8 @@ MUTANTS = [
            "        for injector, token in turn.tokens:\n            await injector.acknowledge(token)\n"
            "        await context.failpoints.reach(Failpoint.BEFORE_COMMIT)\n",
            ("tests/crash/test_sources.py::test_messages_of_an_uncommitted_turn_are_redelivered",)),
-    Mutant("millpy/sources/kafka/injector.py", "        self._position = KafkaPosition(after, self._position.begun)\n",
-           "        self._position = KafkaPosition(after + 1, self._position.begun)\n",
+    Mutant("millpy/sources/kafka/injector.py", "        self._position = KafkaPosition(after, self._position.begun, self._topic_id)\n",
+           "        self._position = KafkaPosition(after + 1, self._position.begun, self._topic_id)\n",
            ("tests/conformance/test_kafka.py::test_reading_continues_at_every_committed_offset",
             "tests/crash/test_sources.py::test_offsets_of_an_uncommitted_turn_are_read_again"),
            line="Files and Kafka: the position is part of the commit"),

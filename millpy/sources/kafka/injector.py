@@ -1,51 +1,45 @@
 """The reader of one Kafka partition in a worker: it fetches ahead, and hands over what has come.
 
-    connect   with backoff, in the background while the broker is unreachable; aiokafka reconnects after a restart
-    begin     at the committed offset, or else at `start=`, which is resolved once and committed at once. A partition
-              that is created after its source has begun is read from its beginning: it has no older records
-    lost      the committed offset is gone (retention, or a recreated topic): stop, or resume at the oldest, by `lost=`
-    drained   the end, requested when no record arrives, has been reached; the proof is valid for a few seconds
+connect   with backoff, in the background while the broker is unreachable; aiokafka reconnects after a restart
+begin     at the committed offset, or else at `start=`, which is resolved once and committed at once. A partition
+that is created after its source has begun is read from its beginning: it has no older records
+lost      the committed offset is gone (retention): stop, or resume at the oldest, by `lost=`
+replaced  the topic was deleted and created again: stop, or begin at its oldest offset, by `lost=`
+drained   the end, requested when no record arrives, has been reached; the proof is valid for a few seconds
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import msgspec
-import numpy as np
 
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.expansion import Expander
-from millpy.ingest.protocol import SourceBatch, SourceSetup, TakeBound
+from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.model.time import describe
-from millpy.sources.kafka.beginning import NotThereError, begins, check_lost, first_offset, gone, look
+from millpy.sources.kafka.beginning import NotThereError, begins, check_lost, first_offset, gone, look, replaced
 from millpy.sources.kafka.client import Client, Cluster, OutOfRangeError
+from millpy.sources.kafka.fetch_inbox import FetchInbox
 from millpy.sources.kafka.position import KafkaPosition
-from millpy.sources.kafka.records import ExpandedRecords, Payloads, arrivals_of, offsets_of
+from millpy.sources.kafka.record_columns import RecordColumns
+from millpy.sources.kafka.records import ExpandedRecords, Payloads, batch_of
 from millpy.sources.kafka.source import Kafka
+from millpy.sources.kafka.topic_ids import TopicMetadata
 
 log = logging.getLogger(__name__)
 
 _WAIT_S = 0.5
 _PROOF_S = 3.0
 _RETRY_S_MIN, _RETRY_S_MAX = 0.1, 5.0
-_LOOK_EVERY_S = 60.0
+_LOOK_EVERY_S = 10.0
 _MOVED_EVERY_S = 10.0
 _BEYOND_S = 10.0
 _DAMAGED_MAX = 3
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """Fetched records and their number of bytes."""
-
-    records: Sequence[Any]
-    size: int
 
 
 class KafkaInjector:
@@ -63,10 +57,11 @@ class KafkaInjector:
         self._grown = 0  # records of expanded messages beyond one each, since `open`
         self._position: KafkaPosition | None = None  # of the records returned by `take`
         self._offset = -1  # of the next record to fetch
+        self._topic_id: UUID | None = None  # of the topic to which `_offset` belongs
         self._moved = False  # `take` must return a position without records
         self._moved_at = 0.0
         self._damaged = 0  # consecutive fetches of damaged records
-        self._inbox: deque[_Chunk] = deque()
+        self._inbox = FetchInbox()
         self._fetched = self._total = 0  # records since `open`
         self._room = asyncio.Event()
         self._proven_at = float("-inf")
@@ -84,6 +79,7 @@ class KafkaInjector:
         start = self._setup.start
         if position is not None:
             self._position = msgspec.json.decode(position, type=KafkaPosition)
+            self._topic_id = self._position.topic_id
             if start is not None and self._position.begun != start:
                 raise ConfigError(
                     f"{self._setup.partition} has been read up to offset {self._position.offset} by graph "
@@ -122,28 +118,50 @@ class KafkaInjector:
         """Check that the partition exists, and seek to the position at which reading resumes."""
         begin = begins(self._source, self._setup)
         try:
-            await self._look(client)
+            topic = await self._look(client)
         except NotThereError:
             if self._position is None and begin == "latest":
                 self._begin_at(0)  # all of its records will be newer than now
             raise
         oldest, end = await client.bounds()
         if self._position is None:
+            self._topic_id = topic.topic_id
             self._begin_at(await first_offset(client, begin, oldest, end))
         elif self._offset < 0:
             self._offset = self._position.offset
+        await self._check_topic(client, topic.topic_id, oldest)
         self._check(oldest, end)
-        client.assign(self._offset)
+        client.assign(self._offset, self._topic_id)
 
     def _begin_at(self, offset: int) -> None:
         """Begin at an offset. It is committed before any record, so that it is never resolved again."""
         self._offset = offset
-        self._position = KafkaPosition(offset, self._setup.start)
+        self._position = KafkaPosition(offset, self._setup.start, self._topic_id)
         self._moved = True
         self._setup.ready.set()
 
-    async def _look(self, client: Client) -> None:
-        await look(client, self._source, self._setup.partition, self._tell_once)
+    async def _look(self, client: Client) -> TopicMetadata:
+        return await look(client, self._source, self._setup, self._tell_once)
+
+    async def _check_topic(self, client: Client, topic_id: UUID | None, oldest: int) -> None:
+        """Check that our offset is one of this topic; else, when `lost="continue"`, begin at the oldest offset of it.
+
+        Raises:
+            SourceUnavailableError: brokers disagree, or records of the topic before must be handed over first.
+            ConfigError: the topic is another one, and `lost="stop"`.
+        """
+        if topic_id is None or self._topic_id is None or self._topic_id == topic_id:
+            self._topic_id = topic_id or self._topic_id
+            return
+        text = replaced(self._setup.partition, self._source.topic, self._offset)
+        if not await client.has_lost(self._topic_id):
+            raise SourceUnavailableError(f"{text}, or one of the brokers is behind: they know it by different ids")
+        check_lost(self._source, text, "its records are others")
+        if self._inbox:
+            raise SourceUnavailableError(f"{text}; what was read of the topic before comes first")
+        self._tell("source_recreated", f"{text}; resuming at {oldest}")
+        self._offset, self._topic_id, self._moved, self._beyond_since = oldest, topic_id, True, None
+        self._setup.ready.set()
 
     def _check(self, oldest: int, end: int) -> None:
         """Check that our offset is in the log; when it is lost and `lost="continue"`, move to the oldest offset.
@@ -190,42 +208,42 @@ class KafkaInjector:
         limits, clock = self._setup.limits, self._setup.clock
         looked_at = clock.monotonic()
         while True:
-            while sum(len(c.records) for c in self._inbox) >= limits.bundle_records_max or (
-                sum(c.size for c in self._inbox) >= limits.bundle_bytes_max
-            ):
+            while self._inbox.records >= limits.bundle_records_max or self._inbox.bytes >= limits.bundle_bytes_max:
                 self._room.clear()
                 await self._room.wait()
             try:
-                records = await client.fetch(limits.bundle_records_max, _WAIT_S)
+                runs = await client.fetch(limits.bundle_records_max, _WAIT_S)
             except OutOfRangeError:
                 self._check(*await client.bounds())
-                client.assign(self._offset)
+                client.assign(self._offset, self._topic_id)
                 continue
-            if records:
-                self._note(records)
-                continue
-            await self._prove(client)
+            if runs:
+                self._note(runs)
+            else:
+                await self._prove(client)
             if clock.monotonic() - looked_at > _LOOK_EVERY_S:
                 looked_at = clock.monotonic()
-                await self._look(client)
+                topic = await self._look(client)
+                if topic.topic_id not in (None, self._topic_id):
+                    raise SourceUnavailableError(replaced(self._setup.partition, self._source.topic, self._offset))
 
-    def _note(self, records: Sequence[Any]) -> None:
+    def _note(self, runs: Sequence[RecordColumns]) -> None:
         """Put fetched records into the inbox.
 
         Raises:
             SourceUnavailableError: the last record is damaged; another fetch may return it intact.
         """
-        newest = records[-1]
-        damaged = newest.value is None and getattr(newest, "damaged", False)
-        again = damaged and self._damaged < _DAMAGED_MAX
+        newest = runs[-1].damaged
+        again = newest is not None and self._damaged < _DAMAGED_MAX
         self._damaged = self._damaged + 1 if again else 0
-        records = records[:-1] if again else records
-        if records:
-            self._offset = records[-1].offset + 1
-            self._fetched += len(records)
-            self._inbox.append(_Chunk(records, sum(map(size_of, records))))
-            self._setup.ready.set()
+        for run in [*runs[:-1], runs[-1].rows(0, len(runs[-1]) - 1)] if again else runs:
+            if len(run):
+                self._offset = run.next_offset
+                self._fetched += len(run)
+                self._inbox.add(run)
+                self._setup.ready.set()
         if again:
+            assert newest is not None
             raise SourceUnavailableError(f"{self._setup.partition}@{newest.first}: {newest.detail}")
 
     async def _prove(self, client: Client) -> None:
@@ -264,65 +282,26 @@ class KafkaInjector:
                 self._keeper.result()
             return None
         assert self._position is not None
-        records = self._take_records()
+        records = self._inbox.take(self._setup.take_bound)
+        self._room.set()
         now_us = self._setup.clock.now_us()
         expanded: ExpandedRecords | None = None
         if self._expander is not None:
             bound = self._setup.take_bound
             expanded = self._payloads.expand(records, self._source.topic, self._expander, bound, now_us)
-            if expanded.taken < len(records):
-                rest = records[expanded.taken :]
-                self._inbox.appendleft(_Chunk(rest, sum(map(size_of, rest))))
-                records = records[: expanded.taken]
-            if not records and not self._moved:
+            self._inbox.put_back(records.rows(expanded.taken))
+            records = records.rows(0, expanded.taken)
+            if not len(records) and not self._moved:
                 return None  # the first message waits for its schema
-            self._grown += len(expanded.payloads) - len(expanded.records)
-        after = records[-1].offset + 1 if records else self._offset if not self._inbox else self._position.offset
+            self._grown += len(expanded.payloads) - len(expanded.rows)
+        after = records.next_offset if len(records) else self._offset if not self._inbox else self._position.offset
         self._moved = False
-        self._position = KafkaPosition(after, self._position.begun)
-        if expanded is None:
-            counted, payloads, refused = self._payloads.encode(records)
-        else:
-            counted, payloads, refused = expanded.records, expanded.payloads, expanded.refused
-        partition = self._setup.partition
-        describe: Callable[[int], str] = lambda row: f"{partition}@{offsets_of(counted[row])}"  # noqa: E731
-        waiting = sum(len(chunk.records) for chunk in self._inbox)
-        before, self._total = self._total, self._fetched - waiting - self._payloads.skipped + self._grown
-        return SourceBatch(
-            format="json",
-            arrived_at=now_us,
-            arrivals=lambda: arrivals_of(counted if expanded is None else expanded.record_of_each()),
-            payloads=payloads,
-            refused=refused,
-            describe=describe if expanded is None else expanded.describe(describe),
-            messages={} if expanded is None else expanded.messages,
-            position=msgspec.json.encode(self._position),
-            records=self._total - before,
-            total=self._total,
-        )
-
-    def _take_records(self) -> Sequence[Any]:
-        """Remove at most a bundle from the front of the inbox; cut a chunk that alone is too large."""
-        bound = self._setup.take_bound
-        found: list[Any] = []
-        size = 0
-        while self._inbox:
-            chunk = self._inbox[0]
-            fits = len(found) + len(chunk.records) <= bound.records
-            fits = fits and size + chunk.size <= bound.bytes
-            if not fits and found:
-                break
-            self._inbox.popleft()
-            if not fits:
-                chunk, rest = _cut(chunk, bound)
-                if rest is not None:
-                    self._inbox.appendleft(rest)
-            found.extend(chunk.records)
-            size += chunk.size
-            if not fits:
-                break
-        self._room.set()
-        return found
+        self._position = KafkaPosition(after, self._position.begun, self._topic_id)
+        batch = batch_of(records, expanded, self._payloads, self._setup.partition, now_us)
+        before, self._total = self._total, self._fetched - self._inbox.records - self._payloads.skipped + self._grown
+        batch.position = msgspec.json.encode(self._position)
+        batch.records, batch.total = self._total - before, self._total
+        return batch
 
     async def acknowledge(self, token: Any) -> None:
         """Do nothing: we keep the offset."""
@@ -341,21 +320,3 @@ class KafkaInjector:
                 keeper.exception()
         await self._disconnect()
         self._inbox.clear()
-
-
-def size_of(record: Any) -> int:
-    """Return the number of bytes of a record's content."""
-    size = len(record.value or b"") + len(record.key or b"")
-    if record.headers:
-        size += sum(len(name) + len(value or b"") for name, value in record.headers)
-    return size
-
-
-def _cut(chunk: _Chunk, bound: TakeBound) -> tuple[_Chunk, _Chunk | None]:
-    """Split a chunk into the records that fit into a bundle, at least one, and the rest."""
-    sizes = np.cumsum([size_of(record) for record in chunk.records])
-    count = min(bound.records, max(1, int(np.searchsorted(sizes, bound.bytes, side="right"))))
-    if count >= len(chunk.records):
-        return chunk, None
-    size = int(sizes[count - 1])
-    return _Chunk(chunk.records[:count], size), _Chunk(chunk.records[count:], chunk.size - size)

@@ -82,17 +82,19 @@ DEFAULT_BROKERS = KafkaBrokers()
 class Kafka(Source):
     """The records of a topic; by default each value is one JSON record.
 
-    The repr and the identity leave out the brokers' addresses, the credentials, `start` and `lost`.
+    The repr and the identity leave out the brokers' addresses, the credentials, and what only says how to read.
 
     Args:
         topic: the topic's name.
-        partitions: the number of the topic's partitions. Deploy again when the topic has grown.
+        partitions: the number of the topic's partitions, at least those to read.
         fields: the fields of a record that its key, headers and timestamp fill; by default none.
         start: where to begin a partition without a committed offset: "earliest", "latest" or a datetime. A partition
             that is created later always begins at its beginning, also with "latest".
         tombstones: the treatment of records without a value: "dead_letter", "skip", or "record" (an object with only
             key, headers and timestamp).
         lost: the reaction when the committed offset is gone: "stop", or "continue" at the oldest offset, with an event.
+        new_partitions: what to do about partitions beyond `partitions`: "read" them, once the first partition is read,
+            or only "report" them.
         brokers: the brokers' addresses, our login and TLS; by default those of the environment.
         format: the payload format of values, such as `MessagePack()`; by default each value is one JSON record.
         decode: instead of a format, a function from a `Message` to its records.
@@ -104,6 +106,7 @@ class Kafka(Source):
     start: Start
     tombstones: Tombstones
     lost: Literal["stop", "continue"]
+    new_partitions: Literal["read", "report"]
     brokers: KafkaBrokers
     format: Format | None
 
@@ -116,6 +119,7 @@ class Kafka(Source):
         start: Start = "earliest",
         tombstones: Tombstones = "dead_letter",
         lost: Literal["stop", "continue"] = "stop",
+        new_partitions: Literal["read", "report"] = "read",
         brokers: KafkaBrokers = DEFAULT_BROKERS,
         format: Format | None = None,
         decode: Callable[[Message], Iterable[Any]] | None = None,
@@ -130,13 +134,16 @@ class Kafka(Source):
             )
         if lost not in ("stop", "continue"):
             raise ConfigError(f"unknown value lost={lost!r}", hint='choose "stop" or "continue"')
+        if new_partitions not in ("read", "report"):
+            raise ConfigError(f"unknown value new_partitions={new_partitions!r}", hint='choose "read" or "report"')
         if not (start in ("earliest", "latest") or (isinstance(start, datetime) and start.tzinfo is not None)):
             raise ConfigError(
                 f"unknown value start={start!r}", hint='choose "earliest", "latest" or a datetime with a time zone'
             )
         values = {
             "topic": topic, "count": partitions, "fields": fields, "start": start, "tombstones": tombstones,
-            "lost": lost, "brokers": brokers, "format": checked_format(format, decode),
+            "lost": lost, "new_partitions": new_partitions, "brokers": brokers,
+            "format": checked_format(format, decode),
         }  # fmt: skip
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -157,7 +164,11 @@ class Kafka(Source):
 
     def partitions(self) -> tuple[str, ...]:
         """Return one source partition for each Kafka partition."""
-        return tuple(f"{self.topic}/{number}" for number in range(self.count))
+        return tuple(map(self.partition, range(self.count)))
+
+    def partition(self, number: int) -> str:
+        """Name the source partition of a Kafka partition."""
+        return f"{self.topic}/{number}"
 
     def validate(self, record_type: RecordType) -> None:
         """Check that the fields can be filled. Raises GraphError."""
