@@ -25,6 +25,7 @@ from millpy.model.time import Instant, instant
 from millpy.sources.kafka.injector import KafkaInjector
 from millpy.sources.kafka.records import FieldMapping
 from millpy.sources.kafka.source import Kafka, KafkaBrokers
+from millpy.testing import SourceSuite
 from tests.kafka_server import KafkaServer
 
 _numbers = itertools.count(1)
@@ -513,3 +514,30 @@ async def test_batch_that_would_expand_too_far_is_a_dead_letter_and_its_neighbor
     assert dead_letters == [(f"{feed.topic}/0@{offset}", "unreadable") for offset in (1, 3)]
     assert counted == 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kB
+
+
+class TestKafka(SourceSuite):
+    """The promises of every source; the tests above are those of Kafka alone."""
+
+    record = Reading
+    flood = 0  # a fetch is 4 MB; test_kafka_batches.py bounds the memory of any fetch
+    seeds = 1
+    test_an_end_comes_once_and_stays = test_a_batch_that_was_not_acknowledged_comes_again = None  # type: ignore[assignment]
+    test_memory_is_bounded_while_nothing_is_taken = None  # type: ignore[assignment]
+
+    @pytest.fixture(autouse=True)
+    def _with_broker(self, kafka: KafkaServer) -> None:
+        self.server = kafka
+
+    async def source(self, count: int) -> Kafka:
+        self.feed = await Feed(self.server).make()
+        await self.feed.send(*range(count))
+        return Kafka(
+            self.feed.topic, partitions=1, fields=FieldMapping("device"), brokers=KafkaBrokers(self.server.address)
+        )
+
+    async def add(self, first: int, count: int) -> None:
+        await self.feed.send(*range(first, first + count))
+
+    def number_of(self, record: Any) -> int:
+        return int(record.value)
