@@ -89,6 +89,8 @@ MUTANTS = [
            ("tests/conformance/test_kafka.py::test_reading_continues_at_every_committed_offset",
             "tests/crash/test_sources.py::test_offsets_of_an_uncommitted_turn_are_read_again"),
            line="Files and Kafka: the position is part of the commit"),
+    Mutant("millpy/sources/kafka/client.py", "        self._topic_id = topic_id\n", "        self._topic_id = None\n",
+           ("tests/conformance/test_kafka.py::test_topic_made_again_stops_the_source_though_it_has_the_offset",)),
     Mutant(INJECTOR, "        if self.outstanding:\n            self.outstanding[-1]", "        if False:\n            self.outstanding[-1]",
            OF_ORDER),
     Mutant(INJECTOR, "self.outstanding[-1].packet_ids.extend", "self.outstanding[0].packet_ids.extend", OF_ORDER),
