@@ -159,10 +159,10 @@ class Decoder:
         return batch
 
     def _lines(self, taken: SourceBatch, lines: Sequence[bytes], skip: Sequence[bool]) -> DecodeResult:
-        long = [len(line) > self._record_bytes_max for line in lines]
-        refused = [
-            RejectedRow(row, "oversize", self._too_long(lines[row])) for row, is_long in enumerate(long) if is_long
-        ]
+        refused: list[RejectedRow] = []
+        if max(map(len, lines), default=0) > self._record_bytes_max:
+            long = [row for row, line in enumerate(lines) if len(line) > self._record_bytes_max]
+            refused = [RejectedRow(row, "oversize", self._too_long(lines[row])) for row in long]
         refused.extend(taken.refused)
         rows = np.arange(len(lines))
         if skip or refused:
@@ -173,7 +173,7 @@ class Decoder:
         if len(rows) <= SMALL_RECORDS_MAX or not self._takes_columns:
             return self._sorted(self._one_by_one(taken, decoded))
         if not taken.block:  # `decode` has already tried a block as a whole
-            whole = self._piece(taken, [lines[row] for row in rows.tolist()])
+            whole = self._piece(taken, lines if len(rows) == len(lines) else [lines[row] for row in rows.tolist()])
             if whole is not None:
                 decoded.batch, decoded.objects = whole, None
                 return decoded
@@ -197,7 +197,7 @@ class Decoder:
         decoded.batch = pa.concat_batches(batches)
         return decoded
 
-    def _piece(self, taken: SourceBatch, lines: list[bytes]) -> pa.RecordBatch | None:
+    def _piece(self, taken: SourceBatch, lines: Sequence[bytes]) -> pa.RecordBatch | None:
         block = b"\n".join(lines)
         if block.count(b"\n") != len(lines) - 1 or len(block) == 0:
             return None

@@ -154,6 +154,8 @@ class SourceSetup:
         make_check: returns a function from a batch to the rows that the stream will reject, for a source that tells its
             clients. What depends on other records, or on later steps, it cannot tell. None in tests.
         database: the URL of the workers' database; empty outside of workers.
+        gained: reports that the feed has more partitions than are deployed, by the names of all of its source
+            partitions, in order; returns whether the worker has them or will add them to the deployed graph.
     """
 
     graph: str
@@ -176,6 +178,7 @@ class SourceSetup:
     connection: ConnectionState = field(default_factory=ConnectionState)
     make_check: Callable[[], Callable[[SourceBatch], Sequence[RejectedRow]]] | None = None
     database: str = field(default="", repr=False)
+    gained: Callable[[Sequence[str]], bool] = field(default=lambda _partitions: False)
 
     @property
     def take_bound(self) -> TakeBound:

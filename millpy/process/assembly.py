@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+import pyarrow as pa
+
 from millpy.clock import Clock, SystemClock, random_id
 from millpy.errors import GraphVersionError, NotMigratedError, TransientError, UsageError
 from millpy.graph import Graph
@@ -22,6 +24,7 @@ from millpy.runtime.context import WorkerContext
 from millpy.runtime.lease import HeartbeatThread, Lease
 from millpy.runtime.observer import Observer, Observers
 from millpy.runtime.pauses import short_pauses
+from millpy.runtime.source_growth import SourceGrowth
 from millpy.runtime.worker import Worker
 from millpy.store.postgres.archiving import ArchiveInto, ArchivingStore
 from millpy.store.postgres.heartbeat import HeartbeatConnection
@@ -81,29 +84,29 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
     """
     limits, stop, observer, clock = limits or Limits(), stop or asyncio.Event(), observer or Observers(), SystemClock()
     only, open_store, every_s = _chosen(graph, only, archive, clock)
+    growth = SourceGrowth()
     common = partial(WorkerContext, limits=limits, host_clock=clock, failpoints=failpoints or NoFailpoints(), only=only)
-    common = partial(common, start=start, observer=observer, archive_every_s=every_s, database=database_url)
+    common = partial(common, start=start, observer=observer, archive_every_s=every_s, database=database_url, growth=growth)
     previous_version = 0  # of the worker that ran before in this loop
     with short_pauses():
         while True:
             lease = Lease(limits, clock)
             store = open_store(database_url, limits=limits, progressed=lease.progressed)
-            begin = partial(_begin, store, graph, limits, partial(common, store=store, lease=lease))
+            begin = partial(_begin, store, graph, limits, partial(common, store=store, lease=lease), growth)
             try:
                 worker = await _begin_when_ready(begin, stop, limits, observer) if patient else await begin()
                 if worker is None:
                     return
                 try:
-                    connection = HeartbeatConnection(database_url)
-                    heartbeats = worker.context.heartbeats(connection)
+                    heartbeats = worker.context.heartbeats(HeartbeatConnection(database_url))
                     await _run(worker, heartbeats, stop, observer)
                     return
                 except GraphVersionError as error:
                     # If only source partitions were added, deploying our graph again returns the new version.
-                    if worker.graph_version == previous_version:
+                    if worker.graph_version == previous_version and not growth.is_pending:
                         raise
-                    previous_version = worker.graph_version
-                    log.warning("%s; starting again with the deployed version", error.message)
+                    previous_version = 0 if growth.is_pending else worker.graph_version
+                    log.warning("%s; starting again", error.message)
             finally:
                 await store.close()
 
@@ -144,17 +147,25 @@ def _chosen(
     return only, partial(ArchivingStore, into=archive, clock=clock), archive.every_s
 
 
-async def _begin(store: PostgresStore, graph: Graph, limits: Limits, context: Callable[..., WorkerContext]) -> Worker:
+async def _begin(
+    store: PostgresStore, graph: Graph, limits: Limits, context: Callable[..., WorkerContext], growth: SourceGrowth
+) -> Worker:
     """Connect, deploy and register. Return a worker with a lease."""
     await store.open()
     while True:
-        deployment = await store.deploy(graph.spec())
+        try:
+            deployment = await store.deploy(growth.applied_to(graph.spec()))
+        except (UsageError, GraphVersionError) as error:
+            if not growth.refuse(error):
+                raise
+            continue
         for change in deployment.changes:
             log.warning("graph %s, version %d: %s", graph.name, deployment.version, change)
         worker_id = random_id()
         worker = Worker(
             context(plan=plan(graph, deployment, limits), worker_id=worker_id, rng=random.Random(worker_id.int))
         )
+        pa.array([0.0])  # Arrow loads pandas if there is one; that would take 0.2 s of the first turn
         # Objects loaded by now live as long as the process; collecting them again would cost tens of milliseconds.
         gc.collect()
         gc.freeze()

@@ -20,6 +20,7 @@ from millpy.runtime.lease import HeartbeatSender, HeartbeatThread, Lease
 from millpy.runtime.lookups import Lookups
 from millpy.runtime.observer import Observer, Observers
 from millpy.runtime.outbox_drains import OutboxDrains
+from millpy.runtime.source_growth import SourceGrowth
 from millpy.runtime.source_health import SourceHealth
 from millpy.runtime.step_thread import StepThread
 from millpy.runtime.turn_budget import TurnBudget
@@ -36,6 +37,7 @@ class WorkerContext:
         start: time at which a source without a position begins.
         database: the URL of the database, for sources that read there; empty without one.
         archive_every_s: seconds between two polls of archives that keep up.
+        growth: the partitions that feeds have gained.
         clock: the database's time, guarded against steps.
         wake: set when there may be something to do, so that a waiting worker looks.
         budget: bounds of the next turn.
@@ -60,6 +62,7 @@ class WorkerContext:
     database: str = field(default="", repr=False)
     archive_every_s: float = 0.0
     observer: Observer = field(default_factory=Observers)
+    growth: SourceGrowth = field(default_factory=SourceGrowth)
     clock: GuardedClock = field(init=False)
     wake: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     budget: TurnBudget = field(init=False)

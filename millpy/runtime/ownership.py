@@ -328,6 +328,9 @@ class OwnedIntervals:
             connection=self._connection_of(node, deployed),
             make_check=partial(record_check, node.record_type, node.event_time, node.lax, self._limits),
             database=self._context.database,
+            gained=self._context.growth.reporter(
+                node.name, self._plan.deployment.intervals_of(node.name), self._context.wake.set
+            ),
         )
 
     def _connection_of(self, node: InjectorNode, deployed: DeployedInterval) -> ConnectionState:

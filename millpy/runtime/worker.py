@@ -144,6 +144,7 @@ class Worker:
             await self.recover()
         clock = self.context.clock
         await self.context.lease.await_trust()
+        self.context.growth.check()
         self.maintenance.apply_folds()
         self.context.wake.clear()  # before looking at any input: what arrives later wakes the worker again
         now = clock.monotonic()

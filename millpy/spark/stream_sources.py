@@ -23,7 +23,8 @@ from millpy.hosting.plan import ComputationPlan
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.model.time import Instant
 from millpy.sources.files.source import Directory
-from millpy.sources.kafka.source import Kafka, KafkaPosition
+from millpy.sources.kafka.position import KafkaPosition
+from millpy.sources.kafka.source import Kafka
 from millpy.spark.archive_input import FollowedArchive
 from millpy.spark.job import HostedPlan
 from millpy.spark.stream_offsets import OffsetLog, TakenRange

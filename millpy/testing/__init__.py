@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from millpy.testing.kit.driver import GraphDriver
     from millpy.testing.kit.manual_source import ManualSource
+    from millpy.testing.kit.source_suite import SourceSuite
 
 __all__ = [
     "BEGINNING_OF_TIME",
@@ -30,6 +31,7 @@ __all__ = [
     "ManualSource",
     "OpenWindow",
     "Pane",
+    "SourceSuite",
     "Watermarks",
 ]
 
@@ -42,6 +44,7 @@ _MODULES = {
     "ManualSource": "millpy.testing.kit.manual_source",
     "OpenWindow": "millpy.testing.kit.contents",
     "Pane": "millpy.testing.kit.contents",
+    "SourceSuite": "millpy.testing.kit.source_suite",
     "Watermarks": "millpy.testing.kit.contents",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from millpy.cli.app import app
 from millpy.embedded import EmbeddedBroker, free_port
 from millpy.model.finding import Finding, Severity
 from millpy.sources.kafka.client import Client
+from millpy.sources.kafka.topic_ids import TopicMetadata
 from millpy.sources.mqtt.examination import COUNTS, DROPPED, STORED, _queues
 from tests.conformance.guarded_broker import PASSWORD, GuardedBroker
 
@@ -104,21 +106,29 @@ def test_counts_of_a_broker_are_explained(stored: bytes, dropped: bytes, severit
 
 
 @pytest.mark.parametrize(
-    ("there", "severity"), [(0, Severity.ERROR), (1, Severity.ERROR), (2, Severity.OK), (3, Severity.WARNING)]
+    ("there", "new", "severity"),
+    [
+        (0, "read", Severity.ERROR),
+        (1, "read", Severity.ERROR),
+        (2, "report", Severity.OK),
+        (3, "report", Severity.WARNING),
+        (3, "read", Severity.OK),
+        (1_001, "read", Severity.WARNING),
+    ],
 )
 async def test_missing_and_unread_partitions_are_reported(
-    there: int, severity: Severity, monkeypatch: pytest.MonkeyPatch
+    there: int, new: Any, severity: Severity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def reached(_: Client) -> None:
         await asyncio.sleep(0)
 
-    async def partitions(_: Client) -> int:
-        return there
+    async def topic(_: Client) -> TopicMetadata:
+        return TopicMetadata(0, there, None)
 
     monkeypatch.setattr(Client, "start", reached)
-    monkeypatch.setattr(Client, "partitions", partitions)
+    monkeypatch.setattr(Client, "topic", topic)
 
-    found = await findings_of(Kafka("readings", partitions=2, brokers=KafkaBrokers("localhost:1")))
+    found = await findings_of(Kafka("readings", partitions=2, new_partitions=new, brokers=KafkaBrokers("localhost:1")))
 
     assert found["broker"].severity is severity
     assert f"has {there} partitions, 2 are read" in found["broker"].found

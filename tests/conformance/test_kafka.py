@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import resource
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -22,8 +22,10 @@ from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.limits import Limits
 from millpy.model.record import RecordType
 from millpy.model.time import Instant, instant
+from millpy.sources.kafka.injector import KafkaInjector
 from millpy.sources.kafka.records import FieldMapping
-from millpy.sources.kafka.source import Kafka, KafkaBrokers, KafkaInjector
+from millpy.sources.kafka.source import Kafka, KafkaBrokers
+from millpy.testing import SourceSuite
 from tests.kafka_server import KafkaServer
 
 _numbers = itertools.count(1)
@@ -68,6 +70,15 @@ class Feed:
             else:
                 await admin.create_topics([NewTopic(self.topic, partitions, 1)])
 
+    async def make_again(self) -> None:
+        """Delete the topic, and create one of the same name."""
+        async with self.admin() as admin:
+            await admin.delete_topics([self.topic])
+            while self.topic in await admin.list_topics():
+                pass
+            while (await admin.create_topics([NewTopic(self.topic, 1, 1)])).topic_errors[0][1]:
+                pass
+
     @asynccontextmanager
     async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
         client = AIOKafkaAdminClient(bootstrap_servers=self.server.address)
@@ -105,6 +116,7 @@ class Feed:
         clock: SystemClock | None = None,
         limits: Limits | None = None,
         joined: bool = False,
+        gained: Callable[[Sequence[str]], bool] = lambda _: False,
         **options: Any,
     ) -> AsyncIterator[Reader]:
         given = {"partitions": 1, "fields": FieldMapping("device"), "brokers": KafkaBrokers(self.server.address)}
@@ -112,6 +124,7 @@ class Feed:
         setup = SourceSetup(
             graph="g", stream="s", partition=f"{self.topic}/{partition}", limits=limits or Limits(),
             clock=clock or SystemClock(), ready=asyncio.Event(), record_type=TYPE, start=begin, joined=joined,
+            gained=gained,
             tell=lambda kind, detail: self.events.append((kind, detail)),
         )  # fmt: skip
         reader = Reader(source.connect(setup), setup)
@@ -311,6 +324,40 @@ async def test_recreated_topic_is_detected_when_it_is_shorter(feed: Feed) -> Non
             await reader.take()
 
 
+async def test_topic_made_again_stops_the_source_though_it_has_the_offset(feed: Feed) -> None:
+    await feed.make()
+    await feed.send(1, 2)
+    async with feed.reader() as reader:
+        assert values(await reader.records(2)) == [1, 2]
+        await feed.make_again()
+        await feed.send(3, 4, 5, 6)
+        with pytest.raises(ConfigError, match=r"offset 2 is gone, topic 'feed-[0-9]+' was deleted and created again"):
+            await reader.records(1)
+
+    with pytest.raises(ConfigError, match="was deleted and created again"):
+        async with feed.reader(reader.position):
+            pass
+    assert feed.events == []
+
+
+async def test_topic_made_again_is_read_from_its_beginning_if_that_is_the_policy(feed: Feed) -> None:
+    await feed.make()
+    await feed.send(*range(10))
+    async with feed.reader(lost="continue", limits=Limits(bundle_records_max=4)) as reader:
+        assert values(await reader.records(4)) == [0, 1, 2, 3]
+        await feed.make_again()
+        await feed.send(*range(20, 40))
+        while not feed.events:  # what was read before comes before it
+            taken = await reader.take()
+            assert values(records_of(taken)) in ([4, 5, 6, 7], [8, 9], [])
+        assert values(await reader.records(20)) == list(range(20, 40))
+
+    assert [kind for kind, _ in feed.events] == ["source_recreated"]
+    async with feed.reader(reader.position) as again:
+        await feed.send(40)
+        assert values(await again.records(1)) == [40]
+
+
 async def test_missing_topic_is_waited_for(feed: Feed) -> None:
     async with feed.reader() as reader:
         while "does not exist" not in reader.setup.connection.why:  # at first the broker may not answer in time
@@ -333,6 +380,18 @@ async def test_partitions_added_later_are_announced_by_the_first(feed: Feed) -> 
                 pass
 
     assert "has 3 partitions, but the graph reads 1" in str(feed.events)
+
+
+@pytest.mark.parametrize("new", ["read", "report"])
+async def test_partitions_added_later_are_given_to_the_worker_if_that_is_the_policy(feed: Feed, new: str) -> None:
+    await feed.make(2)
+    given: list[Sequence[str]] = []
+
+    async with feed.reader(new_partitions=new, gained=lambda found: not given.append(found)):  # type: ignore[func-returns-value]
+        pass
+
+    assert given == ([[f"{feed.topic}/0", f"{feed.topic}/1"]] if new == "read" else [])
+    assert [kind for kind, _ in feed.events] == ([] if new == "read" else ["source_grown"])
 
 
 @pytest.mark.parametrize(
@@ -457,3 +516,30 @@ async def test_batch_that_would_expand_too_far_is_a_dead_letter_and_its_neighbor
     assert dead_letters == [(f"{feed.topic}/0@{offset}", "unreadable") for offset in (1, 3)]
     assert counted == 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kB
+
+
+class TestKafka(SourceSuite):
+    """The promises of every source; the tests above are those of Kafka alone."""
+
+    record = Reading
+    flood = 0  # a fetch is 4 MB; test_kafka_batches.py bounds the memory of any fetch
+    seeds = 1
+    test_an_end_comes_once_and_stays = test_a_batch_that_was_not_acknowledged_comes_again = None  # type: ignore[assignment]
+    test_memory_is_bounded_while_nothing_is_taken = None  # type: ignore[assignment]
+
+    @pytest.fixture(autouse=True)
+    def _with_broker(self, kafka: KafkaServer) -> None:
+        self.server = kafka
+
+    async def source(self, count: int) -> Kafka:
+        self.feed = await Feed(self.server).make()
+        await self.feed.send(*range(count))
+        return Kafka(
+            self.feed.topic, partitions=1, fields=FieldMapping("device"), brokers=KafkaBrokers(self.server.address)
+        )
+
+    async def add(self, first: int, count: int) -> None:
+        await self.feed.send(*range(first, first + count))
+
+    def number_of(self, record: Any) -> int:
+        return int(record.value)

@@ -71,7 +71,7 @@ async def connected(source: Kafka) -> int:
     client = Client(source.cluster(), source.topic, 0, "test")
     try:
         await client.start()
-        return await client.partitions()
+        return (await client.topic()).partitions
     finally:
         await client.stop()
 

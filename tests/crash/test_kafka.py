@@ -151,7 +151,7 @@ def begun(url: str) -> bool:
     return bool(row and row[0])
 
 
-def test_partitions_added_later_are_read_from_their_beginning_when_a_worker_is_started_with_more(
+def test_partitions_added_later_are_read_from_their_beginning_by_the_workers_that_run(
     tmp_path: Path, database_url: str, kafka: KafkaServer
 ) -> None:
     topic = "growing"
@@ -160,25 +160,24 @@ def test_partitions_added_later_are_read_from_their_beginning_when_a_worker_is_s
     second = [("d2", START_MS + 60_000 + 1_000 * second, 1) for second in range(60)]
     asyncio.run(publish_plainly(kafka.address, topic, [(0, ("d0", START_MS, 1))]))  # before it began with "latest"
 
-    def worker(partitions: int, only: str = "") -> Worker:
-        source = Path(f"{kafka.address},{topic},{partitions},latest")
+    def worker(only: str = "") -> Worker:
+        source = Path(f"{kafka.address},{topic},1,latest")
         return Worker(tmp_path, database_url, source, graph=GRAPH, only=only)
 
-    with worker(1) as old:
-        old.await_while_running(lambda: begun(database_url), "where it begins is committed", 60)
+    with worker() as reading, worker(only="sums") as following:
+        reading.await_while_running(lambda: begun(database_url), "where it begins is committed", 60)
         asyncio.run(publish_plainly(kafka.address, topic, [(0, record) for record in first]))
-        old.await_while_running(lambda: injected(database_url) == 60, "the only partition is read", 60)
+        reading.await_while_running(lambda: injected(database_url) == 60, "the only partition is read", 60)
         asyncio.run(make_topic(kafka.address, topic, 2, more=True))
         asyncio.run(publish_plainly(kafka.address, topic, [(1, record) for record in second]))
-        with worker(2, only="sums") as new:  # deploys the second partition, and leaves reading it to the other
-            old.await_while_running(lambda: injected(database_url) == 120, "the new partition is read", 60)
-            closing = [(place, ("end", START_MS + 600_000, 0)) for place in range(2)]
-            asyncio.run(publish_plainly(kafka.address, topic, closing))
-            old.await_while_running(
-                lambda: low_watermark(database_url) >= START_MS + 120_000, "all windows are closed", 60
-            )
-            for running in (old, new):
-                running.drain()
-                running.await_finished()
+        reading.await_while_running(lambda: injected(database_url) == 120, "the new partition is read", 60)
+        closing = [(place, ("end", START_MS + 600_000, 0)) for place in range(2)]
+        asyncio.run(publish_plainly(kafka.address, topic, closing))
+        reading.await_while_running(
+            lambda: low_watermark(database_url) >= START_MS + 120_000, "all windows are closed", 60
+        )
+        for running in (reading, following):
+            running.drain()
+            running.await_finished()
 
     assert stored(database_url) == oracle([*first, *second])

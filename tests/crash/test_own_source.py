@@ -23,7 +23,9 @@ HUNDREDS = [
 
 @pytest.fixture
 def ticks(tmp_path: Path) -> Path:
-    (block,) = [block for block in blocks_of(ROOT / "docs" / "own-source.md") if block.options.get("title")]
+    (block,) = [
+        block for block in blocks_of(ROOT / "docs" / "own-source.md") if block.options.get("title") == "ticks.py"
+    ]
     file = tmp_path / "ticks.py"
     file.write_text(block.body)
     return file

@@ -80,6 +80,7 @@ def from_kafka(path: Path) -> Iterator[SourceBatch]:
     from aiokafka.consumer import fetcher
 
     from millpy.sources.kafka import client as kafka_client
+    from millpy.sources.kafka.record_columns import RecordColumns
     from millpy.sources.kafka.records import FieldMapping, Payloads
 
     if hasattr(kafka_client, "tolerate_unreadable_records"):
@@ -98,7 +99,7 @@ def from_kafka(path: Path) -> Iterator[SourceBatch]:
             True,
             1,
         )
-        found = list(records)
+        found = RecordColumns.joined(list(records))
         offset = records.next_fetch_offset
         _, values, refused = payloads.encode(found)
         yield SourceBatch("json", SystemClock().now_us(), payloads=values, refused=refused)

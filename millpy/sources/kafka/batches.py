@@ -12,22 +12,42 @@ fetch ends when its records exceed a bound; the rest is fetched again.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from operator import attrgetter
 from typing import Any
 
+import numpy as np
 from aiokafka.consumer import fetcher
 from aiokafka.errors import CorruptRecordException, UnsupportedCodecError
+from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c, decode_varint
 from aiokafka.structs import ConsumerRecord
 
-from millpy.sources.kafka.expansion import CODECS, ExpansionError, bound_expansion, expanded, too_long_headers
+from millpy.sources.kafka.expansion import (
+    CODECS,
+    ExpansionError,
+    bound_legacy_expansion,
+    expanded,
+    too_long_headers,
+    without_compression,
+)
+from millpy.sources.kafka.record_columns import RecordColumns, UnreadableRecord, columns_of
 
 FETCHED_BYTES_MAX = 32_000_000
 UNREADABLE_MAX = 100
 """The most unreadable records of one batch; at this number, the rest of the batch counts as unreadable."""
-_RECORD_BYTES = 200
+RUN_RECORDS = 8_192
+RUN_BYTES = 8_000_000
+"""The records and bytes of memory at which a run of records ends."""
+_PART_RECORDS = 1_024
+"""Records of which aiokafka's objects exist at the same time."""
+_PART_HEADERS = 50_000
+_LARGE_BYTES = 1_000_000
+"""From larger batches, records are read a few at a time, because the headers of one may take 5 MB of memory."""
+_LARGE_PART_RECORDS = 16
+_RECORD_BYTES = 100
 _HEADER_BYTES = 150
 """The memory that a record or a header takes beside its content."""
 _DELTA_MAX = 10_000_000
@@ -37,6 +57,7 @@ _FRAME = struct.Struct(">qi")
 _CHECKED = struct.calcsize(">qiibI")
 """The offset of the first byte that the checksum covers."""
 _CONTROL = 0x20
+_HEADERS = attrgetter("headers")
 _FAULTS = (
     CorruptRecordException,
     UnsupportedCodecError,
@@ -49,30 +70,9 @@ _FAULTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadableRecord:
-    """A range of unreadable offsets, in the form of a record without a value.
-
-    Attributes:
-        first: the first offset.
-        offset: the last offset.
-        detail: why the records are unreadable.
-        damaged: whether the checksum is wrong, so that another fetch may return the records intact.
-    """
-
-    first: int
-    offset: int
-    detail: str
-    damaged: bool = False
-    key: bytes | None = None
-    value: bytes | None = None
-    headers: tuple[tuple[str, bytes], ...] = ()
-    timestamp: int = -1
-
-
 def tolerate_unreadable_records() -> None:
     """Make aiokafka read by this module. Idempotent."""
-    bound_expansion()
+    bound_legacy_expansion()
     fetcher.MemoryRecords = Batches
     fetcher.PartitionRecords = FetchedRecords
 
@@ -113,37 +113,98 @@ class Batches:
 
 
 class FetchedRecords(fetcher.PartitionRecords):  # type: ignore[misc]
-    """The records of a fetch."""
+    """The records of a fetch, as columns, a run of records at a time."""
 
     next_fetch_offset: int
-    _records_iterator: Iterator[Any]
-    _size = 0
+    _records_iterator: Iterator[RecordColumns]
+    _memory = 0
 
     def __iter__(self) -> FetchedRecords:
-        self._size = 0
+        self._memory = 0
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> RecordColumns:
         try:
-            if self._size > FETCHED_BYTES_MAX:
+            if self._memory > FETCHED_BYTES_MAX:
                 raise StopIteration
             return next(self._records_iterator)
         except StopIteration:
             self._records_iterator = iter(())  # frees the reference cycle with a decompressed batch
             raise
 
-    def _unpack_records(self) -> Iterator[Any]:
-        read = -1
-        while True:
-            try:
-                yield from super()._unpack_records()
-                return
-            except _FAULTS as error:
-                batch, place = self._records.newest, self._records.place
-                if place == read or not batch or (isinstance(error, UnsupportedCodecError) and _codec(batch) in CODECS):
-                    raise
-                yield from self._read_tolerantly(batch, error)
-                read = place
+    def _unpack_records(self) -> Iterator[RecordColumns]:
+        parts: list[RecordColumns] = []
+        records, begin, given, damaged = 0, self._memory, False, False
+        try:
+            while self._records.has_next() and not damaged:  # the rest is fetched again, perhaps with that batch
+                for part in self._next_batch():
+                    parts.append(part)
+                    records += len(part)
+                    damaged = part.damaged is not None
+                    if records >= RUN_RECORDS or self._memory - begin >= RUN_BYTES:
+                        yield RecordColumns.joined(parts)
+                        parts, records, begin, given = [], 0, self._memory, True
+        except _FAULTS:
+            if not given and not parts:
+                raise  # otherwise at the next fetch, which begins here
+        if parts:
+            yield RecordColumns.joined(parts)
+
+    def _next_batch(self) -> Iterator[RecordColumns]:
+        """Yield the records of the next batch that were not read yet."""
+        place = self._records.place
+        try:
+            batch = self._records.next_batch()
+            if not batch.validate_crc():
+                raise CorruptRecordException(f"wrong checksum - {self._tp}")
+            if not self._is_hidden(batch):
+                yield from self._parts(batch)
+            self.next_fetch_offset = batch.next_offset  # behind records that compaction removed, too
+        except _FAULTS as error:
+            newest = self._records.newest
+            if self._records.place == place or (isinstance(error, UnsupportedCodecError) and _codec(newest) in CODECS):
+                raise
+            for found in self._read_tolerantly(newest, error):
+                yield self._columns([found])
+
+    def _is_hidden(self, batch: Any) -> bool:
+        """Tell whether a batch is a transaction marker, or belongs to an aborted transaction."""
+        if batch.producer_id is not None:
+            self._consume_aborted_up_to(batch.base_offset)
+            if batch.is_control_batch and self._contains_abort_marker(batch):
+                self._aborted_producers.discard(batch.producer_id)
+            if batch.is_transactional and batch.producer_id in self._aborted_producers:
+                return True
+        return bool(batch.is_control_batch)
+
+    def _parts(self, batch: Any) -> Iterator[RecordColumns]:
+        """Yield the records of a batch in parts."""
+        newest = self._records.newest
+        at_once = _LARGE_PART_RECORDS
+        if isinstance(batch, DefaultRecordBatch):
+            if (codec := _codec(newest)) in CODECS:
+                newest = without_compression(newest, CODECS[codec])
+                batch = DefaultRecordBatch(newest)
+            at_once = at_once if len(newest) > _LARGE_BYTES else _PART_RECORDS
+        last = batch.next_offset - 1
+        for found in _in_parts(chain(batch), at_once):
+            part = self._columns(found)
+            if part.next_offset > last + 1 or (part.offsets[1:] <= part.offsets[:-1]).any():
+                raise CorruptRecordException(f"offsets do not rise up to {last}")
+            if part.offsets[0] < self.next_fetch_offset:
+                part = part.rows(int(np.searchsorted(part.offsets, self.next_fetch_offset)))
+                if not len(part):
+                    continue
+            self.next_fetch_offset = part.next_offset
+            yield part
+
+    def _columns(self, records: Sequence[Any]) -> RecordColumns:
+        """Return records as columns; count the memory that they need."""
+        found = columns_of(records)
+        self._memory += _RECORD_BYTES * len(found) + found.size
+        if found.headers is not None:
+            self._memory += _HEADER_BYTES * sum(map(len, found.headers))
+        return found
 
     def _read_tolerantly(self, batch: bytes, error: Exception) -> Iterator[Any]:
         """Yield the unread offsets of a batch that aiokafka cannot read."""
@@ -165,7 +226,7 @@ class FetchedRecords(fetcher.PartitionRecords):  # type: ignore[misc]
                 raise ValueError(f"unknown compression {codec}")
             data = expanded(CODECS[codec], data) if codec else data
         except _FAULTS as why:
-            self._size += FETCHED_BYTES_MAX // 4  # the memory and time of the failed attempt
+            self._memory += FETCHED_BYTES_MAX // 4  # the memory and time of the failed attempt
             yield self._unreadable(last, f"{_said(batch)}: {why}")
             return
         yield from self._one_by_one(batch, data, count, last)
@@ -196,7 +257,6 @@ class FetchedRecords(fetcher.PartitionRecords):  # type: ignore[misc]
             if found.offset < self.next_fetch_offset:
                 continue
             self.next_fetch_offset = found.offset + 1
-            self._size += _RECORD_BYTES + len(record)
             yield found
         self.next_fetch_offset = max(last + 1, self.next_fetch_offset)
 
@@ -204,16 +264,20 @@ class FetchedRecords(fetcher.PartitionRecords):  # type: ignore[misc]
         first, self.next_fetch_offset = self.next_fetch_offset, last + 1
         return UnreadableRecord(first, max(first, last), detail, damaged)
 
-    def _consumer_record(self, tp: Any, record: Any) -> ConsumerRecord:
-        key, value, headers = record.key, record.value, record.headers
-        size = _RECORD_BYTES + (0 if value is None else len(value)) + (0 if key is None else len(key))
-        if headers:
-            size += _HEADER_BYTES * len(headers)
-        self._size += size
-        return ConsumerRecord(
-            tp.topic, tp.partition, record.offset, record.timestamp, record.timestamp_type, key, value, None, -1, -1,
-            tuple(headers),
-        )  # fmt: skip
+
+def _in_parts(records: Iterator[Any], at_once: int) -> Iterator[list[Any]]:
+    """Yield aiokafka's records in lists of about `_PART_RECORDS`, fewer if they have many headers."""
+    more = True
+    while more:  # aiokafka fails when a batch is asked for more after its end
+        found: list[Any] = []
+        headers = 0
+        while more and len(found) < _PART_RECORDS and headers < _PART_HEADERS:
+            piece = list(islice(records, at_once))
+            more = len(piece) == at_once
+            found += piece
+            headers += sum(map(len, map(_HEADERS, piece)))
+        if found:
+            yield found
 
 
 def _codec(batch: bytes) -> int:

@@ -10,31 +10,43 @@ from millpy.ingest.protocol import SourceSetup
 from millpy.model.time import Instant, instant
 from millpy.sources.kafka.client import Client
 from millpy.sources.kafka.source import Kafka, Start
+from millpy.sources.kafka.topic_ids import TopicMetadata
+
+PARTITIONS_MAX = 1_000
+"""The most partitions to which a deployed source grows by itself."""
 
 
 class NotThereError(SourceUnavailableError):
     """The broker says that the partition does not exist."""
 
 
-async def look(client: Client, source: Kafka, partition: str, tell: Callable[[str, str], None]) -> None:
-    """Check that a partition exists; its first one reports a topic that has grown.
+async def look(client: Client, source: Kafka, setup: SourceSetup, tell: Callable[[str, str], None]) -> TopicMetadata:
+    """Check that a partition exists, and return the topic's metadata; its first one reports a topic that has grown.
 
     Raises:
         NotThereError: the partition does not exist.
         SourceUnavailableError: no broker answers.
         ConfigError: we may not see the topic.
     """
-    number = int(partition.rpartition("/")[2])
-    found = await client.partitions()
-    topic = source.topic
-    if found <= number:
-        has = f"has {found} partitions" if found else "does not exist"
-        raise NotThereError(f"cannot read {partition}: topic {topic!r} {has}")
-    if found > source.count and number == 0:
+    number = int(setup.partition.rpartition("/")[2])
+    found = await client.topic()
+    topic, there = source.topic, found.partitions
+    if there <= number:
+        has = f"has {there} partitions" if there else "does not exist"
+        raise NotThereError(f"cannot read {setup.partition}: topic {topic!r} {has}")
+    if number == 0 and there > source.count and not _are_added(source, setup, there):
         tell(
-            "source_grown", f"topic {topic!r} has {found} partitions, but the graph reads {source.count}: "
-            f"deploy with Kafka({topic!r}, partitions={found})",
+            "source_grown", f"topic {topic!r} has {there} partitions, but the graph reads {source.count}: "
+            f"deploy with Kafka({topic!r}, partitions={there})",
         )  # fmt: skip
+    return found
+
+
+def _are_added(source: Kafka, setup: SourceSetup, there: int) -> bool:
+    """Let the worker add the new partitions of the topic, if the source says so and they are not too many."""
+    if source.new_partitions != "read" or there > PARTITIONS_MAX:
+        return False
+    return setup.gained([source.partition(number) for number in range(there)])
 
 
 def begins(source: Kafka, setup: SourceSetup) -> Start | Instant:
@@ -59,7 +71,7 @@ def gone(partition: str, offset: int, oldest: int, end: int) -> str:
     return f"{partition}: offset {offset} is gone, the log holds {oldest} to {end}"
 
 
-def check_lost(source: Kafka, text: str) -> None:
+def check_lost(source: Kafka, text: str, why: str = "retention deleted it") -> None:
     """Let the source continue at the oldest offset if that is its policy.
 
     Raises:
@@ -67,6 +79,11 @@ def check_lost(source: Kafka, text: str) -> None:
     """
     if source.lost == "stop":
         raise ConfigError(
-            f"{text}: retention deleted it, or the topic was recreated",
+            f"{text}: {why}",
             hint='resume at the oldest offset with Kafka(…, lost="continue"), or start a new graph',
         )
+
+
+def replaced(partition: str, topic: str, offset: int) -> str:
+    """Say that an offset belongs to a topic that no longer exists."""
+    return f"{partition}: offset {offset} is gone, topic {topic!r} was deleted and created again"

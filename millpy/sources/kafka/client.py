@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import (
@@ -30,12 +31,21 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
     for_code,
 )
-from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.fetch import FetchRequest
 
 from millpy.config.extras import to_install
 from millpy.errors import ConfigError, SourceUnavailableError
-from millpy.sources.kafka.batches import tolerate_unreadable_records
+from millpy.sources.kafka.batches import RUN_RECORDS, tolerate_unreadable_records
 from millpy.sources.kafka.connect_errors import reason, verifying
+from millpy.sources.kafka.record_columns import RecordColumns
+from millpy.sources.kafka.topic_ids import (
+    TopicIdFetchRequest,
+    TopicMetadata,
+    TopicMetadataRequest,
+    UnknownTopicIdError,
+    as_named,
+    metadata_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +112,10 @@ class Client:
             isolation_level="read_committed",
             max_partition_fetch_bytes=FETCH_BYTES,
         )
+        self._topic_id: UUID | None = None
+        self._is_unknown = False
+        self._send = self._consumer._client.send
+        self._consumer._client.send = self._send_with_id
 
     async def start(self) -> None:
         """Connect. Raises SourceUnavailableError, ConfigError."""
@@ -123,8 +137,8 @@ class Client:
         elif (error := closing.exception()) is not None:
             log.debug("kafka: %r while closing", error)
 
-    async def partitions(self) -> int:
-        """Return the number of the topic's partitions; 0 when a broker says that the topic does not exist.
+    async def topic(self) -> TopicMetadata:
+        """Return the topic's id and number of partitions; no partitions when a broker says that it does not exist.
 
         The request names the topic, so that a topic that we may not see does not count as missing, and does not create
         the topic on a broker that creates topics automatically.
@@ -134,21 +148,48 @@ class Client:
             ConfigError: we may not see the topic.
         """
         async with self._answers_with_reason():
-            client = self._consumer._client
-            error: KafkaError = NodeNotReadyError("no broker is known")
-            for broker in client.cluster.brokers():
-                try:
-                    answer = await client.send(broker.nodeId, MetadataRequest([self._place.topic], False))
-                except (KafkaConnectionError, NodeNotReadyError) as unreached:
-                    error = unreached
-                    continue
-                ((code, *_, partitions),) = answer.topics
-                if code == UnknownTopicOrPartitionError.errno:
-                    return 0
-                if code:
-                    raise for_code(code)(self._place.topic)
-                return len(partitions)
+            async for found in self._topic_by_each_broker():
+                return found
+            raise NodeNotReadyError("no broker answers")
+
+    async def has_lost(self, topic_id: UUID) -> bool:
+        """Tell whether no broker that answers knows the topic by this id; one that is behind may know an older one.
+
+        Raises:
+            SourceUnavailableError: no broker can answer now.
+        """
+        async with self._answers_with_reason():
+            return topic_id not in [found.topic_id async for found in self._topic_by_each_broker()]
+
+    async def _topic_by_each_broker(self) -> AsyncIterator[TopicMetadata]:
+        """Yield the topic's metadata by each broker that can be reached. Raises the last error if none can."""
+        client = self._consumer._client
+        answered, error = False, NodeNotReadyError("no broker is known")
+        for broker in client.cluster.brokers():
+            try:
+                answer = await client.send(broker.nodeId, TopicMetadataRequest(self._place.topic))
+            except (KafkaConnectionError, NodeNotReadyError) as unreached:
+                error = unreached
+                continue
+            answered, found = True, metadata_of(answer)
+            if found.error_code == UnknownTopicOrPartitionError.errno:
+                found = TopicMetadata(0, 0, None)
+            if found.error_code:
+                raise for_code(found.error_code)(self._place.topic)
+            yield found
+        if not answered:
             raise error
+
+    async def _send_with_id(self, node_id: Any, request: Any, **options: Any) -> Any:
+        """Send a request of aiokafka, a fetch with the id of the topic that is read."""
+        if self._topic_id is None or not isinstance(request, FetchRequest):
+            return await self._send(node_id, request, **options)
+        answer = await self._send(node_id, TopicIdFetchRequest(request, self._topic_id), **options)
+        try:
+            return as_named(answer, self._place.topic)
+        except UnknownTopicIdError:
+            self._is_unknown = True  # aiokafka would go on asking
+            raise
 
     @asynccontextmanager
     async def _answers_with_reason(self) -> AsyncIterator[None]:
@@ -162,8 +203,9 @@ class Client:
                 places = dict.fromkeys([*((host, port) for host, port, _ in client.hosts), *named])
                 raise await reason(self._options, places, error) from error
 
-    def assign(self, offset: int) -> None:
-        """Start reading at an offset."""
+    def assign(self, offset: int, topic_id: UUID | None) -> None:
+        """Start reading at an offset, from the topic with this id only if it is not None and the broker knows ids."""
+        self._topic_id = topic_id
         if not self._consumer.assignment():
             self._consumer.assign([self._place])
         self._consumer.seek(self._place, offset)
@@ -191,16 +233,24 @@ class Client:
         async with _answers():
             return int(await self._consumer.position(self._place))
 
-    async def fetch(self, records_max: int, wait_s: float) -> Sequence[Any]:
+    async def fetch(self, records_max: int, wait_s: float) -> Sequence[RecordColumns]:
         """Return the records that have arrived or arrive within `wait_s`; unreadable ones as `UnreadableRecord`.
+
+        They are about `records_max` records, at least one run.
 
         Raises:
             OutOfRangeError: the offset is not in the log.
-            SourceUnavailableError: the broker does not answer, or fails.
+            SourceUnavailableError: the broker does not answer, fails, or does not know the topic's id.
             ConfigError: the broker rejects us, or a codec is missing.
         """
+        runs_max = max(1, records_max // RUN_RECORDS)
         async with _answers(None):
-            found = await self._consumer.getmany(self._place, timeout_ms=int(wait_s * 1_000), max_records=records_max)
+            found = await self._consumer.getmany(self._place, timeout_ms=int(wait_s * 1_000), max_records=runs_max)
+        if not found and self._is_unknown:
+            raise SourceUnavailableError(
+                f"Kafka knows no topic {self._place.topic!r} with the id {self._topic_id}: it was deleted, or the "
+                "broker is just starting"
+            )
         return found.get(self._place, ())  # type: ignore[no-any-return]
 
 

@@ -17,12 +17,13 @@ async def examine(source: Kafka, graph: str, stream: str) -> AsyncIterator[Findi
     cluster = source.cluster()
     if cluster.username and not cluster.tls and goes_elsewhere(cluster.servers):
         yield unencrypted_password(f"{stream}: the connection to {cluster.servers} is not encrypted", "use tls=True")
+    from millpy.sources.kafka.beginning import PARTITIONS_MAX
     from millpy.sources.kafka.client import Client  # cluster() has found the package
 
     client = Client(cluster, source.topic, 0, f"millpy-doctor-{graph}")
     try:
         await client.start()
-        there = await client.partitions()
+        there = (await client.topic()).partitions
     finally:
         await client.stop()
     text = f"{stream}: topic {source.topic} at {cluster.servers} has {there} partitions, {source.count} are read"
@@ -34,7 +35,7 @@ async def examine(source: Kafka, graph: str, stream: str) -> AsyncIterator[Findi
             "the source waits for the missing ones, and holds back every watermark that depends on it",
             "create the missing partitions, or deploy the graph with fewer",
         )
-    elif there > source.count:
+    elif there > source.count and (source.new_partitions == "report" or there > PARTITIONS_MAX):
         finding = Finding(
             Severity.WARNING,
             "broker",

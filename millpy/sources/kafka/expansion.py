@@ -1,26 +1,32 @@
 """Bounds on the decompressed size of a Kafka batch and on the headers of a record.
 
-The limits of a fetch count compressed bytes, and 16 kB of zstd can become a gigabyte. aiokafka decompresses a batch in
-one piece by functions of its modules; this module replaces them with functions that stop at a bound. And aiokafka
-creates an object for each header of a record, which may have only two bytes: a record with too many bytes of headers is
-rejected before that.
+The limits of a fetch count compressed bytes, and 16 kB of zstd can become a gigabyte. So we decompress batches
+ourselves, up to a bound, before aiokafka parses them; of the old formats, which have no headers, aiokafka decompresses
+batches by functions of its modules, which are replaced with ours. And aiokafka creates an object for each header of a
+record, which may have only two bytes: a compressed batch with too many bytes of headers in a record is rejected before
+that.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from aiokafka.errors import KafkaError
-from aiokafka.record import default_records, legacy_records
+from aiokafka.record import legacy_records
 from aiokafka.record.util import decode_varint
 
 EXPANDED_BYTES_MAX = 64_000_000
 HEADERS_BYTES_MAX = 64_000
 """The most bytes of the headers of one record."""
 CODECS = {1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
+_AFTER_LENGTH, _ATTRIBUTES_END, _RECORDS_AT = 12, 23, 61
+"""Places in the header of a batch."""
+_CODEC = 7
 _PIECE_BYTES = 1_000_000
 _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_BYTES = 16
@@ -34,12 +40,33 @@ class ExpansionError(KafkaError):  # type: ignore[misc]
     """A batch is too large when decompressed, or does not match its compression."""
 
 
-def bound_expansion() -> None:
-    """Make aiokafka decompress within the bound. Idempotent."""
-    for module in _modules():
+def bound_legacy_expansion() -> None:
+    """Make aiokafka decompress batches of the old formats within the bound. Idempotent."""
+    modules: list[Any] = [legacy_records]
+    with suppress(ImportError):  # built without extensions
+        from aiokafka.record._crecords import legacy_records as compiled
+
+        modules.append(compiled)
+    for module in modules:
         for codec in CODECS.values():
             if hasattr(module, name := f"{codec}_decode"):
-                setattr(module, name, _bounded(codec, checked=hasattr(module, "DefaultRecordBatch")))
+                setattr(module, name, partial(_decode_legacy, codec))
+
+
+def without_compression(batch: bytes, codec: str) -> bytes:
+    """Return a batch of the current format with its records decompressed. Its checksum is no longer right.
+
+    Raises:
+        ExpansionError: the batch exceeds the bound or does not match the codec, or a record has too many headers.
+    """
+    records = expanded(codec, batch[_RECORDS_AT:])
+    if len(records) > _SMALL_BYTES and _has_too_long_headers(records):
+        raise ExpansionError(f"a record has more than {HEADERS_BYTES_MAX} bytes of headers")
+    length, attributes = len(records) + _RECORDS_AT - _AFTER_LENGTH, batch[_ATTRIBUTES_END - 1] & ~_CODEC
+    return b"".join([
+        batch[:8], struct.pack(">i", length), batch[_AFTER_LENGTH : _ATTRIBUTES_END - 1], bytes([attributes]),
+        batch[_ATTRIBUTES_END:_RECORDS_AT], records,
+    ])  # fmt: skip
 
 
 def expanded(codec: str, payload: bytes) -> bytes:
@@ -83,24 +110,8 @@ def too_long_headers(records: bytes, place: int, end: int) -> bool:
     return end - place > HEADERS_BYTES_MAX
 
 
-def _modules() -> list[Any]:
-    found: list[Any] = [default_records, legacy_records]
-    try:
-        from aiokafka.record._crecords import default_records as compiled
-        from aiokafka.record._crecords import legacy_records as compiled_legacy
-    except ImportError:  # built without extensions
-        return found
-    return [*found, compiled, compiled_legacy]
-
-
-def _bounded(codec: str, *, checked: bool) -> Callable[[Any], bytes]:
-    def decode(payload: Any) -> bytes:
-        found = expanded(codec, bytes(payload))
-        if checked and len(found) > _SMALL_BYTES and _has_too_long_headers(found):
-            raise ExpansionError(f"a record has more than {HEADERS_BYTES_MAX} bytes of headers")
-        return found
-
-    return decode
+def _decode_legacy(codec: str, payload: Any) -> bytes:
+    return expanded(codec, bytes(payload))
 
 
 def _streamed(codec: str, payload: bytes) -> Iterator[bytes]:

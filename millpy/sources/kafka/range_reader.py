@@ -6,19 +6,20 @@ the records, their offsets and the limits, so the same range is the same bundles
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from uuid import UUID
 
 import msgspec
-import numpy as np
 
-from millpy.errors import SourceUnavailableError
+from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import SourceBatch, SourceSetup
-from millpy.sources.kafka.beginning import NotThereError, begins, check_lost, first_offset, gone, look
+from millpy.sources.kafka.beginning import NotThereError, begins, check_lost, first_offset, gone, look, replaced
 from millpy.sources.kafka.client import Client, OutOfRangeError
-from millpy.sources.kafka.records import ExpandedRecords, Payloads, arrivals_of, offsets_of
-from millpy.sources.kafka.source import Kafka, KafkaPosition, size_of
+from millpy.sources.kafka.fetch_inbox import FetchInbox
+from millpy.sources.kafka.position import KafkaPosition
+from millpy.sources.kafka.record_columns import RecordColumns
+from millpy.sources.kafka.records import ExpandedRecords, Payloads, batch_of
+from millpy.sources.kafka.source import Kafka
 
 FETCH_WAIT_S = 0.5
 FETCHES_EMPTY_MAX = 40
@@ -47,8 +48,9 @@ class KafkaRangeReader:
         if source.format is not None and setup.record_type is not None:
             self._expander = Expander(source.format, setup.record_type, setup.limits)
         self._stored: int | None = None  # the offset of the committed position
+        self._topic_id: UUID | None = None
         self._next = -1  # offset to fetch
-        self._waiting: list[Any] = []
+        self._inbox = FetchInbox()
         self._total = 0
         self._damaged = 0
         self._client: Client | None = None
@@ -58,7 +60,7 @@ class KafkaRangeReader:
 
         Raises:
             SourceUnavailableError: no broker answers, or the partition does not exist.
-            ConfigError: the broker rejects us, or the offset is gone.
+            ConfigError: the broker rejects us, the offset is gone, or the topic is another one by now.
         """
         setup, source = self._setup, self._source
         number = int(setup.partition.rpartition("/")[2])
@@ -68,20 +70,25 @@ class KafkaRangeReader:
         await client.start()
         begin = begins(source, setup)
         try:
-            await look(client, source, setup.partition, self._tell)
+            topic = await look(client, source, setup, self._tell)
         except NotThereError:
             if position is None and begin == "latest":
                 self.offset = self._next = 0  # all of its records will be newer than now
                 return 0
             raise
+        self._topic_id = topic.topic_id
         if position is None:
             oldest, end = await client.bounds()
             self._next = await first_offset(client, begin, oldest, end)
         else:
-            self._next = self._stored = msgspec.json.decode(position, type=KafkaPosition).offset
+            stored = msgspec.json.decode(position, type=KafkaPosition)
+            if None not in (stored.topic_id, topic.topic_id) and stored.topic_id != topic.topic_id:
+                text = replaced(setup.partition, source.topic, stored.offset)
+                raise ConfigError(text, hint="make the graph a new generation, which begins at the new topic")
+            self._next = self._stored = stored.offset
             end = await self._check(client)
         self.offset = self._next
-        client.assign(self._next)
+        client.assign(self._next, self._topic_id)
         return end
 
     async def end_before(self, until_us: int | None, end: int) -> int:
@@ -97,45 +104,30 @@ class KafkaRangeReader:
             SourceUnavailableError: the broker does not answer.
             ConfigError: an offset is gone.
         """
-        bound = self._setup.take_bound
-        while self._next < until and len(self._waiting) < bound.records and self._size() < bound.bytes:
+        bound, inbox = self._setup.take_bound, self._inbox
+        while self._next < until and inbox.records < bound.records and inbox.bytes < bound.bytes:
             await self._fetch(until)
-        records = self._cut(bound.records, bound.bytes)
+        records = inbox.take(bound)
         now_us = self._setup.clock.now_us()
         skipped = self._payloads.skipped
         expanded: ExpandedRecords | None = None
         if self._expander is not None:
             expanded = self._payloads.expand(records, self._source.topic, self._expander, bound, now_us)
-            self._waiting[:0] = records[expanded.taken :]
-            records = records[: expanded.taken]
-        if self._waiting:
-            self.offset = _first(self._waiting[0])
-        elif records or self._next >= until:
+            inbox.put_back(records.rows(expanded.taken))
+            records = records.rows(0, expanded.taken)
+        if inbox:
+            self.offset = inbox.first_offset
+        elif len(records) or self._next >= until:
             self.offset = self._next
         if self.offset == self._stored:
             return None
         self._stored = self.offset
-        if expanded is None:
-            counted, payloads, refused = self._payloads.encode(records)
-            count = len(records) - (self._payloads.skipped - skipped)
-        else:
-            counted, payloads, refused = expanded.records, expanded.payloads, expanded.refused
-            count = len(payloads)
-        self._total += count
-        partition = self._setup.partition
-        describe: Callable[[int], str] = lambda row: f"{partition}@{offsets_of(counted[row])}"  # noqa: E731
-        return SourceBatch(
-            format="json",
-            arrived_at=now_us,
-            arrivals=lambda: arrivals_of(counted if expanded is None else expanded.record_of_each()),
-            payloads=payloads,
-            refused=refused,
-            describe=describe if expanded is None else expanded.describe(describe),
-            messages={} if expanded is None else expanded.messages,
-            position=msgspec.json.encode(KafkaPosition(self.offset)),
-            records=count,
-            total=self._total,
-        )
+        batch = batch_of(records, expanded, self._payloads, self._setup.partition, now_us)
+        batch.records = len(batch.payloads) if expanded else len(records) - (self._payloads.skipped - skipped)
+        self._total += batch.records
+        batch.total = self._total
+        batch.position = msgspec.json.encode(KafkaPosition(self.offset, topic_id=self._topic_id))
+        return batch
 
     async def close(self) -> None:
         """Disconnect."""
@@ -153,15 +145,15 @@ class KafkaRangeReader:
         client, count = self._client, self._setup.take_bound.records
         for _ in range(FETCHES_EMPTY_MAX):
             try:
-                records = await client.fetch(count, FETCH_WAIT_S)
+                runs = await client.fetch(count, FETCH_WAIT_S)
             except OutOfRangeError:
                 await self._check(client)
-                client.assign(self._next)
+                client.assign(self._next, self._topic_id)
                 if self._next >= until:
                     return
                 continue
-            if records:
-                self._keep([record for record in self._intact(client, records) if _first(record) < until], until)
+            if runs:
+                self._keep(self._intact(client, RecordColumns.joined(runs)), until)
                 return
             if await client.position() >= until:  # only transaction markers and compacted records were left
                 self._next = until
@@ -170,34 +162,23 @@ class KafkaRangeReader:
             f"{self._setup.partition}: no records come from offset {self._next}, and the log goes to {until}"
         )
 
-    def _intact(self, client: Client, records: Sequence[Any]) -> Sequence[Any]:
+    def _intact(self, client: Client, records: RecordColumns) -> RecordColumns:
         """Leave out a damaged batch at the end, which another fetch may return intact."""
-        newest = records[-1]
-        if newest.value is not None or not getattr(newest, "damaged", False) or self._damaged >= DAMAGED_MAX:
+        newest = records.damaged
+        if newest is None or self._damaged >= DAMAGED_MAX:
             self._damaged = 0
             return records
         self._damaged += 1
-        client.assign(newest.first)
-        return records[:-1]
+        client.assign(newest.first, self._topic_id)
+        return records.rows(0, len(records) - 1)
 
-    def _keep(self, records: Sequence[Any], until: int) -> None:
-        self._waiting += records
-        if records:
-            self._next = records[-1].offset + 1
+    def _keep(self, records: RecordColumns, until: int) -> None:
+        records = records.cut_before(until)
+        self._inbox.add(records)
+        if len(records):
+            self._next = records.next_offset
         elif not self._damaged:  # all of them are behind
             self._next = until
-
-    def _cut(self, records_max: int, bytes_max: int) -> Sequence[Any]:
-        """Remove a bundle, at least one record, from the front of what waits."""
-        if not self._waiting:
-            return ()
-        sizes = np.cumsum([size_of(record) for record in self._waiting[:records_max]])
-        count = min(records_max, max(1, int(np.searchsorted(sizes, bytes_max, side="right"))))
-        found, self._waiting = self._waiting[:count], self._waiting[count:]
-        return found
-
-    def _size(self) -> int:
-        return sum(map(size_of, self._waiting))
 
     async def _check(self, client: Client) -> int:
         """Check that our offset is in the log; when it is lost and `lost="continue"`, move to the oldest offset.
@@ -223,7 +204,3 @@ class KafkaRangeReader:
 
     def _tell(self, what: str, text: str) -> None:
         self._setup.tell(what, {"partition": self._setup.partition, "stream": self._setup.stream, "what": text})
-
-
-def _first(record: Any) -> int:
-    return int(getattr(record, "first", record.offset))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Literal, cast
 from uuid import UUID
 
 import msgspec
@@ -16,11 +16,12 @@ from millpy.errors import GraphError
 from millpy.formats import Message
 from millpy.ingest.expansion import EXPANDED_RECORDS_MAX, Expander, Expansion
 from millpy.ingest.json_append import EMPTY_OR_SPACED, completed
-from millpy.ingest.protocol import RejectedRow, TakeBound
+from millpy.ingest.protocol import RejectedRow, SourceBatch, TakeBound
 from millpy.model.identity import Identity, identity_of_value
 from millpy.model.identity_text import GraphPart
 from millpy.model.record import Instants, RecordType
-from millpy.model.time import YEARS_HI
+from millpy.model.time import YEARS_HI, Instant
+from millpy.sources.kafka.record_columns import RecordColumns
 
 Tombstones = Literal["dead_letter", "skip", "record"]
 TOMBSTONE = "tombstone"
@@ -90,43 +91,43 @@ class ExpandedRecords:
 
     Attributes:
         taken: the number of Kafka records that were used; the others did not fit.
-        records: those of them that count, without skipped tombstones.
+        rows: the rows of those of them that count, without skipped tombstones.
         payloads, refused, messages: see `Expansion`; `size` is its `bytes`.
     """
 
     taken: int = 0
-    records: list[Any] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     refused: list[RejectedRow] = field(default_factory=list)
     messages: dict[int, Message] = field(default_factory=dict)
     size: int = 0
     _origins: list[tuple[int, int]] = field(default_factory=list)
 
-    def add(self, record: Any, expansion: Expansion) -> None:
-        """Append what a record has become."""
+    def add(self, expansion: Expansion) -> None:
+        """Append what the next record has become."""
         begin = len(self.payloads)
         self.refused += [replace(bad, row=begin + bad.row) for bad in expansion.refused]
         self.messages |= {begin + row: message for row, message in expansion.messages.items()}
-        self._origins += [(len(self.records), part) for _, part in expansion.origins]
+        self._origins += [(self.taken, part) for _, part in expansion.origins]
         self.payloads += expansion.payloads
         self.size += expansion.bytes
-        self.records.append(record)
+        self.rows.append(self.taken)
         self.taken += 1
 
-    def add_plain(self, records: Sequence[Any], payloads: Sequence[bytes], refused: Sequence[RejectedRow]) -> None:
-        """Append a record without a value, which may be skipped."""
+    def add_plain(self, payloads: Sequence[bytes], refused: Sequence[RejectedRow]) -> None:
+        """Append the next record, which has no value; without a payload it is skipped."""
         self.refused += [replace(bad, row=len(self.payloads) + bad.row) for bad in refused]
-        self._origins += [(len(self.records) + row, -1) for row in range(len(payloads))]
+        self._origins += [(self.taken, -1) for _ in payloads]
         self.payloads += payloads
-        self.records += records
+        self.rows += [self.taken] * len(payloads)
         self.taken += 1
 
-    def record_of_each(self) -> list[Any]:
-        """Return, for each payload, the record that it comes from."""
-        return [self.records[place] for place, _ in self._origins]
+    def row_of_each(self) -> list[int]:
+        """Return, for each payload, the row of the record that it comes from."""
+        return [row for row, _ in self._origins]
 
     def describe(self, place: Callable[[int], str]) -> Callable[[int], str]:
-        """Return a function that names the origin of a row, given one that names that of a record."""
+        """Return a function that names the origin of a payload, given one that names that of a record."""
         return Expansion(origins=self._origins).describe(place)
 
 
@@ -161,21 +162,17 @@ class Payloads:
             self._timestamp = prefix[fields.timestamp]
             self._timestamp_is_int = record_type.field_type(fields.timestamp) is int
 
-    def encode(self, records: Sequence[Any]) -> tuple[Sequence[Any], list[bytes], list[RejectedRow]]:
+    def encode(self, records: RecordColumns) -> tuple[RecordColumns, list[bytes], list[RejectedRow]]:
         """Return the records that are not skipped, a payload for each, and the rejected rows."""
-        values = [record.value for record in records]
-        refused: list[RejectedRow] = []
-        gone: list[int] = []
-        unreadable: list[int] = []
-        if None in values:
-            if self._tombstones == "skip":
-                kept = [record for record in records if record.value is not None or hasattr(record, "detail")]
-                self.skipped += len(records) - len(kept)
-                records, values = kept, [record.value for record in kept]
-            for row, value in enumerate(values):
-                if value is None:
-                    (unreadable if hasattr(records[row], "detail") else gone).append(row)
-                    values[row] = b"{}"
+        gone = self._tombstones_of(records)
+        if gone and self._tombstones == "skip":
+            self.skipped += len(gone)
+            records, gone = records.drop(gone), []
+        values = (
+            [b"{}" if value is None else value for value in records.values]
+            if None in records.values
+            else (cast("list[bytes]", records.values))
+        )
         endings = self._endings(records)
         if endings:
             values = [
@@ -184,29 +181,36 @@ class Payloads:
                 else completed(value, ending)
                 for value, ending in zip(values, endings, strict=True)
             ]
+        refused: list[RejectedRow] = []
         if self._tombstones == "dead_letter":
-            refused = [RejectedRow(row, TOMBSTONE, f"no value; the key is {records[row].key!r}") for row in gone]
-        for row in unreadable:
+            refused = [RejectedRow(row, TOMBSTONE, f"no value; the key is {records.key(row)!r}") for row in gone]
+        for row, found in records.unreadable.items():
             values[row] = b""
-            refused.append(RejectedRow(row, UNREADABLE, records[row].detail))
+            refused.append(RejectedRow(row, UNREADABLE, found.detail))
         return records, values, refused
 
+    @staticmethod
+    def _tombstones_of(records: RecordColumns) -> list[int]:
+        if None not in records.values:
+            return []
+        return [row for row, value in enumerate(records.values) if value is None and row not in records.unreadable]
+
     def expand(
-        self, records: Sequence[Any], topic: str, expander: Expander, bound: TakeBound, arrived_at: int
+        self, records: RecordColumns, topic: str, expander: Expander, bound: TakeBound, arrived_at: int
     ) -> ExpandedRecords:
         """Expand the values of records, from the front, as many as fit into a bundle."""
         found = ExpandedRecords()
         deadline = expander.deadline()
         endings = self._endings(records) or [b""] * len(records)
-        for record, ending in zip(records, endings, strict=True):
-            if record.value is None:
+        for row, (value, ending) in enumerate(zip(records.values, endings, strict=True)):
+            if value is None:
                 if len(found.payloads) >= min(bound.records, EXPANDED_RECORDS_MAX):
                     break
-                counted, payloads, refused = self.encode([record])
-                found.add_plain(counted, payloads, refused)
+                _, payloads, refused = self.encode(records.rows(row, row + 1))
+                found.add_plain(payloads, refused)
                 continue
-            headers = {name: value or b"" for name, value in record.headers or ()}
-            message = Message(record.value, topic, record.key, headers, arrived_at, ending=ending)
+            headers = {name: text or b"" for name, text in records.headers[row]} if records.headers else {}
+            message = Message(value, topic, records.key(row), headers, arrived_at, ending=ending)
             if found.taken and expander.is_over(deadline):
                 break
             room = min(bound.records, EXPANDED_RECORDS_MAX) - len(found.payloads), bound.bytes - found.size
@@ -215,18 +219,21 @@ class Payloads:
             )
             if not expansion.taken:
                 break
-            found.add(record, expansion)
+            found.add(expansion)
         return found
 
-    def _endings(self, records: Sequence[Any]) -> list[bytes]:
+    def _endings(self, records: RecordColumns) -> list[bytes]:
         parts: list[list[bytes]] = []
         if self._key:
-            parts.append(self._of_keys([record.key for record in records]))
+            parts.append(self._of_keys(records.keys or [None] * len(records)))
         for name, prefix, is_int in self._headers:
-            found = (next((v for n, v in reversed(record.headers) if n == name), None) for record in records)
+            if records.headers is None:
+                parts.append([prefix + b"null"] * len(records))
+                continue
+            found = (next((v for n, v in reversed(own) if n == name), None) for own in records.headers)
             parts.append([prefix + _json(value, is_int) for value in found])
         if self._timestamp:
-            parts.append(self._of_timestamps([record.timestamp for record in records]))
+            parts.append(self._of_timestamps(records.timestamps.tolist()))
         if not parts:
             return []
         if len(parts) == 1:
@@ -250,17 +257,35 @@ class Payloads:
         return [self._timestamp + _moment(at) for at in timestamps]
 
 
-def arrivals_of(records: Sequence[Any]) -> Instants:
+def arrivals_of(records: RecordColumns) -> Instants:
     """Return the timestamps of records in µs: when they arrived at the broker; -1 where one is missing."""
-    return np.array(
-        [min(record.timestamp, _MS_MAX) * 1_000 if record.timestamp >= 0 else -1 for record in records], np.int64
+    at = records.timestamps
+    return np.where(at >= 0, np.minimum(at, _MS_MAX) * 1_000, -1)
+
+
+def batch_of(
+    records: RecordColumns, expanded: ExpandedRecords | None, payloads: Payloads, partition: str, now_us: Instant
+) -> SourceBatch:
+    """Return records, as they are or expanded, as a batch of their source; its position and counts are set later."""
+    if expanded is None:
+        records, values, refused = payloads.encode(records)
+        return SourceBatch(
+            format="json",
+            arrived_at=now_us,
+            arrivals=lambda: arrivals_of(records),
+            payloads=values,
+            refused=refused,
+            describe=lambda row: f"{partition}@{records.place(row)}",
+        )
+    return SourceBatch(
+        format="json",
+        arrived_at=now_us,
+        arrivals=lambda: arrivals_of(records)[expanded.row_of_each()],
+        payloads=expanded.payloads,
+        refused=expanded.refused,
+        describe=expanded.describe(lambda row: f"{partition}@{records.place(row)}"),
+        messages=expanded.messages,
     )
-
-
-def offsets_of(record: Any) -> str:
-    """Return a record's offset, or the first and last offset of an unreadable batch."""
-    first = getattr(record, "first", record.offset)
-    return f"{record.offset}" if first == record.offset else f"{first}-{record.offset}"
 
 
 def _json(value: bytes | None, is_int: bool) -> bytes:

@@ -2,72 +2,35 @@
 
 So nothing is acknowledged at the broker: after a crash the next owner resumes at the committed offset, exactly once,
 without a consumer group. Records of aborted transactions are invisible.
-
-    connect   with backoff, in the background while the broker is unreachable; aiokafka reconnects after a restart
-    begin     at the committed offset, or else at `start=`, which is resolved once and committed at once. A partition
-              that is created after its source has begun is read from its beginning: it has no older records
-    lost      the committed offset is gone (retention, or a recreated topic): stop, or resume at the oldest, by `lost=`
-    drained   the end, requested when no record arrives, has been reached; the proof is valid for a few seconds
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
-import numpy as np
-
 from millpy.config.access import Tls, files_of, text_of
 from millpy.config.extras import to_install
 from millpy.config.secrets import goes_elsewhere, secret
-from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.errors import ConfigError
 from millpy.formats import Format, Message
 from millpy.formats.message import checked_format
-from millpy.ingest.expansion import Expander
-from millpy.ingest.protocol import Source, SourceBatch, SourceSetup, TakeBound
+from millpy.ingest.protocol import Injector, Source, SourceSetup
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
-from millpy.model.time import describe
-from millpy.sources.kafka.records import (
-    ExpandedRecords,
-    FieldMapping,
-    Payloads,
-    Tombstones,
-    arrivals_of,
-    offsets_of,
-)
+from millpy.sources.kafka.records import FieldMapping, Tombstones
 
 if TYPE_CHECKING:
-    from millpy.sources.kafka.client import Client, Cluster
-
-log = logging.getLogger(__name__)
+    from millpy.sources.kafka.client import Cluster
 
 SERVERS_VARIABLE = "MILLPY_KAFKA_SERVERS"
 USERNAME_VARIABLE, PASSWORD_VARIABLE = "MILLPY_KAFKA_USERNAME", "MILLPY_KAFKA_PASSWORD"
 SASL = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 Start = Literal["earliest", "latest"] | datetime
-_WAIT_S = 0.5
-_PROOF_S = 3.0
-_RETRY_S_MIN, _RETRY_S_MAX = 0.1, 5.0
-_LOOK_EVERY_S = 60.0
-_MOVED_EVERY_S = 10.0
-_BEYOND_S = 10.0
-_DAMAGED_MAX = 3
-
-
-class KafkaPosition(msgspec.Struct, frozen=True):
-    """The position at which reading resumes; `begun` is the instant of `--from` when reading began."""
-
-    offset: int
-    begun: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +82,19 @@ DEFAULT_BROKERS = KafkaBrokers()
 class Kafka(Source):
     """The records of a topic; by default each value is one JSON record.
 
-    The repr and the identity leave out the brokers' addresses, the credentials, `start` and `lost`.
+    The repr and the identity leave out the brokers' addresses, the credentials, and what only says how to read.
 
     Args:
         topic: the topic's name.
-        partitions: the number of the topic's partitions. Deploy again when the topic has grown.
+        partitions: the number of the topic's partitions, at least those to read.
         fields: the fields of a record that its key, headers and timestamp fill; by default none.
         start: where to begin a partition without a committed offset: "earliest", "latest" or a datetime. A partition
             that is created later always begins at its beginning, also with "latest".
         tombstones: the treatment of records without a value: "dead_letter", "skip", or "record" (an object with only
             key, headers and timestamp).
         lost: the reaction when the committed offset is gone: "stop", or "continue" at the oldest offset, with an event.
+        new_partitions: what to do about partitions beyond `partitions`: "read" them, once the first partition is read,
+            or only "report" them.
         brokers: the brokers' addresses, our login and TLS; by default those of the environment.
         format: the payload format of values, such as `MessagePack()`; by default each value is one JSON record.
         decode: instead of a format, a function from a `Message` to its records.
@@ -141,6 +106,7 @@ class Kafka(Source):
     start: Start
     tombstones: Tombstones
     lost: Literal["stop", "continue"]
+    new_partitions: Literal["read", "report"]
     brokers: KafkaBrokers
     format: Format | None
 
@@ -153,6 +119,7 @@ class Kafka(Source):
         start: Start = "earliest",
         tombstones: Tombstones = "dead_letter",
         lost: Literal["stop", "continue"] = "stop",
+        new_partitions: Literal["read", "report"] = "read",
         brokers: KafkaBrokers = DEFAULT_BROKERS,
         format: Format | None = None,
         decode: Callable[[Message], Iterable[Any]] | None = None,
@@ -167,13 +134,16 @@ class Kafka(Source):
             )
         if lost not in ("stop", "continue"):
             raise ConfigError(f"unknown value lost={lost!r}", hint='choose "stop" or "continue"')
+        if new_partitions not in ("read", "report"):
+            raise ConfigError(f"unknown value new_partitions={new_partitions!r}", hint='choose "read" or "report"')
         if not (start in ("earliest", "latest") or (isinstance(start, datetime) and start.tzinfo is not None)):
             raise ConfigError(
                 f"unknown value start={start!r}", hint='choose "earliest", "latest" or a datetime with a time zone'
             )
         values = {
             "topic": topic, "count": partitions, "fields": fields, "start": start, "tombstones": tombstones,
-            "lost": lost, "brokers": brokers, "format": checked_format(format, decode),
+            "lost": lost, "new_partitions": new_partitions, "brokers": brokers,
+            "format": checked_format(format, decode),
         }  # fmt: skip
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -194,7 +164,11 @@ class Kafka(Source):
 
     def partitions(self) -> tuple[str, ...]:
         """Return one source partition for each Kafka partition."""
-        return tuple(f"{self.topic}/{number}" for number in range(self.count))
+        return tuple(map(self.partition, range(self.count)))
+
+    def partition(self, number: int) -> str:
+        """Name the source partition of a Kafka partition."""
+        return f"{self.topic}/{number}"
 
     def validate(self, record_type: RecordType) -> None:
         """Check that the fields can be filled. Raises GraphError."""
@@ -212,13 +186,16 @@ class Kafka(Source):
 
         return examine(self, graph, stream)
 
-    def connect(self, setup: SourceSetup) -> KafkaInjector:
+    def connect(self, setup: SourceSetup) -> Injector:
         """Return the injector of one partition, not yet connected.
 
         Raises:
             ConfigError: the package aiokafka is missing.
         """
-        return KafkaInjector(setup, self, self.cluster())
+        cluster = self.cluster()
+        from millpy.sources.kafka.injector import KafkaInjector
+
+        return KafkaInjector(setup, self, cluster)
 
     def cluster(self) -> Cluster:
         """Return the addresses and credentials, as given here or else by the environment.
@@ -243,334 +220,3 @@ class Kafka(Source):
             tls=brokers.tls is not False if chosen else username is not None and goes_elsewhere(servers),
             ca_file=text_of(files_of(brokers.tls).ca),
         )
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """Fetched records and their number of bytes."""
-
-    records: Sequence[Any]
-    size: int
-
-
-class KafkaInjector:
-    """The injector of one Kafka partition."""
-
-    def __init__(self, setup: SourceSetup, source: Kafka, cluster: Cluster) -> None:
-        self._setup = setup
-        self._source = source
-        self._cluster = cluster
-        self._number = int(setup.partition.rpartition("/")[2])
-        self._payloads = Payloads(source.fields, setup.record_type, source.tombstones)
-        self._expander: Expander | None = None
-        if source.format is not None and setup.record_type is not None:
-            self._expander = Expander(source.format, setup.record_type, setup.limits, setup)
-        self._grown = 0  # records of expanded messages beyond one each, since `open`
-        self._position: KafkaPosition | None = None  # of the records returned by `take`
-        self._offset = -1  # of the next record to fetch
-        self._moved = False  # `take` must return a position without records
-        self._moved_at = 0.0
-        self._damaged = 0  # consecutive fetches of damaged records
-        self._inbox: deque[_Chunk] = deque()
-        self._fetched = self._total = 0  # records since `open`
-        self._room = asyncio.Event()
-        self._proven_at = float("-inf")
-        self._beyond_since: float | None = None
-        self._client: Client | None = None
-        self._keeper: asyncio.Task[None] | None = None
-        self._told: set[str] = set()
-
-    async def open(self, position: bytes | None) -> None:
-        """Connect and begin; when the broker or the topic is missing, keep trying in the background.
-
-        Raises:
-            ConfigError: the broker rejects us, the offset is gone, or `--from` contradicts a committed position.
-        """
-        start = self._setup.start
-        if position is not None:
-            self._position = msgspec.json.decode(position, type=KafkaPosition)
-            if start is not None and self._position.begun != start:
-                raise ConfigError(
-                    f"{self._setup.partition} has been read up to offset {self._position.offset} by graph "
-                    f"{self._setup.graph!r}: starting at {describe(start)} would repeat or lose records",
-                    hint="deploy a new generation of the graph, which runs beside this one, or leave out --from",
-                )
-        self._setup.connection.managed = True
-        try:
-            await self._connect()
-            self._setup.connection.connected()
-        except SourceUnavailableError as error:
-            self._setup.connection.disconnected(error.message, attempted=True)
-            log.warning("%s; trying again", error.message)
-        self._keeper = asyncio.create_task(self._keep(), name=f"millpy-kafka-{self._setup.partition}")
-        self._keeper.add_done_callback(lambda _: self._setup.ready.set())
-
-    # -- connection -----------------------------------------------------------------------------------------------
-
-    async def _connect(self) -> None:
-        from millpy.sources.kafka.client import Client
-
-        setup = self._setup
-        name = f"millpy-{setup.graph}-{setup.stream}-{self._number}"
-        self._client = Client(self._cluster, self._source.topic, self._number, name)
-        try:
-            await self._client.start()
-            await self._begin(self._client)
-        except BaseException:
-            await self._disconnect()
-            raise
-
-    async def _disconnect(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.stop()
-
-    async def _begin(self, client: Client) -> None:
-        """Check that the partition exists, and seek to the position at which reading resumes."""
-        from millpy.sources.kafka.beginning import NotThereError, begins, first_offset
-
-        begin = begins(self._source, self._setup)
-        try:
-            await self._look(client)
-        except NotThereError:
-            if self._position is None and begin == "latest":
-                self._begin_at(0)  # all of its records will be newer than now
-            raise
-        oldest, end = await client.bounds()
-        if self._position is None:
-            self._begin_at(await first_offset(client, begin, oldest, end))
-        elif self._offset < 0:
-            self._offset = self._position.offset
-        self._check(oldest, end)
-        client.assign(self._offset)
-
-    def _begin_at(self, offset: int) -> None:
-        """Begin at an offset. It is committed before any record, so that it is never resolved again."""
-        self._offset = offset
-        self._position = KafkaPosition(offset, self._setup.start)
-        self._moved = True
-        self._setup.ready.set()
-
-    async def _look(self, client: Client) -> None:
-        from millpy.sources.kafka.beginning import look
-
-        await look(client, self._source, self._setup.partition, self._tell_once)
-
-    def _check(self, oldest: int, end: int) -> None:
-        """Check that our offset is in the log; when it is lost and `lost="continue"`, move to the oldest offset.
-
-        Raises:
-            SourceUnavailableError: the log ends before the offset; a broker that has just started may recover the rest.
-            ConfigError: the offset is lost, and `lost="stop"`.
-        """
-        now = self._setup.clock.monotonic()
-        if oldest <= self._offset <= end:
-            self._beyond_since = None
-            return
-        from millpy.sources.kafka.beginning import check_lost, gone
-
-        text = gone(self._setup.partition, self._offset, oldest, end)
-        if self._offset > end:
-            self._beyond_since = now if self._beyond_since is None else self._beyond_since
-            if now - self._beyond_since < _BEYOND_S:
-                raise SourceUnavailableError(text)
-        check_lost(self._source, text)
-        self._tell("source_lost", f"{text}; resuming at {oldest}")
-        self._offset, self._beyond_since = oldest, None
-
-    async def _keep(self) -> None:
-        """Read; reconnect after a failure."""
-        retry_s = _RETRY_S_MIN
-        while True:
-            try:
-                if self._client is None:
-                    await self._connect()
-                    self._setup.connection.connected()
-                assert self._client is not None
-                retry_s = _RETRY_S_MIN
-                await self._read(self._client)
-            except SourceUnavailableError as error:
-                self._setup.connection.disconnected(error.message, attempted=self._client is None)
-            except ConfigError as error:  # `take` raises it
-                self._setup.connection.disconnected(error.message)
-                raise
-            await self._disconnect()
-            await self._setup.clock.sleep(retry_s)
-            retry_s = min(_RETRY_S_MAX, retry_s * 2)
-
-    async def _read(self, client: Client) -> None:
-        """Fetch while there is room, and prove from time to time that the partition is drained."""
-        from millpy.sources.kafka.client import OutOfRangeError
-
-        limits, clock = self._setup.limits, self._setup.clock
-        looked_at = clock.monotonic()
-        while True:
-            while sum(len(c.records) for c in self._inbox) >= limits.bundle_records_max or (
-                sum(c.size for c in self._inbox) >= limits.bundle_bytes_max
-            ):
-                self._room.clear()
-                await self._room.wait()
-            try:
-                records = await client.fetch(limits.bundle_records_max, _WAIT_S)
-            except OutOfRangeError:
-                self._check(*await client.bounds())
-                client.assign(self._offset)
-                continue
-            if records:
-                self._note(records)
-                continue
-            await self._prove(client)
-            if clock.monotonic() - looked_at > _LOOK_EVERY_S:
-                looked_at = clock.monotonic()
-                await self._look(client)
-
-    def _note(self, records: Sequence[Any]) -> None:
-        """Put fetched records into the inbox.
-
-        Raises:
-            SourceUnavailableError: the last record is damaged; another fetch may return it intact.
-        """
-        newest = records[-1]
-        damaged = newest.value is None and getattr(newest, "damaged", False)
-        again = damaged and self._damaged < _DAMAGED_MAX
-        self._damaged = self._damaged + 1 if again else 0
-        records = records[:-1] if again else records
-        if records:
-            self._offset = records[-1].offset + 1
-            self._fetched += len(records)
-            self._inbox.append(_Chunk(records, sum(map(size_of, records))))
-            self._setup.ready.set()
-        if again:
-            raise SourceUnavailableError(f"{self._setup.partition}@{newest.first}: {newest.detail}")
-
-    async def _prove(self, client: Client) -> None:
-        """Find out after an empty fetch whether the end of the partition has been reached."""
-        now = self._setup.clock.monotonic()
-        end, position = await client.end(), await client.position()
-        if position < end:
-            return
-        self._proven_at = now
-        if position > self._offset and now - self._moved_at >= _MOVED_EVERY_S:
-            # Transaction markers and compacted records were skipped: commit a position behind them, because retention
-            # may delete them.
-            self._offset, self._moved, self._moved_at = position, True, now
-            self._setup.ready.set()
-
-    def _tell(self, what: str, text: str) -> None:
-        log.warning("%s", text)
-        self._setup.tell(what, {"partition": self._setup.partition, "stream": self._setup.stream, "what": text})
-
-    def _tell_once(self, what: str, text: str) -> None:
-        """Report a condition once, until it is over."""
-        if what not in self._told:
-            self._told.add(what)
-            self._tell(what, text)
-
-    # -- called by the worker -------------------------------------------------------------------------------------
-
-    async def take(self) -> SourceBatch | None:
-        """Return the fetched records, at most a bundle.
-
-        Raises:
-            ConfigError: reading has stopped for good.
-        """
-        if not self._inbox and not self._moved:
-            if self._keeper is not None and self._keeper.done():
-                self._keeper.result()
-            return None
-        assert self._position is not None
-        records = self._take_records()
-        now_us = self._setup.clock.now_us()
-        expanded: ExpandedRecords | None = None
-        if self._expander is not None:
-            bound = self._setup.take_bound
-            expanded = self._payloads.expand(records, self._source.topic, self._expander, bound, now_us)
-            if expanded.taken < len(records):
-                rest = records[expanded.taken :]
-                self._inbox.appendleft(_Chunk(rest, sum(map(size_of, rest))))
-                records = records[: expanded.taken]
-            if not records and not self._moved:
-                return None  # the first message waits for its schema
-            self._grown += len(expanded.payloads) - len(expanded.records)
-        after = records[-1].offset + 1 if records else self._offset if not self._inbox else self._position.offset
-        self._moved = False
-        self._position = KafkaPosition(after, self._position.begun)
-        if expanded is None:
-            counted, payloads, refused = self._payloads.encode(records)
-        else:
-            counted, payloads, refused = expanded.records, expanded.payloads, expanded.refused
-        partition = self._setup.partition
-        describe: Callable[[int], str] = lambda row: f"{partition}@{offsets_of(counted[row])}"  # noqa: E731
-        waiting = sum(len(chunk.records) for chunk in self._inbox)
-        before, self._total = self._total, self._fetched - waiting - self._payloads.skipped + self._grown
-        return SourceBatch(
-            format="json",
-            arrived_at=now_us,
-            arrivals=lambda: arrivals_of(counted if expanded is None else expanded.record_of_each()),
-            payloads=payloads,
-            refused=refused,
-            describe=describe if expanded is None else expanded.describe(describe),
-            messages={} if expanded is None else expanded.messages,
-            position=msgspec.json.encode(self._position),
-            records=self._total - before,
-            total=self._total,
-        )
-
-    def _take_records(self) -> Sequence[Any]:
-        """Remove at most a bundle from the front of the inbox; cut a chunk that alone is too large."""
-        bound = self._setup.take_bound
-        found: list[Any] = []
-        size = 0
-        while self._inbox:
-            chunk = self._inbox[0]
-            fits = len(found) + len(chunk.records) <= bound.records
-            fits = fits and size + chunk.size <= bound.bytes
-            if not fits and found:
-                break
-            self._inbox.popleft()
-            if not fits:
-                chunk, rest = _cut(chunk, bound)
-                if rest is not None:
-                    self._inbox.appendleft(rest)
-            found.extend(chunk.records)
-            size += chunk.size
-            if not fits:
-                break
-        self._room.set()
-        return found
-
-    async def acknowledge(self, token: Any) -> None:
-        """Do nothing: we keep the offset."""
-
-    def quiet(self) -> bool:
-        """Tell whether all records up to the end were read, and the broker confirmed the end a moment ago."""
-        return not self._inbox and not self._moved and self._setup.clock.monotonic() - self._proven_at < _PROOF_S
-
-    async def close(self) -> None:
-        """Disconnect."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait([keeper])
-            if not keeper.cancelled():
-                keeper.exception()
-        await self._disconnect()
-        self._inbox.clear()
-
-
-def size_of(record: Any) -> int:
-    """Return the number of bytes of a record's content."""
-    size = len(record.value or b"") + len(record.key or b"")
-    if record.headers:
-        size += sum(len(name) + len(value or b"") for name, value in record.headers)
-    return size
-
-
-def _cut(chunk: _Chunk, bound: TakeBound) -> tuple[_Chunk, _Chunk | None]:
-    """Split a chunk into the records that fit into a bundle, at least one, and the rest."""
-    sizes = np.cumsum([size_of(record) for record in chunk.records])
-    count = min(bound.records, max(1, int(np.searchsorted(sizes, bound.bytes, side="right"))))
-    if count >= len(chunk.records):
-        return chunk, None
-    size = int(sizes[count - 1])
-    return _Chunk(chunk.records[:count], size), _Chunk(chunk.records[count:], chunk.size - size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from millpy.ingest.protocol import SourceBatch
-from millpy.sources.kafka.source import KafkaInjector
+from millpy.sources.kafka.injector import KafkaInjector
 from tests.crash.kafka_graph import graph
 
 __all__ = ["graph"]

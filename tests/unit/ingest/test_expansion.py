@@ -25,6 +25,7 @@ from millpy.model.checkpoint import DeadLetter, Request
 from millpy.model.record import RecordType
 from millpy.model.stage import StoredInterval
 from millpy.model.time import ClockReading, Instant
+from millpy.sources.kafka.record_columns import columns_of
 from millpy.sources.kafka.records import FieldMapping, Payloads
 from millpy.sources.mqtt.inbox import MessageQueue
 from millpy.sources.mqtt.packets import Messages
@@ -185,8 +186,8 @@ def test_a_slow_function_ends_a_take_in_time() -> None:
         queue.put(Messages([b"t"] * 4, [b"-"] * 4, [1, 2, 3, 4], redelivered=redelivered))
         assert [len(queue.take(records_max=9, bytes_max=99).packet_ids) for _ in range(2)] == [2, 2]
     payloads = Payloads(FieldMapping(), TYPE, "skip")
-    records = [SimpleNamespace(value=b"-", key=None, headers=()) for _ in range(4)]
-    assert payloads.expand(records, "t", expander, FixedBound(9, 99), 1).taken == 2
+    records = [SimpleNamespace(value=b"-", key=None, headers=(), offset=n, timestamp=0) for n in range(4)]
+    assert payloads.expand(columns_of(records), "t", expander, FixedBound(9, 99), 1).taken == 2
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 100])

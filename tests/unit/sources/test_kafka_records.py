@@ -18,6 +18,7 @@ from millpy.ingest.protocol import FixedBound, SourceBatch
 from millpy.limits import Limits
 from millpy.model.record import RecordType
 from millpy.model.time import Instant
+from millpy.sources.kafka.record_columns import columns_of
 from millpy.sources.kafka.records import FieldMapping, Payloads, arrivals_of
 from millpy.sources.kafka.source import Kafka, KafkaBrokers
 
@@ -44,7 +45,7 @@ class Record:
 
 
 def decoded(fills: FieldMapping, *records: Record) -> list[Any]:
-    _, payloads, _ = Payloads(fills, TYPE, "dead_letter").encode(records)
+    _, payloads, _ = Payloads(fills, TYPE, "dead_letter").encode(columns_of(records))
     found = Decoder(TYPE).decode(SourceBatch("json", Instant(0), payloads=payloads))
     assert found.objects is not None
     return found.objects + [r.detail for r in found.refused]
@@ -88,7 +89,7 @@ def test_filling_fields_does_not_make_an_invalid_value_valid(value: bytes) -> No
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
 
-    _, (payload,), _ = Payloads(FieldMapping("device"), TYPE, "record").encode([Record(value, b"a")])
+    _, (payload,), _ = Payloads(FieldMapping("device"), TYPE, "record").encode(columns_of([Record(value, b"a")]))
 
     assert is_object(payload) == is_object(value)
 
@@ -123,29 +124,29 @@ def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_arrivals_are_the_timestamps_of_the_broker() -> None:
-    records = [Record(b"{}", timestamp=at) for at in (5, 0, -1, 2**63 - 1)]
+    records = columns_of([Record(b"{}", timestamp=at) for at in (5, 0, -1, 2**63 - 1)])
 
-    assert arrivals_of(records).tolist()[:3] == [5_000, 0, -1]
-    assert arrivals_of(records[3:]).tolist() == [253_402_300_799_999_000]
-    assert arrivals_of([]).tolist() == []
+    assert arrivals_of(records).tolist() == [5_000, 0, -1, 253_402_300_799_999_000]
+    assert arrivals_of(columns_of([])).tolist() == []
 
 
 def test_values_in_a_format_fill_a_bundle_and_the_other_records_wait() -> None:
     """Tombstones keep their meaning, and a message's records stay together."""
     many = b'[{"temperature":1},{"temperature":2}]'
     records = [Record(many, b"a"), Record(None, b"b"), Record(b"[", b"c"), Record(many, b"d"), Record(many, b"e")]
+    columns = columns_of(records)
     payloads = Payloads(FieldMapping("device"), TYPE, "dead_letter")
     expander = Expander(Json(), TYPE, Limits())
-    found = payloads.expand(records, "t", expander, FixedBound(5, 10**6), 7)
-    assert found.taken == len(found.records) == 3
+    found = payloads.expand(columns, "t", expander, FixedBound(5, 10**6), 7)
+    assert found.taken == len(found.rows) == 3
     assert found.payloads[:2] == [b'{"temperature":1,"device":"a"}', b'{"temperature":2,"device":"a"}']
     assert [(bad.row, bad.reason) for bad in found.refused] == [(2, "tombstone"), (3, "undecodable")]
     (message,) = found.messages.values()
     assert (message.key, message.payload, message.ending) == (b"c", b"[", b',"device":"c"}')
     assert [found.describe(str)(row) for row in range(4)] == ["0[0]", "0[1]", "1", "2"]
-    assert [record.key for record in found.record_of_each()] == [b"a", b"a", b"b", b"c"]
-    rest = payloads.expand(records[3:], "t", expander, FixedBound(1, 10**6), 7)
+    assert [columns.key(row) for row in found.row_of_each()] == [b"a", b"a", b"b", b"c"]
+    rest = payloads.expand(columns.rows(3), "t", expander, FixedBound(1, 10**6), 7)
     assert (rest.taken, len(rest.payloads)) == (1, 2), "one message is always taken"
     skipping = Payloads(FieldMapping("device"), TYPE, "skip")
-    assert len(skipping.expand(records[:3], "t", expander, FixedBound(9, 10**6), 7).records) == 2
+    assert len(skipping.expand(columns.rows(0, 3), "t", expander, FixedBound(9, 10**6), 7).rows) == 2
     assert skipping.skipped == 1
