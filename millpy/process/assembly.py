@@ -86,7 +86,9 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
     only, open_store, every_s = _chosen(graph, only, archive, clock)
     growth = SourceGrowth()
     common = partial(WorkerContext, limits=limits, host_clock=clock, failpoints=failpoints or NoFailpoints(), only=only)
-    common = partial(common, start=start, observer=observer, archive_every_s=every_s, database=database_url, growth=growth)
+    common = partial(
+        common, start=start, observer=observer, archive_every_s=every_s, database=database_url, growth=growth
+    )
     previous_version = 0  # of the worker that ran before in this loop
     with short_pauses():
         while True:

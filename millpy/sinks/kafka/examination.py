@@ -16,7 +16,7 @@ async def examine(topic: str, cluster: Cluster, graph: str, sink: str) -> AsyncI
     client = Client(cluster, topic, 0, f"millpy-doctor-{graph}")
     try:
         await client.start()
-        there = await client.partitions()
+        there = (await client.topic()).partitions
     finally:
         await client.stop()
     if there:
