@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,9 +18,13 @@ from millpy.limits import Limits
 from millpy.process.assembly import run_worker
 from millpy.sinks.messages import SinkMessages
 from millpy.sinks.protocol import SendBound, Sink, SinkSetup
+from tests.crash.cases.sinks import in_send
+from tests.crash.conftest import Survives
 from tests.crash.graph_files import rows
 from tests.crash.test_lookups import execute, until
+from tests.crash.world import Case
 from tests.feed import Feed
+from tests.kafka_server import KafkaServer
 
 LIMITS = Limits(progress_every_s=0.02, fold_every_s=0.05, lease_ttl_s=2)
 TABLE = """
@@ -227,3 +232,13 @@ async def test_a_full_outbox_makes_its_input_wait_and_nothing_else(database_url:
         sink.open.set()
         expected = [float(value) for value in range(1_000)]
         await until_true(lambda: sink.values() == expected, lambda: len(sink.values()))
+
+
+@pytest.mark.parametrize("point", ["produced", "committed"])
+def test_a_kill_around_the_commit_of_a_transaction_loses_and_doubles_nothing(
+    survives: Survives, kafka: KafkaServer, point: str
+) -> None:
+    verdict = survives(
+        Case("SIGKILL in a send to Kafka", point, partial(in_send, point=point, server=kafka, number=400))
+    )
+    assert verdict.kills == 1

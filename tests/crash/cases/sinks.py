@@ -15,7 +15,7 @@ from millpy.hosting.failpoints import Failpoint
 from tests.crash.cases.early import kill_server_twice
 from tests.crash.cases.killing import spring
 from tests.crash.cases.sources import shared_broker, trap
-from tests.crash.sinks import BOUND, PARTITIONS, POINTS, TABLE, repeated, sink_faults, write
+from tests.crash.sinks import BOUND, NUMBER, PARTITIONS, POINTS, TABLE, repeated, sink_faults, write
 from tests.crash.test_kafka import make_topic
 from tests.crash.world import Case, World
 from tests.kafka_server import KafkaServer
@@ -42,11 +42,11 @@ def cases() -> Iterator[Case]:
 class Scene:
     """The input, the table and the topic of one case."""
 
-    def __init__(self, world: World, kafka: KafkaServer | None) -> None:
+    def __init__(self, world: World, kafka: KafkaServer | None, number: int = NUMBER) -> None:
         self.world = world
         source, self.lines = world.directory / "readings.ndjson", world.directory / "lines"
         self.lines.mkdir()
-        expected = write(source, 1)
+        expected = write(source, 1, number)
         self.kafka = ""
         if kafka is not None:
             topic = f"sinks-{uuid4().hex}"
@@ -77,10 +77,16 @@ def at_point(world: World, point: Failpoint, server: KafkaServer | None = None) 
 
 
 def in_send(
-    world: World, point: str, *, frozen: bool = False, kafka: bool = True, server: KafkaServer | None = None
+    world: World,
+    point: str,
+    *,
+    frozen: bool = False,
+    kafka: bool = True,
+    server: KafkaServer | None = None,
+    number: int = NUMBER,
 ) -> None:
     """Kill or freeze a worker inside a send; another one takes over."""
-    scene = Scene(world, (server or shared_broker()) if kafka else None)
+    scene = Scene(world, (server or shared_broker()) if kafka else None, number)
     one = world.worker(**scene.trapped(point, 1 if point == "opened" else 5, frozen=frozen))
     if frozen:
         one.await_frozen()
