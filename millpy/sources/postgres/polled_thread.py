@@ -1,8 +1,7 @@
 """The thread that polls a table by a column that grows.
 
-At each look it notes the greatest value. A value that was noted `lag` ago is safe: the transactions that
-took a smaller one have committed since. Rows up to it are read behind the last one, in the order of the column and the
-primary key.
+At each look it notes the greatest value. A value that was noted `lag` ago is safe: the transactions that took a smaller
+one have committed since. Rows up to it are read behind the last one, in the order of the column and the primary key.
 """
 
 from __future__ import annotations
