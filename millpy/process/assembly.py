@@ -83,18 +83,16 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
         TransientError: the database is unreachable at the start, and `patient` is false.
     """
     limits, stop, observer, clock = limits or Limits(), stop or asyncio.Event(), observer or Observers(), SystemClock()
-    only, open_store, every_s = _chosen(graph, only, archive, clock)
-    growth = SourceGrowth()
+    (only, open_store, every_s), growth = _chosen(graph, only, archive, clock), SourceGrowth()
     common = partial(WorkerContext, limits=limits, host_clock=clock, failpoints=failpoints or NoFailpoints(), only=only)
-    common = partial(
-        common, start=start, observer=observer, archive_every_s=every_s, database=database_url, growth=growth
-    )
+    common = partial(common, start=start, observer=observer, archive_every_s=every_s, database=database_url)
     previous_version = 0  # of the worker that ran before in this loop
     with short_pauses():
         while True:
             lease = Lease(limits, clock)
             store = open_store(database_url, limits=limits, progressed=lease.progressed)
-            begin = partial(_begin, store, graph, limits, partial(common, store=store, lease=lease), growth)
+            context = partial(common, store=store, lease=lease, growth=growth)
+            begin = partial(_begin, store, graph, limits, context, growth)
             try:
                 worker = await _begin_when_ready(begin, stop, limits, observer) if patient else await begin()
                 if worker is None:
