@@ -241,4 +241,4 @@ def test_a_kill_around_the_commit_of_a_transaction_loses_and_doubles_nothing(
     verdict = survives(
         Case("SIGKILL in a send to Kafka", point, partial(in_send, point=point, server=kafka, number=400))
     )
-    assert verdict.kills == 1
+    assert verdict.kills + verdict.idle_kills == 1  # all may be in the outbox already
