@@ -47,7 +47,7 @@ class InjectedStream(Source):
 
     def identity(self) -> Identity:
         """Describe the stream; where the records wait is no part of it, nor is how many may."""
-        found: dict[str, str | None] = {"kind": "injected", "stream": self.stream}
+        found: dict[str, str | None] = {"kind": "injected_stream", "stream": self.stream}
         return found if self.id_field is None else {**found, "id_field": self.id_field}
 
     def partitions(self) -> tuple[str, ...]:

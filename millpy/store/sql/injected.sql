@@ -6,7 +6,7 @@ SELECT g.graph_id, c.name, c.described #>> '{identity,source,stream}',
        coalesce(pg_sequence_last_value('mill.injected_records_number_seq'), 0)
   FROM mill.graphs AS g
  CROSS JOIN LATERAL jsonb_each(g.description -> 'computations') AS c (name, described)
- WHERE g.graph_id = %(graph_id)s AND c.described #>> '{identity,source,kind}' = 'injected'
+ WHERE g.graph_id = %(graph_id)s AND c.described #>> '{identity,source,kind}' = 'injected_stream'
 ON CONFLICT DO NOTHING;
 
 -- name: forget_injection_readers
