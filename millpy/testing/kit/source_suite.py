@@ -101,7 +101,7 @@ class SourceSuite:
 
         async def check() -> None:
             reader = await self._reader(RECORDS)
-            batches = [taken async for taken in reader.until(RECORDS)]
+            batches = [taken async for taken in reader.take_until(RECORDS)]
             await reader.close()
             _check_equal(reader.numbers, range(RECORDS), "the records")
             handed_over = 0
@@ -122,7 +122,7 @@ class SourceSuite:
 
         async def check() -> None:
             reader = await self._reader(1)
-            async for _ in reader.until(1):
+            async for _ in reader.take_until(1):
                 pass
             for _ in range(3):
                 try:
@@ -140,10 +140,10 @@ class SourceSuite:
 
         async def check() -> None:
             reader = await self._reader(1)
-            async for _ in reader.until(1):
+            async for _ in reader.take_until(1):
                 pass
             await self._call(self.add, 1, 1)
-            async for _ in reader.until(2, wait=reader.await_ready):
+            async for _ in reader.take_until(2, wait=reader.await_ready):
                 pass
             await reader.close()
             _check_equal(reader.numbers, range(2), "the records")
@@ -176,7 +176,7 @@ class SourceSuite:
             reader = await self._reader(RECORDS)
             if not reader.source.ends():
                 raise SkipTest("the source does not end")
-            ended = [taken.finished async for taken in reader.until(RECORDS, end=True)]
+            ended = [taken.finished async for taken in reader.take_until(RECORDS, end=True)]
             _check_equal(reader.numbers, range(RECORDS), "the records")
             _check(ended.count(True) == 1 and ended[-1], f"finished of its batches is {ended}")
             _check(await reader.injector.take() is None, "take returns a batch after the end")
@@ -191,7 +191,7 @@ class SourceSuite:
 
         async def check() -> None:
             reader = await self._reader(RECORDS)
-            batches = [taken async for taken in reader.until(RECORDS)]
+            batches = [taken async for taken in reader.take_until(RECORDS)]
             await reader.close()
             if batches[0].position is None:
                 raise SkipTest("the source keeps no position")
@@ -199,7 +199,7 @@ class SourceSuite:
             for taken in batches:
                 read += len(reader.numbers_of(taken))
                 again = await self._reopened(reader, taken.position)
-                async for _ in again.until(RECORDS - read):
+                async for _ in again.take_until(RECORDS - read):
                     pass
                 await again.close()
                 _check_equal(again.numbers, range(read, RECORDS), f"the records behind {taken.position!r}")
@@ -211,7 +211,7 @@ class SourceSuite:
 
         async def check() -> None:
             reader = await self._reader(RECORDS)
-            batches = [taken async for taken in reader.until(RECORDS)]
+            batches = [taken async for taken in reader.take_until(RECORDS)]
             if any(taken.position is not None for taken in batches):
                 await reader.close()
                 raise SkipTest("the source keeps a position")
@@ -220,7 +220,7 @@ class SourceSuite:
                 await reader.injector.acknowledge(taken.token)
             await reader.close()
             again = await self._reopened(reader, None)
-            async for _ in again.until(RECORDS - sum(sizes[:2])):
+            async for _ in again.take_until(RECORDS - sum(sizes[:2])):
                 pass
             await again.close()
             _check_equal(again.numbers, range(sum(sizes[:2]), RECORDS), "what comes again, unacknowledged,")
@@ -267,7 +267,7 @@ class SourceSuite:
         async def check() -> None:
             before = asyncio.all_tasks()
             reader = await self._reader(RECORDS)
-            async for _ in reader.until(1):
+            async for _ in reader.take_until(1):
                 pass
             await reader.close()
             left = [task.get_name() for task in asyncio.all_tasks() - before if not task.done()]
@@ -280,7 +280,7 @@ class SourceSuite:
 
         async def check() -> None:
             reader = await self._reader(1)
-            (first,) = [taken async for taken in reader.until(1)]
+            (first,) = [taken async for taken in reader.take_until(1)]
             await reader.close()
             size = sum(map(len, first.payloads)) + len(first.block)
             if not size or not self.flood:
@@ -289,7 +289,7 @@ class SourceSuite:
             tracemalloc.start()
             try:
                 await reader.injector.open(None)
-                await asyncio.sleep(self.settle_s)
+                await reader.setup.clock.sleep(self.settle_s)
                 held, _ = tracemalloc.get_traced_memory()
             finally:
                 tracemalloc.stop()
@@ -375,7 +375,7 @@ class _Reader:
     def bound(self, bound: FixedBound) -> None:
         self._bound.records, self._bound.bytes = bound.records, bound.bytes
 
-    async def until(
+    async def take_until(
         self, count: int, *, end: bool = False, wait: Callable[[], Coroutine[Any, Any, None]] | None = None
     ) -> Any:
         """Take until there were `count` records, or until the end; yield the batches."""
