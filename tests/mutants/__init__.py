@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants import (
+    database_sources,
     generations,
     guarantees,
     http,
@@ -29,6 +30,7 @@ def everything() -> list[Mutant]:
             injectors,
             sources,
             http,
+            database_sources,
             windowing,
             runtime,
             store,
