@@ -11,7 +11,7 @@ PROSE := millpy services migrations tests docs examples benchmarks compose .ci *
 STORE_TESTS := postgres_commit postgres_results postgres_store histories rights roles schema search_path statements views windowed_tables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test docs store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
+.PHONY: help setup check lint format types unit test docs docs-setup store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w1-early bench-join bench-formats bench-late bench-w2 bench-w2b bench-w3 bench-kafka bench-cdc bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-soak
 
 help: ## show this list
@@ -48,6 +48,8 @@ test: $(STAMP) ## all tests, four at a time: most wait for leases and servers
 	@mkdir -p build; $(PYTEST) -q --durations=10 tests/spark > build/spark-tests.log 2>&1 & spark=$$!; \
 	$(PYTEST) -q -n 4 --dist worksteal --durations=25 --ignore=tests/spark; others=$$?; \
 	wait $$spark; spark=$$?; cat build/spark-tests.log; exit $$((others | spark))
+
+docs-setup: $(DOCS_STAMP) ## install what the documentation needs
 
 docs: $(DOCS_STAMP) ## the documentation as a site, in build/site/index.html; a warning is a failure
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -42,6 +42,7 @@ class Limits:
         turn_panes_max, turn_timers_max            output of one turn, per interval
         open_windows_bytes_max                     open windows of the graph, in equal parts per windowed interval
         closed_windows_bytes_max                   those that have fired and may leave memory, shared in the same way
+        unfired_windows_bytes_max                  others that may leave memory; at most 2/3 of open_windows_bytes_max
         sites_max                                  sites with a watermark of their own, per source partition
         join_bytes_max                             buffered records of joins, in equal parts per interval of a join
         join_key_bytes_max                         those of one key, in one join
@@ -95,7 +96,8 @@ class Limits:
     fold_every_s: float = 10.0
     unfolded_bytes_max: int = 256_000_000
     open_windows_bytes_max: int = field(default_factory=lambda: memory_bytes() // 2)
-    closed_windows_bytes_max: int = 128_000_000
+    closed_windows_bytes_max: int = 80_000_000
+    unfired_windows_bytes_max: int = 2**62
     sites_max: int = 1_000
     join_bytes_max: int = field(default_factory=lambda: memory_bytes() // 4)
     join_key_bytes_max: int = 16_000_000
@@ -141,6 +143,7 @@ class Limits:
         assert self.fold_bytes <= self.unfolded_bytes_max, "fold_bytes must be at most unfolded_bytes_max"
         assert self.open_windows_bytes_max > 0, "open_windows_bytes_max must be above 0"
         assert self.closed_windows_bytes_max > 0, "closed_windows_bytes_max must be above 0"
+        assert self.unfired_windows_bytes_max > 0, "unfired_windows_bytes_max must be above 0"
         assert self.sites_max > 0, "sites_max must be above 0"
         assert self.join_bytes_max > 0, "join_bytes_max must be above 0"
         assert self.join_key_bytes_max > 0, "join_key_bytes_max must be above 0"
@@ -150,6 +153,11 @@ class Limits:
         assert self.archive_bytes_min > 0, "archive_bytes_min must be above 0"
         assert self.clock_step_s > 0, "clock_step_s must be above 0"
         assert 0 <= self.clock_agree_s <= self.clock_settle_s, "clock_agree_s must be at most clock_settle_s"
+
+    @property
+    def unfired_bytes_max(self) -> int:
+        """Bytes of unfired windows beyond which they leave memory, if they may. Input waits at half as much again."""
+        return min(self.unfired_windows_bytes_max, self.open_windows_bytes_max * 2 // 3)
 
     @property
     def message_bytes_max(self) -> int:

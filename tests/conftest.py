@@ -9,16 +9,21 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
 import pytest_asyncio
 
 from millpy.embedded import EmbeddedBroker, EmbeddedPostgres, mosquitto_program
+from tests.collector import freeze_for_good
 from tests.commands import logging_as_it_was
 from tests.databases import fresh_database, make_template, memory_directory
 from tests.kafka_server import NONE as NO_KAFKA
 from tests.kafka_server import KafkaServer, NoKafkaError
 from tests.s3_server import S3Server
 
+hypothesis.settings.register_profile(
+    "any failure", phases=[phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.shrink]
+)
 SETTINGS = {"wal_level": "logical", "max_prepared_transactions": "4"}
 """What tests of changes of tables, and of prepared transactions, need; nothing else depends on it."""
 
@@ -94,7 +99,7 @@ def bucket(s3_login: S3Server) -> str:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     """A Kafka broker for the session: `address`, `kill()`, `start()`. Each test creates its own topics."""
-    server = KafkaServer(tmp_path_factory.mktemp("kafka") / "broker")
+    server = KafkaServer(tmp_path_factory.mktemp("kafka") / "broker", quick=True)
     try:
         server.start()
     except NoKafkaError as error:
@@ -125,6 +130,11 @@ async def _no_leaked_tasks() -> AsyncIterator[None]:
     for task in leaked:
         task.cancel()
     assert not leaked, f"leaked tasks: {leaked}"
+
+
+def pytest_collection_finish() -> None:
+    """Let no scan for cycles include the tests themselves."""
+    freeze_for_good()
 
 
 @pytest.hookimpl(wrapper=True)

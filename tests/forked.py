@@ -10,6 +10,7 @@ The server is a child of the tests, the forks are children of the server, which 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -204,6 +205,8 @@ if __name__ == "__main__":
     from millpy.process import launcher  # noqa: F401 - what most commands import later
     from millpy.testing import crash_worker
 
+    gc.collect()
+    gc.freeze()  # no fork scans what all have in common, which would also copy it
     program, given = serve(socket.socket(fileno=int(sys.argv[1])))
     sys.argv = [program, *given]
     if program == "millpy":

@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT.parent / "shared" / "tools" / "kafka-broker"
 NONE = "no Kafka broker can be had here"
 START_S_MAX = 120
+QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
+"""A test's broker has ended before the second compiler pays."""
 USER, PASSWORD = "plant", "hunter2-tOp"
 """Who may log in where `KafkaServer.login` is; with PLAIN, and with SCRAM after `make_scram_user`."""
 SETTINGS = {
@@ -62,6 +64,9 @@ def distribution() -> Path | None:
 class KafkaServer:
     """One broker in a directory: its addresses stay the same over `kill` and `start`.
 
+    Args:
+        quick: whether it starts quickly rather than runs fast.
+
     Attributes:
         address: where it speaks plainly.
         tls: where it speaks TLS, with a certificate for 127.0.0.1 only.
@@ -69,11 +74,12 @@ class KafkaServer:
         authority: file of the authority that vouches for the certificate; nobody else trusts it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, quick: bool = False) -> None:
         self.directory = directory
         self.authority = directory.with_suffix(".ca.pem")
         self.address = self.tls = self.login = ""
         self._keys = directory.with_suffix(".keys.pem")
+        self._quick = quick
         self._settings: Mapping[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -103,8 +109,15 @@ class KafkaServer:
         command = ["kafka.admin.ConfigCommand", "--bootstrap-server", self.address, "--alter"]
         command += ["--add-config", f"SCRAM-SHA-512=[password={PASSWORD}]", "--entity-type", "users"]
         subprocess.run(
-            ["java", "-cp", f"{_jars()}/*", *command, "--entity-name", USER], check=True, capture_output=True
+            ["java", "-cp", f"{_jars()}/*", *command, "--entity-name", USER],
+            check=True,
+            capture_output=True,
+            env=self._environment,
         )
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **(QUICK_JAVA if self._quick else {})}
 
     def _make_settings(self) -> None:
         self.directory.mkdir(parents=True)
@@ -132,11 +145,16 @@ class KafkaServer:
             properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
             java = ["java", "-cp", f"{jars}/*", "kafka.tools.StorageTool", "format"]
             subprocess.run(
-                [*java, "-t", "AAAAAAAAQACAAAAAAAAAAQ", "-c", str(properties)], check=True, capture_output=True
+                [*java, "-t", "AAAAAAAAQACAAAAAAAAAAQ", "-c", str(properties)],
+                check=True,
+                capture_output=True,
+                env=self._environment,
             )
         with (self.directory / "broker.log").open("ab") as log:
             java = ["java", "-Xmx512m", "-cp", f"{jars}/*", "kafka.Kafka", str(properties)]
-            self._process = subprocess.Popen(java, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                java, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._environment
+            )
         deadline = time.monotonic() + START_S_MAX
         while not _answers(self.address):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -165,7 +183,9 @@ class KafkaServer:
         out, err = self.directory.with_suffix(".out"), self.directory.with_suffix(".err")
         with out.open("w") as stdout, err.open("w") as stderr:
             words = [str(TOOL), command, "--dir", str(self.directory), *arguments]
-            done = subprocess.run(words, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, check=False)
+            done = subprocess.run(
+                words, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, check=False, env=self._environment
+            )
         return subprocess.CompletedProcess(words, done.returncode, out.read_text(), err.read_text())
 
 

@@ -23,12 +23,13 @@ from millpy.model.stage import (
     InputSpec,
     Release,
     StageBinding,
+    StageInterval,
     StageLogic,
     StepResult,
     StoredInterval,
     Work,
 )
-from millpy.model.stored_windows import WAITS, ClosedKind, SessionQuery, SpanOfEnds, span_of
+from millpy.model.stored_windows import WAITS, ClosedKind, SpanOfEnds, StoredPane, WindowQuery, span_of
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.operators.deduplicate import DeduplicateLogic
 from millpy.store.memory.tables import column_values
@@ -68,7 +69,7 @@ class StageDriver:
             outputs,
             tables or {},
             frozenset(outputs),
-            limits or Limits(closed_windows_bytes_max=1),
+            limits or Limits(closed_windows_bytes_max=1, unfired_windows_bytes_max=1),
         )
         self.stage = logic.bind(self.binding)
         self.source_fed = source_fed
@@ -76,6 +77,7 @@ class StageDriver:
         self.hasher = KeyHasher()
         self.stored: Stored = {}
         self.folded: Stored = {}
+        self.deleted_in: dict[tuple[Kind, str, bytes, str], int] = {}
         self.loadable: Stored = {}
         self.folded_bundle = 0
         self.loaded = 0
@@ -136,7 +138,7 @@ class StageDriver:
             self.interval.load_state(missing, self.entries({Kind.STATE}, set(missing), self.loadable))
         self.bundle += 1
         work = Work(self.bundle, arrived, before, self.watermark, Instant(self.now_us), releases, self.panes_max)
-        work.load_windows, work.load_sessions = self.load_windows, self.load_sessions
+        work.load_windows, work.query_windows = self.load_windows, self.query_windows
         result = self.interval.step(work)
         self.oldest = self.interval.oldest_work()
         if not result.unfinished:
@@ -167,7 +169,9 @@ class StageDriver:
                 name = (entries.kind, entries.namespace, key, subkey)
                 if value is None:
                     self.stored.pop(name, None)
+                    self.deleted_in[name] = self.bundle
                 else:
+                    self.deleted_in.pop(name, None)
                     self.stored[name] = (value, hashed, fire_at)
 
     def fold(self, *, behind: bool = False) -> None:
@@ -199,16 +203,15 @@ class StageDriver:
         self.loaded += len(found)
         return found
 
-    def load_sessions(self, folded_bundle: int, query: SessionQuery) -> Entries:
-        """Read rows of sessions, as a store does."""
+    def query_windows(self, folded_bundle: int, query: WindowQuery) -> Entries:
+        """Read the rows that a query asks for, as a store does."""
         assert folded_bundle <= self.folded_bundle
         assert not getattr(self.interval, "immediate", False)
-        found = Entries(Kind.WINDOW, "")
         rows = [(name[2:], row) for name, row in self.folded.items() if name[0] is Kind.WINDOW]
-        for (key, subkey), (value, hashed, fire_at) in sorted(rows):
-            if query.asks_for(key, subkey) and len(found) < query.rows_max:
-                found.add(key, hashed, subkey, value if query.with_values else None, fire_at)
-        self.loaded += len(found) * query.with_values
+        found = query.answer(
+            StoredPane(key, hashed, subkey, value, fire_at) for (key, subkey), (value, hashed, fire_at) in rows
+        )
+        self.loaded += sum(value is not None for value in found.values)
         return found
 
     def recovered(self, kinds: Iterable[Kind], *, state_complete: bool = True) -> StoredInterval:
@@ -216,14 +219,18 @@ class StageDriver:
         rows = {name for name in self.folded if name[0] is Kind.WINDOW}
         if len(rows) <= getattr(self.stage, "closed_rows_max", UNBOUNDED):
             rows = set()
+        everything_left = rows
         rows = {name for name in rows if int(name[3].partition("/")[2]) <= min(self.low_watermark, self.oldest)}
-        waiting = b"no value" if self.stage_kind() is ClosedKind.WINDOWS else WAITS
+        waiting = b"no value" if self.stage_kind() in (ClosedKind.WINDOWS, ClosedKind.UNFIRED) else WAITS
         rows = {name for name in rows if waiting not in self.folded[name][0]}
+        unfired = everything_left - rows if self.stage_kind() is ClosedKind.UNFIRED else set()
+        rows |= unfired
         everything = self.stored
         self.stored = {n: row for n, row in everything.items() if n not in rows or self.folded[n] != row}
         entries, self.stored = self.entries(kinds), everything
         ends = [span_of(name[3])[1] for name in rows] if self.stage_kind() is ClosedKind.SESSIONS else []
-        if ends and (deleted := [name for name in self.folded if name not in self.stored]):
+        deleted = [name for name, bundle in self.deleted_in.items() if bundle > self.folded_bundle]
+        if (ends or unfired) and deleted:
             gone = Entries(Kind.WINDOW, "")
             for kind, _, key, subkey in deleted:
                 if kind is Kind.WINDOW:
@@ -235,11 +242,13 @@ class StageDriver:
             bundle=self.bundle,
             folded_bundle=self.folded_bundle,
             input_watermark=self.watermark,
+            low_watermark=self.low_watermark,
             entries=entries,
             state_complete=state_complete,
             dedupe_runs=self.live_runs(),
             horizon_floor=self.horizon_floor,
-            closed_windows=[] if ends else sorted({name[3] for name in rows}),
+            closed_windows=[] if ends else sorted({name[3] for name in rows - unfired}),
+            unfired_windows=sorted({name[3] for name in unfired}),
             closed_ends=SpanOfEnds(min(ends), max(ends)) if ends else None,
         )
 
@@ -263,9 +272,10 @@ class StageDriver:
         """What another worker would have after a takeover."""
         self.loadable = dict(self.stored)
         kinds = set(Kind) if state_complete else set(Kind) - {Kind.STATE}
-        oldest, due = self.interval.oldest_work(), self.interval.next_due()
+        oldest, due, lags = self.interval.oldest_work(), self.interval.next_due(), has_unread(self.interval)
         self.interval = self.stage.open(self.recovered(kinds, state_complete=state_complete))
-        assert self.interval.oldest_work() == oldest
+        may_lag = lags or has_unread(self.interval)
+        assert self.interval.oldest_work() == oldest or may_lag
         assert self.interval.next_due() == due or self.folded_bundle
 
     def deploy(self, logic: StageLogic, outputs: dict[str, RecordType]) -> None:
@@ -292,9 +302,11 @@ class StageDriver:
         """Step a bundle whose commit fails: soft state is thrown away and read again."""
         kept = (dict(self.stored), self.bundle, self.watermark, self.largest, list(self.results))
         reached = (self.low_watermark, self.oldest)
+        deleted_in = dict(self.deleted_in)
         self.feed(rows, columns=columns)
         self.stored, self.bundle, self.watermark, self.largest, self.results = kept
         self.low_watermark, self.oldest = reached
+        self.deleted_in = deleted_in
         self.interval = self.stage.open(self.recovered(Kind))
 
     def parked(self) -> dict[bytes, int]:
@@ -352,3 +364,9 @@ def apply_rows(table: dict[Any, tuple[int, int]], result: StepResult) -> None:
 def timedelta_us(us: int) -> timedelta:
     """Microseconds."""
     return timedelta(microseconds=us)
+
+
+def has_unread(interval: StageInterval) -> bool:
+    """Tell whether an interval has windows that hold the low watermark until it has looked into the store for panes."""
+    spilled = getattr(getattr(interval, "_open", None), "spilled", None)
+    return bool(getattr(spilled, "unread", ()))

@@ -250,7 +250,7 @@ ALTER TABLE mill.keyed REPLICA IDENTITY FULL;
 -- Timers, windows, positions and counters are few compared with state; views read them by kind.
 CREATE INDEX keyed_others ON mill.keyed (kind, interval_id) WHERE kind <> 'state';
 -- A new owner finds the windows that wait in the store, and an expiry the rows of one, without a look at others.
-CREATE INDEX keyed_windows ON mill.keyed (interval_id, hashtextextended(subkey, 0), hashtextextended(key, 0))
+CREATE INDEX keyed_windows ON mill.keyed (interval_id, hashtextextended(subkey, 0), key_hash)
  WHERE kind = 'window';
 
 CREATE TABLE mill.dead_letters (
@@ -288,6 +288,7 @@ CREATE INDEX dead_letters_settled ON mill.dead_letters (state_at) WHERE state IN
 CREATE TABLE mill.expected_records (
     expected_id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     dead_letter_id bigint NOT NULL REFERENCES mill.dead_letters ON DELETE CASCADE,
+    bundle         bigint NOT NULL,  -- of the interval of the dead letter, which made the record
     computation    text NOT NULL,
     input          integer NOT NULL,
     event_time     bigint NOT NULL,

@@ -362,6 +362,9 @@ BEGIN
             EXECUTE format('ALTER TABLE %I.%I ATTACH PARTITION mill.%I FOR VALUES FROM (%s) TO (%s)',
                            parent.schema, parent.name || ending, parts || ending, mill.partition_bound(lo),
                            mill.partition_bound(hi));
+            EXECUTE format('COMMENT ON TABLE mill.%I IS %L', parts || ending,
+                           format('Partition of %I.%I: from %s to %s.', parent.schema, parent.name || ending,
+                                  mill.moment(lo), mill.moment(hi)));
             -- Default privileges would let people read around the row-level security of the result table.
             FOR grantee IN SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END
                              FROM pg_class AS c CROSS JOIN LATERAL aclexplode(c.relacl) AS a

@@ -1,4 +1,4 @@
--- Comments on all schemas, tables, views, columns and functions, for psql and other tools. A column name means the same
+-- Comments on all schemas, tables, views, columns, sequences and functions, for psql and other tools. A column name means the same
 -- in every table and view unless the second list names the column with its relation. A test finds what has no comment.
 COMMENT ON SCHEMA mill IS 'Tables of the engine of millpy. They change without notice: read schema millpy instead.';
 COMMENT ON SCHEMA millpy IS 'Views and functions for operators of millpy. Exact and live.';
@@ -398,6 +398,21 @@ BEGIN
            AND NOT c.relispartition AND (e.meaning IS NOT NULL OR n.meaning IS NOT NULL)
     LOOP
         EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', found.relation, found.name, found.meaning);
+    END LOOP;
+
+    FOR found IN
+        SELECT 'TABLE' AS kind, c.oid::regclass AS name, format('Slot of the ring %s.', i.inhparent::regclass) AS meaning
+          FROM pg_class AS c JOIN pg_inherits AS i ON i.inhrelid = c.oid
+         WHERE c.relnamespace = 'mill'::regnamespace AND c.relkind = 'r'
+         UNION ALL
+        SELECT 'SEQUENCE', c.oid::regclass, format('Numbers for %s.%I.', d.refobjid::regclass, a.attname)
+          FROM pg_class AS c
+          JOIN pg_depend AS d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype IN ('i', 'a')
+                             AND d.refclassid = 'pg_class'::regclass
+          JOIN pg_attribute AS a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+         WHERE c.relnamespace IN ('mill'::regnamespace, 'millpy'::regnamespace) AND c.relkind = 'S'
+    LOOP
+        EXECUTE format('COMMENT ON %s %s IS %L', found.kind, found.name, found.meaning);
     END LOOP;
 
     FOR found IN

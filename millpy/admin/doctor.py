@@ -13,6 +13,7 @@ from millpy.admin.doctor_injections import judge_injections
 from millpy.admin.doctor_lookups import judge_lookups
 from millpy.admin.doctor_sites import judge_sites
 from millpy.admin.doctor_slots import judge_slots
+from millpy.admin.doctor_units import judge_units
 from millpy.admin.doctor_windows import judge_windows
 from millpy.config.durations import format_duration
 from millpy.limits import Limits
@@ -43,8 +44,8 @@ def examine(facts: Facts, limits: Limits) -> list[Finding]:
     checks: tuple[Callable[[Facts, Limits], Found], ...] = (
         _version, _durability, _settings, _connections, _write_ahead_log, _disk, _pooler, _encryption, _clock,
         _snapshots, _tables, _rights, _roles, _result_tables, _workers, _unfolded, _rings, _dead_letters,
-        _standstills, judge_disorder, judge_sites, _balance, _archives, _audits, _joins, judge_lookups, judge_windows,
-        judge_connections, judge_injections, judge_slots,
+        _standstills, judge_disorder, judge_sites, judge_units, _balance, _archives, _audits, _joins, judge_lookups,
+        judge_windows, judge_connections, judge_injections, judge_slots,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts, limits)]
 

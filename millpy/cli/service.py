@@ -16,6 +16,7 @@ import typer
 
 from millpy.cli import text_table as tables
 from millpy.cli.options import JsonOption, handle_errors, print_json, settings_of
+from millpy.cli.service_files import files
 from millpy.config.secrets import FILE
 from millpy.config.settings import DATABASE_URL
 from millpy.errors import ConfigError, UsageError
@@ -23,6 +24,7 @@ from millpy.process.launcher import WORKERS_MAX
 from millpy.process.systemd import MARK, Service, environment_text, verify, write_private
 
 service = typer.Typer(help="Run the workers of a graph as a service of systemd.", no_args_is_help=True)
+service.command("files")(files)
 NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the service; default: the file's.")]
 UserOption = Annotated[bool, typer.Option("--user", help="Use your own systemd, without root.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from millpy.config.extras import to_install
 from millpy.errors import ConfigError, GraphError
 from millpy.formats.binary import PLAIN, BinaryFormat
+from millpy.formats.binary_values import NUMBER_BYTES_MAX
 from millpy.formats.json_objects import Json
 from millpy.formats.message import NESTING_MAX, Reader
 from millpy.formats.schema_registry import RegisteredSchema, SchemaRegistry, cache_of, unframed
@@ -21,6 +23,7 @@ from millpy.model.record import RecordType
 
 AVRO_BYTES_MAX = 1_000_000
 """The most bytes of one message: its values take many times as much in memory."""
+_DECIMAL = "millpy-decimal"
 _PRIMITIVE = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 
 
@@ -146,6 +149,7 @@ def parsed(text: str, references: Iterable[str] = ()) -> Any:
             or has arrays of values that take no bytes.
     """
     from fastavro import parse_schema
+    from fastavro.read import LOGICAL_READERS
 
     named: dict[str, Any] = {}
     try:
@@ -157,7 +161,35 @@ def parsed(text: str, references: Iterable[str] = ()) -> Any:
     except Exception as error:
         raise ValueError(str(error) or type(error).__name__) from error
     _bytes_at_least(found, named, (), NESTING_MAX)
+    LOGICAL_READERS[f"bytes-{_DECIMAL}"] = LOGICAL_READERS[f"fixed-{_DECIMAL}"] = _decimal
+    _read_decimals(found)
     return found
+
+
+def _read_decimals(schema: Any) -> None:
+    """Let the decimals of a parsed schema be read by `_decimal`.
+
+    That of fastavro takes seconds for a few hundred kB, and rounds by a context that all threads share.
+    """
+    if isinstance(schema, list):
+        for part in schema:
+            _read_decimals(part)
+    elif isinstance(schema, dict):
+        if schema.get("logicalType") == "decimal":
+            schema["logicalType"] = _DECIMAL
+        for name in ("type", "items", "values", "fields"):
+            _read_decimals(schema.get(name))
+        for part in schema.get("__named_schemas", {}).values():
+            _read_decimals(part)
+
+
+def _decimal(data: Any, writer_schema: dict[Any, Any] | None, reader_schema: dict[Any, Any] | None) -> Decimal:
+    """Return a decimal with all its digits. Raises ValueError for one that is too long."""
+    del reader_schema
+    assert writer_schema is not None
+    if len(data) > NUMBER_BYTES_MAX:
+        raise ValueError(f"a decimal has more than {NUMBER_BYTES_MAX} bytes")
+    return Decimal(f"{int.from_bytes(data, 'big', signed=True)}e-{writer_schema.get('scale', 0)}")
 
 
 def _bytes_at_least(schema: Any, named: Mapping[str, Any], outer: tuple[str, ...], levels: int) -> int:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from io import BytesIO
-from typing import Any
 
 import msgspec
 
-from millpy.config.extras import to_install
-from millpy.errors import ConfigError, GraphError
+from millpy.errors import GraphError
+from millpy.formats.binary_values import CborReader, MessagePackReader, ValueReader
 from millpy.formats.json_objects import Json
 from millpy.formats.message import Format, Message, Part, Reader, check_objects
-from millpy.formats.values import json_of
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 
@@ -71,21 +68,25 @@ class _SchemalessFormat(BinaryFormat):
     def _kind(self) -> str:
         raise NotImplementedError
 
+    @property
+    def _values(self) -> type[ValueReader]:
+        raise NotImplementedError
+
     def identity(self) -> Identity:
         """Describe the format."""
         return {"kind": self._kind, **self._identity_inside()}
 
-    def _value(self, payload: bytes) -> Any:
-        raise NotImplementedError
-
     def reader(self, record_type: RecordType) -> Reader:
         """Return a function that decodes a message and finds the records in it."""
-        return self._reader(record_type, lambda payload: json_of(self._value(payload), len(payload)))
+        values = self._values
+        return self._reader(record_type, lambda payload: msgspec.json.encode(values(payload).read()))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MessagePack(_SchemalessFormat):
     """MessagePack: a map for one record, or an array of them. Timestamps become datetimes, binary becomes base64.
+
+    Other extensions become `{"ext": type, "value": base64}`. A key is text or an integer.
 
     Args:
         inside: where the records are, as for JSON: `MessagePack(Json(many="readings"))`.
@@ -95,16 +96,19 @@ class MessagePack(_SchemalessFormat):
     def _kind(self) -> str:
         return "message_pack"
 
-    def _value(self, payload: bytes) -> Any:
-        return msgspec.msgpack.decode(payload)
+    @property
+    def _values(self) -> type[ValueReader]:
+        return MessagePackReader
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Cbor(_SchemalessFormat):
-    """CBOR (RFC 8949): a map for one record, or an array of them. Needs the package cbor2.
+    """CBOR (RFC 8949): a map for one record, or an array of them.
 
-    Times (tags 0 and 1) become datetimes, byte strings base64. Shared values (tags 25 and 29) are rejected if they
-    contain themselves, or make the value more than 16 times as large as its payload.
+    Times (tags 0 and 1) become datetimes, dates (100 and 1004) dates, integers and fractions (2 to 5) numbers, UUIDs
+    (37) text, byte strings base64. Values that refer to others (25, 29) are resolved, unless they contain themselves,
+    or make the message more than 16 times as large. Any other tag becomes `{"tag": number, "value": …}`. A key is text
+    or an integer.
 
     Args:
         inside: where the records are, as for JSON: `Cbor(Json(many="readings"))`.
@@ -114,23 +118,6 @@ class Cbor(_SchemalessFormat):
     def _kind(self) -> str:
         return "cbor"
 
-    def validate(self, record_type: RecordType) -> None:
-        """Check the record class, and that the package is there. Raises GraphError, ConfigError."""
-        BinaryFormat.validate(self, record_type)
-        try:
-            import cbor2  # noqa: F401
-        except ImportError as error:
-            raise ConfigError("CBOR needs the package cbor2", hint=to_install("cbor")) from error
-
-    def _value(self, payload: bytes) -> Any:
-        import cbor2
-
-        with BytesIO(payload) as stream:
-            value = cbor2.load(stream, tag_hook=_refuse_tag)
-            if stream.read(1):
-                raise ValueError("bytes follow the value")
-        return value
-
-
-def _refuse_tag(_decoder: Any, tag: Any) -> Any:
-    raise ValueError(f"tag {tag.tag} has no form in JSON")
+    @property
+    def _values(self) -> type[ValueReader]:
+        return CborReader

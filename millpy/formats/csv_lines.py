@@ -214,7 +214,7 @@ class _CsvReader:
             try:
                 yield self._row(line.removesuffix("\r"), columns)
             except (ValueError, csv.Error) as error:
-                yield BadPart(mark + header + line.encode(encoding), str(error))
+                yield BadPart(mark + header + line.encode(encoding), _reason(error, message))
 
     def _row(self, line: str, columns: _HeaderColumns) -> bytes:
         cells = self._dialect.cells(line)
@@ -271,6 +271,13 @@ class _CsvReader:
         return found
 
 
+def _reason(error: Exception, message: Message) -> str:
+    if isinstance(error, csv.Error) and "unexpected end of data" in str(error):
+        more = "" if message.header is None else "; in a file, each line is a row, and a cell cannot have newlines"
+        return f"a quoted cell does not end{more}"
+    return str(error)
+
+
 @dataclass(frozen=True, slots=True)
 class _HeaderColumns:
     """The columns under a header.
@@ -301,11 +308,11 @@ def _decoded(data: bytes, encoding: str) -> tuple[str, str]:
 def _record_pattern(delimiter: str, quote: str) -> re.Pattern[str]:
     """Return a pattern of one record, up to its newline. A quote counts only at the beginning of a cell.
 
-    Each character can match in one way only, so matching is linear.
+    Each character can match in one way only, so matching is linear, and remembers no place to go back to.
     """
     d, q = re.escape(delimiter), re.escape(quote)
-    cell = f"(?:{q}[^{q}]*+(?:{q}{q}[^{q}]*+)*{q}(?!{q})[^{d}\\n]*+|(?!{q})[^{d}\\n]*+)"
-    return re.compile(f"{cell}(?:{d}{cell})*(?=\\n|\\Z)")
+    cell = f"(?:{q}[^{q}]*+(?:{q}{q}[^{q}]*+)*+{q}(?!{q})[^{d}\\n]*+|(?!{q})[^{d}\\n]*+)"
+    return re.compile(f"{cell}(?:{d}{cell})*+(?=\\n|\\Z)")
 
 
 def _records(text: str, record: re.Pattern[str]) -> list[str]:

@@ -54,8 +54,9 @@ class Gzip(Format):
         inside = self.format.reader(record_type)
 
         def read(message: Message) -> Iterable[Part]:
+            # A bad row has the header of its message, up to 64 kB: thousands of them are not compressed, only packed.
             return (
-                part if isinstance(part, bytes) else replace(part, payload=zlib.compress(part.payload, wbits=31))
+                part if isinstance(part, bytes) else replace(part, payload=zlib.compress(part.payload, 0, wbits=31))
                 for part in inside(msgspec.structs.replace(message, payload=expanded(message.payload)))
             )
 

@@ -31,6 +31,8 @@ _SPACE = b" \t\r\n"
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _ANY = msgspec.json.Decoder(msgspec.Raw)
+ENVELOPES_MAX = 50_000
+"""The most envelopes of one message: those without records do not count as records."""
 Path = str | tuple[str, ...]
 
 
@@ -156,7 +158,10 @@ class _JsonReader:
         if text.lstrip(_SPACE)[:1] != b"[":
             yield from self._parts(message, text)
             return
-        for envelope in map(bytes, _LIST.decode(text)):
+        envelopes = _LIST.decode(text)
+        if len(envelopes) > ENVELOPES_MAX and self._many:
+            raise ValueError(f"the message has more than {ENVELOPES_MAX:,} envelopes")
+        for envelope in map(bytes, envelopes):
             try:
                 yield from self._parts(message, envelope)
             except ValueError as error:  # raised before the first record

@@ -20,6 +20,12 @@ from millpy.model.record import RecordType
 
 PROTOBUF_BYTES_MAX = 1_000_000
 """The most bytes of one message: its values take many times as much in memory."""
+KEYED_BYTES_MAX = 100_000
+"""The same for messages that have a map by integers: keys that are chosen for it cost the square of their number."""
+FIELDS_MAX = 800_000
+"""The most fields of one message, with those of the messages in it, present or missing."""
+MESSAGE_COST = 4
+"""As how many fields each message in a message counts."""
 INDEXES_MAX = 32
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WRAPPERS = "Double Float Int64 UInt64 Int32 UInt32 Bool String Bytes"
@@ -87,18 +93,22 @@ class Protobuf(BinaryFormat):
         from google.protobuf.message import DecodeError
 
         kind, framed = self.class_of(), self.framed
+        layouts: dict[str, list[_Field]] = {}
+        has_map = _has_integer_map(kind.DESCRIPTOR, set())
+        bytes_max = KEYED_BYTES_MAX if has_map else PROTOBUF_BYTES_MAX
 
         def json_in(payload: bytes) -> bytes:
             schema = ""
-            if len(payload) > PROTOBUF_BYTES_MAX:
-                raise ValueError(f"the message has more than {PROTOBUF_BYTES_MAX} bytes")
+            if len(payload) > bytes_max:
+                why = ", with a map by integers" if has_map else ""
+                raise ValueError(f"the message has more than {bytes_max} bytes{why}")
             if framed:
                 schema_id, payload = unframed(payload)
                 schema = f"schema {schema_id}: "
             try:
                 if framed:
                     payload = _message_part(payload, kind.DESCRIPTOR)
-                return json_of(object_of(kind.FromString(payload)))
+                return json_of(_Objects(layouts).object_of(kind.FromString(payload)))
             except (DecodeError, ValueError) as error:
                 raise ValueError(f"{schema}{error}") from None
 
@@ -127,31 +137,91 @@ def _class_in(descriptors: bytes | str | Path, name: str) -> Any:
         raise GraphError(f"the descriptors of {name!r} cannot be read: {error}", hint=hint) from error
 
 
-def object_of(message: Any) -> Any:
-    """Return a message as plain values.
+class _Objects:
+    """Makes plain values of messages.
 
-    Raises:
-        ValueError: a value has no form in a record.
+    Args:
+        layouts: message type -> its fields, which is filled; the library makes them anew each time.
     """
-    known = _KNOWN.get(message.DESCRIPTOR.full_name)
-    if known is not None:
-        return known(message)
-    found: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
-        if field.has_presence and not message.HasField(field.name):
-            continue
-        found[field.name] = _field_value(field, getattr(message, field.name))
-    return found
+
+    def __init__(self, layouts: dict[str, list[_Field]]) -> None:
+        self._layouts = layouts
+        self._room = FIELDS_MAX
+
+    def object_of(self, message: Any) -> Any:
+        """Return a message as plain values.
+
+        Raises:
+            ValueError: a value has no form in a record, or the message is too large.
+        """
+        kind = message.DESCRIPTOR.full_name
+        fields = self._layouts.get(kind)
+        if fields is None:
+            fields = self._layouts[kind] = [_field_of(own) for own in message.DESCRIPTOR.fields]
+        self._room -= MESSAGE_COST + len(fields)
+        if self._room < 0:
+            raise ValueError(f"too large: it has more than {FIELDS_MAX:,} fields, with those that are missing")
+        known = _KNOWN.get(kind)
+        if known is not None:
+            return known(self, message)
+        return {
+            field.name: self._value(field, getattr(message, field.name))
+            for field in fields
+            if not field.has_presence or message.HasField(field.name)
+        }
+
+    def _value(self, field: _Field, value: Any) -> Any:
+        if field.of_map is not None:
+            return {_key(key): self._one(field.of_map, value[key]) for key in sorted(value)}
+        if field.is_repeated:
+            return [self._one(field, part) for part in value]
+        return self._one(field, value)
+
+    def _one(self, field: _Field, value: Any) -> Any:
+        if field.is_message:
+            return self.object_of(value)
+        return value if field.names is None else field.names.get(value, value)
+
+    def struct_value(self, message: Any) -> Any:
+        """Return a `google.protobuf.Value`."""
+        kind = message.WhichOneof("kind")
+        if kind is None or kind == "null_value":
+            return None
+        value = getattr(message, kind)
+        return self.object_of(value) if kind in ("struct_value", "list_value") else value
 
 
-def _field_value(field: Any, value: Any) -> Any:
-    inner = field.message_type
-    if inner is not None and inner.GetOptions().map_entry:
-        entry = inner.fields_by_name["value"]
-        return {_key(key): _one(entry, value[key]) for key in sorted(value)}
-    if _is_repeated(field):
-        return [_one(field, part) for part in value]
-    return _one(field, value)
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """What a field of a message is.
+
+    Attributes:
+        name: its name.
+        has_presence: whether it may be missing.
+        is_repeated, is_message: whether it is a list, and of messages.
+        names: number -> name of an enum; None for other fields.
+        of_map: the values of a map; None for other fields.
+    """
+
+    name: str
+    has_presence: bool
+    is_repeated: bool
+    is_message: bool
+    names: dict[int, str] | None
+    of_map: _Field | None
+
+
+def _field_of(field: Any) -> _Field:
+    inner, enum = field.message_type, field.enum_type
+    is_map = inner is not None and inner.GetOptions().map_entry
+    return _Field(
+        name=field.name,
+        has_presence=field.has_presence,
+        is_repeated=_is_repeated(field),
+        is_message=inner is not None,
+        names=None if enum is None else {number: value.name for number, value in enum.values_by_number.items()},
+        of_map=_field_of(inner.fields_by_name["value"]) if is_map else None,
+    )
 
 
 def _is_repeated(field: Any) -> bool:
@@ -159,46 +229,45 @@ def _is_repeated(field: Any) -> bool:
     return bool(field.label == field.LABEL_REPEATED if found is None else found)
 
 
-def _key(key: Any) -> Any:
-    return str(key).lower() if isinstance(key, bool) else key
+def _key(key: Any) -> str:
+    """Return a key as text: integers could be chosen to have equal hashes."""
+    return str(key).lower() if isinstance(key, bool) else str(key)
 
 
-def _one(field: Any, value: Any) -> Any:
-    if field.message_type is not None:
-        return object_of(value)
-    if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(value)
-        return value if known is None else known.name
-    return value
+def _has_integer_map(descriptor: Any, known: set[str]) -> bool:
+    """Tell whether a message, or one inside of it, has a map whose keys are integers."""
+    if descriptor.full_name in known:
+        return False
+    known.add(descriptor.full_name)
+    if descriptor.GetOptions().map_entry:
+        key = descriptor.fields_by_name["key"]
+        if key.cpp_type not in (key.CPPTYPE_STRING, key.CPPTYPE_BOOL):
+            return True
+    inner = [field.message_type for field in descriptor.fields if field.message_type is not None]
+    return any(_has_integer_map(own, known) for own in inner)
 
 
-def _timestamp(message: Any) -> datetime:
+def _timestamp(_: _Objects, message: Any) -> datetime:
     try:
         return _EPOCH + timedelta(seconds=message.seconds, microseconds=message.nanos // 1_000)
     except OverflowError:
         raise ValueError(f"a Timestamp of {message.seconds} s is outside of the years 1 to 9999") from None
 
 
-def _struct_value(message: Any) -> Any:
-    kind = message.WhichOneof("kind")
-    if kind is None or kind == "null_value":
-        return None
-    value = getattr(message, kind)
-    return object_of(value) if kind in ("struct_value", "list_value") else value
-
-
-def _refused(message: Any) -> Any:
+def _refused(_: _Objects, message: Any) -> Any:
     raise ValueError(f"a value of type {message.DESCRIPTOR.full_name} has no form in a record")
 
 
-_KNOWN: dict[str, Callable[[Any], Any]] = {
+_KNOWN: dict[str, Callable[[_Objects, Any], Any]] = {
     "google.protobuf.Timestamp": _timestamp,
-    "google.protobuf.Duration": lambda message: message.seconds + message.nanos / 1_000_000_000,
-    "google.protobuf.Struct": lambda message: {key: _struct_value(message.fields[key]) for key in message.fields},
-    "google.protobuf.ListValue": lambda message: [_struct_value(value) for value in message.values],
-    "google.protobuf.Value": _struct_value,
+    "google.protobuf.Duration": lambda _, message: message.seconds + message.nanos / 1_000_000_000,
+    "google.protobuf.Struct": lambda objects, message: {
+        key: objects.struct_value(message.fields[key]) for key in message.fields
+    },
+    "google.protobuf.ListValue": lambda objects, message: [objects.struct_value(value) for value in message.values],
+    "google.protobuf.Value": lambda objects, message: objects.struct_value(message),
     "google.protobuf.Any": _refused,
-    **{f"google.protobuf.{name}Value": lambda message: message.value for name in _WRAPPERS.split()},
+    **{f"google.protobuf.{name}Value": lambda _, message: message.value for name in _WRAPPERS.split()},
 }
 
 

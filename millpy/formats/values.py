@@ -20,30 +20,24 @@ _TRUE = frozenset(("true", "t", "1", "on", "yes"))
 _FALSE = frozenset(("false", "f", "0", "off", "no"))
 _CHARACTERS_MAX = 400
 _DIGITS_MAX = 18
-_NO_NUMBER = msgspec.Raw(b"1e999")
+NO_NUMBER = msgspec.Raw(b"1e999")
+"""What NaN and infinities become: a number that is too large for any field."""
 _INT64 = range(-(2**63), 2**64)
 VALUE_SIZE_MAX = 4_000_000
 """The most values, characters and bytes of one value together; a shared value counts as often as it occurs."""
-SHARED_MAX = 16
-"""How many times as large as its payload a value may be, by values that are shared in it."""
 
 
-def json_of(value: Any, payload_size: int | None = None) -> bytes:
-    """Encode a value of a binary payload, or a record of a user's function.
+def json_of(value: Any) -> bytes:
+    """Encode a value of a payload with a schema, or a record of a user's function.
 
     NaN and infinities become a number that is too large for any field. So only the record whose field has one is
     rejected, not all records of its message.
 
-    Args:
-        value: the value.
-        payload_size: the bytes of the payload that it was in, of which each value, character and byte takes one.
-
     Raises:
         ValueError: JSON cannot hold it: an integer beyond 64 bits, a key that is no text, deep nesting. Or it is too
-            large: a few bytes of CBOR that share values can mean billions of them.
+            large.
     """
-    room = VALUE_SIZE_MAX if payload_size is None else min(VALUE_SIZE_MAX, SHARED_MAX * payload_size)
-    return msgspec.json.encode(_Checker(room).checked(value, NESTING_MAX))
+    return msgspec.json.encode(_Checker(VALUE_SIZE_MAX).checked(value, NESTING_MAX))
 
 
 def object_of(value: Any) -> bytes:
@@ -74,7 +68,7 @@ class _Checker:
         if kind is str or kind is bool or value is None:
             return value
         if kind is float:
-            return value if math.isfinite(value) else _NO_NUMBER
+            return value if math.isfinite(value) else NO_NUMBER
         if kind is int:
             if value not in _INT64:
                 raise ValueError("an integer exceeds 64 bits")
@@ -97,10 +91,14 @@ def _of_other_type(value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview | datetime | date | time | UUID):
         return value
     if isinstance(value, Decimal):
-        if not value.is_finite():
-            return _NO_NUMBER
-        return msgspec.Raw(str(value).encode()) if JSON_NUMBER.fullmatch(str(value)) else str(value)
+        return number_or_text(value) if value.is_finite() else NO_NUMBER
     raise ValueError(f"a value of type {type(value).__name__} has no form in JSON")
+
+
+def number_or_text(value: Decimal) -> Any:
+    """Return a finite Decimal as a JSON number with all its digits."""
+    text = str(value)
+    return msgspec.Raw(text.encode()) if JSON_NUMBER.fullmatch(text) else text
 
 
 def _key(key: Any) -> str:

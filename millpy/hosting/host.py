@@ -30,7 +30,7 @@ from millpy.model.keys import Key, KeyHasher
 from millpy.model.lookup import LookupTable, TableVersion
 from millpy.model.record import Records
 from millpy.model.stage import UNBOUNDED, StoredInterval, no_windows
-from millpy.model.stored_windows import SessionQuery, no_sessions
+from millpy.model.stored_windows import WindowQuery, no_query
 from millpy.model.time import INSTANT_MIN, ClockReading, Instant
 from millpy.model.watermark import input_watermark
 from millpy.store.protocol import OwnerSnapshot, PollResult, SegmentQuery
@@ -59,8 +59,8 @@ class CommittedState(Protocol):
         """Read folded entries of windows; see `Store.load_windows`."""
         ...
 
-    def load_sessions(self, grant: Grant, folded_bundle: int, query: SessionQuery) -> Entries:
-        """Read folded entries of sessions; see `Store.load_sessions`."""
+    def query_windows(self, grant: Grant, folded_bundle: int, query: WindowQuery) -> Entries:
+        """Read the folded entries that a query asks for; see `Store.query_windows`."""
         ...
 
     def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
@@ -218,7 +218,7 @@ class HostedGraph:
         self._steps = _steps(
             self.plan,
             limits,
-            StoreLoader(state.load_state, state.load_windows, state.load_sessions),
+            StoreLoader(state.load_state, state.load_windows, state.query_windows),
             HostBudget(),
             observe,
         )
@@ -336,6 +336,6 @@ def _steps(plan: Plan, limits: Limits, load: StoreLoader, budget: HostBudget, ob
 LOAD_NOTHING = StoreLoader(
     lambda grant, keys: (),
     lambda grant, folded, subkeys, keys: no_windows(folded, subkeys, keys),
-    lambda grant, folded, query: no_sessions(folded, query),
+    lambda grant, folded, query: no_query(folded, query),
 )
 """For a host whose snapshots leave nothing out."""

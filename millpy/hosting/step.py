@@ -46,7 +46,7 @@ from millpy.model.keys import KeyHasher, key_text
 from millpy.model.lookup import Tables
 from millpy.model.record import Records, retractions_of
 from millpy.model.stage import InputBundle, Release, StageInterval, StepResult, WindowCorrection, Work
-from millpy.model.stored_windows import SessionQuery
+from millpy.model.stored_windows import WindowQuery
 from millpy.model.time import INSTANT_MAX, ClockReading, Instant, plausible_floor
 from millpy.model.watermark import advance, input_watermark, low_watermark
 from millpy.store.codec import decode_slice
@@ -62,12 +62,12 @@ class StoreLoader:
     Attributes:
         state: loads the state of keys; see `Store.load_state`.
         windows: loads closed windows; see `Store.load_windows`.
-        sessions: loads closed sessions; see `Store.load_sessions`.
+        query: loads the windows that a query asks for; see `Store.query_windows`.
     """
 
     state: LoadState
     windows: Callable[[Grant, int, Sequence[str], Sequence[bytes]], Entries]
-    sessions: Callable[[Grant, int, SessionQuery], Entries]
+    query: Callable[[Grant, int, WindowQuery], Entries]
 
 
 CURSOR_ONLY_EVERY_S = 1.0
@@ -396,7 +396,7 @@ class Steps:
         work = Work(interval.bundle + 1, arrived, before, after, now_us, releases, self._budget.panes)
         work.corrections = corrections
         work.load_windows = partial(self._load.windows, interval.grant)
-        work.load_sessions = partial(self._load.sessions, interval.grant)
+        work.query_windows = partial(self._load.query, interval.grant)
         return work
 
     def _load_missing(self, interval: IntervalState, stage: StageInterval, arrived: Sequence[InputBundle]) -> None:

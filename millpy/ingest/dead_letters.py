@@ -25,7 +25,6 @@ from millpy.model.record import Instants, column_of, getter
 from millpy.model.time import Instant
 
 Mask = npt.NDArray[np.bool_]
-NO_BOUND = 2**63
 
 
 class PayloadFormat(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -93,26 +92,28 @@ class ReplayRows:
 
 
 def replay_rows_of(requests: Sequence[Request], arrived_at: Instant, expander: Expander | None) -> ReplayRows:
-    """Return the payloads of dead letters as a batch of their source; all must have the same `wire`."""
+    """Return the payloads of dead letters as a batch of their source.
+
+    All must have the same `wire`. A message of a payload format comes alone: it may become as many records, and bytes,
+    as one turn may have.
+    """
     assert len({request.wire for request in requests}) == 1, "requests with several wires"
     wire = msgspec.json.decode(requests[0].wire or b"{}", type=PayloadFormat)
     if wire.format != "message" or expander is None:  # a source that has given up its format takes JSON
         plain = wire if wire.format != "message" else PayloadFormat()
         return ReplayRows(_batch_of(requests, arrived_at, plain), requests, range(len(requests)))
-    messages = [wire.message(request.payload) for request in requests]
-    found = expander.expand(messages, records_max=NO_BOUND, bytes_max=NO_BOUND)
+    (request,) = requests
+    found = expander.expand([wire.message(request.payload)], records_max=0, bytes_max=0)
     taken = SourceBatch(
         "json",
         arrived_at,
         payloads=found.payloads,
         refused=found.refused,
         messages=found.messages,
-        describe=found.describe(lambda index: requests[index].position),
+        describe=found.describe(lambda _: request.position),
     )
-    of_rows = [
-        requests[index] if part < 0 else replace(requests[index], dedupe_id=None) for index, part in found.origins
-    ]
-    return ReplayRows(taken, of_rows, [index if part < 0 else -1 for index, part in found.origins])
+    of_rows = [request if part < 0 else replace(request, dedupe_id=None) for _, part in found.origins]
+    return ReplayRows(taken, of_rows, [0 if part < 0 else -1 for _, part in found.origins])
 
 
 def _batch_of(requests: Sequence[Request], arrived_at: Instant, wire: PayloadFormat) -> SourceBatch:

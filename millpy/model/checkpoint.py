@@ -70,6 +70,11 @@ class Entries:
         columns = (self.keys, self.key_hashes, self.subkeys, self.values, self.fire_ats)
         return Entries(self.kind, self.namespace, *(column[lo:hi] for column in columns))  # type: ignore[arg-type]
 
+    def take(self, rows: Sequence[int]) -> Entries:
+        """Return the changes at some positions."""
+        columns = (self.keys, self.key_hashes, self.subkeys, self.values, self.fire_ats)
+        return Entries(self.kind, self.namespace, *([column[row] for row in rows] for column in columns))  # type: ignore[arg-type]
+
     def clear(self) -> None:
         """Remove all changes."""
         for column in (self.keys, self.key_hashes, self.subkeys, self.values, self.fire_ats):

@@ -35,7 +35,7 @@ from millpy.model.keys import Key
 from millpy.model.lookup import Tables
 from millpy.model.record import Records, RecordType
 from millpy.model.step_progress import StepProgress
-from millpy.model.stored_windows import LoadSessions, SpanOfEnds, no_sessions
+from millpy.model.stored_windows import QueryWindows, SpanOfEnds, no_query
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 
 UNBOUNDED = 2**62
@@ -118,7 +118,7 @@ class Work:
         tables: the versions of the step's lookup tables.
         corrections: late records for finished windows; only windows take them.
         load_windows: loads windows that are only in the store, in the midst of the step.
-        load_sessions: loads sessions that are only in the store, in the midst of the step.
+        query_windows: the same for the windows that a query asks for.
     """
 
     bundle: int
@@ -134,7 +134,7 @@ class Work:
     tables: Tables = field(default_factory=dict)
     corrections: Sequence[WindowCorrection] = ()
     load_windows: LoadWindows = no_windows
-    load_sessions: LoadSessions = no_sessions
+    query_windows: QueryWindows = no_query
 
 
 @dataclass(slots=True)
@@ -197,6 +197,8 @@ class StoredInterval:
             of a stage, the windows that end by it; of a source, the ids that were last seen before it.
         closed_windows: subkeys of windows that have fired and whose folded entries are not in `entries`; see
             `Store.read`.
+        unfired_windows: subkeys of other windows whose folded entries are not in `entries`, which then have the
+            tombstones of windows, too.
         closed_ends: when the first and the last of the sessions end that have fired and are not in `entries`.
     """
 
@@ -212,6 +214,7 @@ class StoredInterval:
     dedupe_runs: Sequence[DedupeRun] = ()
     horizon_floor: Instant = INSTANT_MIN
     closed_windows: Sequence[str] = ()
+    unfired_windows: Sequence[str] = ()
     closed_ends: SpanOfEnds | None = None
 
 

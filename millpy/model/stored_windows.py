@@ -1,14 +1,15 @@
-"""Windows that have fired, and may stay in the store until a late record or their expiry needs them."""
+"""Windows that may stay in the store until a record, their end or their expiry needs them."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from millpy.model.checkpoint import Entries
+import msgspec
+
+from millpy.model.checkpoint import Entries, Kind
 
 WAITS = b'"waits":true'
 """Text in the stored value of a pane that has reached the end of its window, and may be due without a record."""
@@ -21,11 +22,23 @@ class ClosedKind(Enum):
         WINDOWS: all panes of a window have fired. It learns the subkeys of those that it leaves.
         PANES: it leaves the panes that do not wait (`WAITS`).
         SESSIONS: as PANES, but an interval has as many sessions as rows. It learns when the first and the last one end.
+        UNFIRED: as WINDOWS, but it leaves those that have not fired, too, and learns their subkeys apart.
     """
 
     WINDOWS = 1
     PANES = 2
     SESSIONS = 3
+    UNFIRED = 4
+
+
+class StoredPane(NamedTuple):
+    """A row of a store in memory, in the order of the arguments of `Entries.add`."""
+
+    key: bytes
+    key_hash: int
+    subkey: str
+    value: bytes | None
+    fire_at: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +54,16 @@ class TouchedSessions:
     keys: Sequence[bytes]
     starts: Sequence[int]
     ends: Sequence[int]
-    rows_max: ClassVar[int] = sys.maxsize
-    with_values: ClassVar[bool] = True
 
-    def asks_for(self, key: bytes, subkey: str) -> bool:
-        """Tell whether it reads a session."""
-        start, end = span_of(subkey)
-        spans = zip(self.keys, self.starts, self.ends, strict=True)
-        return any(key == of_key and start < hi and lo < end for of_key, lo, hi in spans)
+    def answer(self, rows: Iterable[StoredPane]) -> Entries:
+        """Return what it reads of rows in memory."""
+        spans = list(zip(self.keys, self.starts, self.ends, strict=True))
+        found = Entries(Kind.WINDOW, "")
+        for row in rows:
+            start, end = span_of(row.subkey)
+            if any(row.key == key and start < hi and lo < end for key, lo, hi in spans):
+                found.add(*row)
+        return found
 
 
 class SessionName(NamedTuple):
@@ -72,17 +87,60 @@ class EndedSessions:
     ended_by: int
     after: SessionName | None
     rows_max: int
-    with_values: ClassVar[bool] = False
 
-    def asks_for(self, key: bytes, subkey: str) -> bool:
-        """Tell whether it reads a session, in a store that is in the order of keys and subkeys."""
-        is_next = self.after is None or (key, subkey) > (self.after.key, self.after.subkey)
-        return is_next and span_of(subkey)[1] <= self.ended_by
+    def answer(self, rows: Iterable[StoredPane]) -> Entries:
+        """Return what it reads of rows in memory, in the order of keys and subkeys."""
+        found = Entries(Kind.WINDOW, "")
+        for row in sorted(rows, key=lambda row: (row.key, row.subkey)):
+            is_next = self.after is None or (row.key, row.subkey) > (self.after.key, self.after.subkey)
+            if is_next and span_of(row.subkey)[1] <= self.ended_by and len(found) < self.rows_max:
+                found.add(*row._replace(value=None))
+        return found
 
 
-SessionQuery: TypeAlias = "TouchedSessions | EndedSessions"
-LoadSessions: TypeAlias = "Callable[[int, SessionQuery], Entries]"
-"""(folded bundle, query) -> stored sessions; see `Store.load_sessions`."""
+class PanePlace(NamedTuple):
+    """The place of a pane in the order in which the panes of a window fire: its key's hash, then its key as JSON."""
+
+    key_hash: int
+    key: bytes
+
+
+FIRST_PLACE = PanePlace(-1, b"")
+"""A place before all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnfiredPanes:
+    """A query for the next panes of a window that have not been emitted, in order of their places.
+
+    Attributes:
+        subkey: the window.
+        after: the place behind which they are.
+        rows_max: the most panes to read.
+        bytes_max: about the most bytes of values to read; one pane is read, however large. An answer with fewer rows
+            and fewer bytes is the last one.
+    """
+
+    subkey: str
+    after: PanePlace
+    rows_max: int
+    bytes_max: int
+
+    def answer(self, rows: Iterable[StoredPane]) -> Entries:
+        """Return what it reads of rows in memory."""
+        found, size = Entries(Kind.WINDOW, ""), 0
+        for row in sorted(rows, key=lambda row: (row.key_hash, row.key)):
+            assert row.value is not None, row
+            is_next = row.subkey == self.subkey and (row.key_hash, row.key) > self.after
+            if is_next and not _is_emitted(row.value) and len(found) < self.rows_max and size < self.bytes_max:
+                found.add(*row)
+                size += len(row.value)
+        return found
+
+
+WindowQuery: TypeAlias = "TouchedSessions | EndedSessions | UnfiredPanes"
+QueryWindows: TypeAlias = "Callable[[int, WindowQuery], Entries]"
+"""(folded bundle, query) -> stored windows; see `Store.query_windows`."""
 
 
 class SpanOfEnds(NamedTuple):
@@ -92,12 +150,21 @@ class SpanOfEnds(NamedTuple):
     last: int
 
 
-def no_sessions(folded_bundle: int, query: SessionQuery) -> Entries:
-    """Raise: a stage that is stepped without a store must have all of its sessions in memory."""
-    raise AssertionError(f"{query} asks for sessions that are only in the store")
+def no_query(folded_bundle: int, query: WindowQuery) -> Entries:
+    """Raise: a stage that is stepped without a store must have all of its windows in memory."""
+    raise AssertionError(f"{query} asks for windows that are only in the store")
 
 
 def span_of(subkey: str) -> tuple[int, int]:
     """Return the start and end of a session, in µs, from its subkey."""
     start, _, end = subkey.partition("/")
     return int(start), int(end)
+
+
+class _PaneFlags(msgspec.Struct):
+    emitted: bool = False
+
+
+def _is_emitted(value: bytes) -> bool:
+    """Tell whether a stored pane has been emitted."""
+    return msgspec.json.decode(value, type=_PaneFlags).emitted

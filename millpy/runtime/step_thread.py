@@ -17,7 +17,7 @@ from typing import Any
 
 from millpy.hosting.step import StoreLoader
 from millpy.model.checkpoint import Entries, Grant
-from millpy.model.stored_windows import SessionQuery
+from millpy.model.stored_windows import WindowQuery
 from millpy.store.protocol import Store
 
 Job = tuple[Callable[[], Any], "Future[Any]"]
@@ -49,10 +49,10 @@ class StepThread(Executor):
         def windows(grant: Grant, folded: int, subkeys: Sequence[str], keys: Sequence[bytes]) -> Entries:
             return asyncio.run_coroutine_threadsafe(store.load_windows(grant, folded, subkeys, keys), loop).result()
 
-        def sessions(grant: Grant, folded: int, query: SessionQuery) -> Entries:
-            return asyncio.run_coroutine_threadsafe(store.load_sessions(grant, folded, query), loop).result()
+        def query(grant: Grant, folded: int, asked: WindowQuery) -> Entries:
+            return asyncio.run_coroutine_threadsafe(store.query_windows(grant, folded, asked), loop).result()
 
-        return StoreLoader(state, windows, sessions)
+        return StoreLoader(state, windows, query)
 
     def is_busy(self) -> bool:
         """Tell whether a submitted function has not ended yet."""

@@ -20,7 +20,7 @@ from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Reque
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable, TableVersion
 from millpy.model.stage import UNBOUNDED, Release, StoredInterval
-from millpy.model.stored_windows import ClosedKind, SessionQuery
+from millpy.model.stored_windows import ClosedKind, WindowQuery
 from millpy.model.time import Instant
 
 
@@ -334,7 +334,8 @@ class Store(Protocol):
         `closed_rows_max` rows of windows comes without the rows of those that end by its low watermark, which have
         fired; their subkeys are in `StoredInterval.closed_windows`, and their unfolded deltas in the entries. Panes
         that wait come in any case. Of sessions, only the bounds of their ends are known (`StoredInterval.closed_ends`),
-        and the entries also have the tombstones of windows.
+        and the entries also have the tombstones of windows; so they have if windows that have not fired may stay, too
+        (`StoredInterval.unfired_windows`).
 
         Raises:
             StaleSequencerError: one of the grants is stale.
@@ -366,8 +367,8 @@ class Store(Protocol):
         """
         ...
 
-    async def load_sessions(self, grant: Grant, folded_bundle: int, query: SessionQuery) -> Entries:
-        """Read the folded rows of sessions, without deltas, as `load_windows` does; it raises the same errors.
+    async def query_windows(self, grant: Grant, folded_bundle: int, query: WindowQuery) -> Entries:
+        """Read the folded rows that a query asks for, without deltas; raise the errors of `load_windows`.
 
         Sessions that have ended come without values.
         """

@@ -120,6 +120,7 @@ class Accumulator:
         shares: aggregates with equal `shares` share one accumulator; None for one that does not share.
         memory_bytes: an estimate of the bytes of an accumulator in memory.
         stores_text: whether the stored form of an accumulator is much shorter than its JSON.
+        is_small: whether an accumulator has a few words at most, whatever the records.
         stored_form: how SQL reads the result of a stored accumulator, for the views `…_live`: value (the result, as
             `plain_value`), timed value ([event time, result]), mean or mean of integers ([sum, count]); empty if it
             cannot.
@@ -132,6 +133,7 @@ class Accumulator:
     shares: Hashable = None
     memory_bytes: int = 100
     stores_text: bool = False
+    is_small: bool = False
     stored_form: str = ""
 
     def __init__(self, field: str | None, kind: type) -> None:
@@ -272,6 +274,10 @@ class PartialArrays(PartialAggregate):
 class ArrayAccumulator(Accumulator):
     """An aggregate whose partial aggregates are `PartialArrays`."""
 
+    def __init__(self, field: str | None, kind: type) -> None:
+        super().__init__(field, kind)
+        self.is_small = kind is not str  # numbers and times are
+
     def gather(self, accumulators: list[Any]) -> PartialArrays:
         """Return accumulators, numbers that may be None, as arrays."""
         counts = np.array([accumulator is not None for accumulator in accumulators], np.int64)
@@ -332,6 +338,7 @@ class AccumulatorSet:
         calls_user: whether an aggregate is user code.
         memory_bytes: an estimate of the bytes of the accumulators in memory.
         stores_text: whether the stored form of an accumulator is much shorter than its JSON.
+        is_small: whether all accumulators have a few words at most, whatever the records.
         retracts: whether records may be retractions. The first accumulator then counts the records that are left,
             whatever the aggregates are: a window without any has no result.
 
@@ -368,6 +375,7 @@ class AccumulatorSet:
         self.calls_user = any(member.calls_user for member in self.members)
         self.memory_bytes = sum(member.memory_bytes for member in self.members)
         self.stores_text = any(member.stores_text for member in self.members)
+        self.is_small = all(member.is_small for member in self.members)
 
     def report_to(self, progress: StepProgress) -> None:
         """Report calls of user code to `progress`."""

@@ -29,11 +29,11 @@ from millpy.model.record import Instants
 from millpy.model.stage import StoredInterval
 from millpy.model.stored_windows import (
     EndedSessions,
-    LoadSessions,
+    QueryWindows,
     SessionName,
     SpanOfEnds,
     TouchedSessions,
-    no_sessions,
+    no_query,
     span_of,
 )
 from millpy.model.time import INSTANT_MAX, Instant
@@ -86,7 +86,7 @@ class ClosedSessions:
         self._pass: _Pass | None = None
         self._deleted: dict[tuple[Key, int, int], int] = {}  # with the bundle that deletes it
         self.waiting: dict[OpenSession, None] = {}
-        self.load: LoadSessions = no_sessions
+        self.load: QueryWindows = no_query
 
     @property
     def are_stored(self) -> bool:

@@ -128,13 +128,17 @@ class ClosedWindows:
             out = [key for key, pane in of_window if 0 < pane.bundle <= folded_bundle and self._has_left(pane)]
             if not out:
                 continue
-            weights.drop([panes[start].pop(key) for key in out])
-            self._forget(start, out)
-            if not panes[start]:
-                panes[start] = {}  # frees the table of the old one
-            self.stored.add(start)
+            self._leave(start, out)
             if weights.total - open_bytes <= self._bytes_max * 3 // 4:
                 return
+
+    def _leave(self, start: int, keys: Sequence[Key]) -> None:
+        """Let panes of a window leave memory."""
+        self._weights.drop([self._panes[start].pop(key) for key in keys])
+        self._forget(start, keys)
+        if not self._panes[start]:
+            self._panes[start] = {}  # frees the table of the old one
+        self.stored.add(start)
 
     def needs_fold(self, first_open_end: int) -> bool:
         """Tell whether closed windows exceed the bound: they leave memory once their changes are folded."""
@@ -142,20 +146,25 @@ class ClosedWindows:
 
     def is_over(self, first_open_end: int) -> bool:
         """Tell whether closed windows exceed the bound by half although all that are folded have left memory."""
-        limit = self._bytes_max * 3 // 2
-        if not self._is_above(limit, first_open_end):
+        if not self._exceeds_by_half(first_open_end):
             return False
         self.spill(self._folded, first_open_end)  # panes that were loaded, and have not changed
-        return self._is_above(limit, first_open_end)
+        return self._exceeds_by_half(first_open_end)
+
+    def _exceeds_by_half(self, first_open_end: int) -> bool:
+        return self._is_above(self._bytes_max * 3 // 2, first_open_end)
 
     def _is_above(self, bytes_max: int, first_open_end: int) -> bool:
         weights = self._weights
-        if weights.total <= bytes_max:
-            return False
-        if self._counted[:2] != (weights.panes, first_open_end):
+        return weights.total > bytes_max and self._closed_panes(first_open_end) * weights.each > bytes_max
+
+    def _closed_panes(self, first_open_end: int) -> int:
+        """Return the number of panes of closed windows in memory."""
+        panes = self._weights.panes
+        if self._counted[:2] != (panes, first_open_end):
             closed = sum(len(of) for start, of in self._panes.items() if self._end_of(start) < first_open_end)
-            self._counted = (weights.panes, first_open_end, closed)
-        return self._counted[2] * weights.each > bytes_max
+            self._counted = (panes, first_open_end, closed)
+        return self._counted[2]
 
     def expire(self, start: int, bundle: int) -> None:
         """Forget a window that expires in a bundle; the store deletes its rows after the commit, in bulk."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise, repeat
 from typing import Any
 
@@ -109,6 +110,11 @@ class AlignedInterval(SpillingInterval[OpenWindows]):
             # Windows that have fired, or fire in this turn, need no room, but tell which keys continue.
             in_open = self._assigner.ends_of(starts) > self._trigger.latest_end(work.watermark)
             starts, at, stays = starts[in_open], at[in_open], stays[in_open]
+            if self._unfired_spill:
+                self._open.spilled.fetch(starts, rows.codes[at], rows.keys)
+                entries = WindowEntries(starts, rows.codes[at], at, stays)
+                found = openings_of(self._open.panes, self._open.weights, rows.keys, entries, _itself)
+                return replace(found, extends=found.opens)  # a turn has room for all that it opens
             self._open.spilled.fetch_beside(starts, rows.codes[at], rows.keys, self._assigner.neighbors)
         entries = WindowEntries(starts, rows.codes[at], at, stays)
         return openings_of(self._open.panes, self._open.weights, rows.keys, entries, self._assigner.neighbors)
@@ -277,3 +283,8 @@ class AlignedInterval(SpillingInterval[OpenWindows]):
             panes = self._open.panes[int(groups.starts[place])]
             kept[place] = keys[int(groups.codes[place])] in panes
         return kept
+
+
+def _itself(start: int) -> tuple[int, int]:
+    """Return a window as its own neighbors."""
+    return start, start

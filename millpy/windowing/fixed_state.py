@@ -5,7 +5,7 @@
     it fires again     for a bundle that adds late records to it
     it expires         once the watermark has reached end + allowed lateness; it emits nothing after that (I7)
 
-Between firing and expiry its panes may be only in the store (`closed_windows.py`).
+Its panes may be only in the store: between firing and expiry (`closed_windows.py`), or before (`unfired_windows.py`).
 
 The store has one entry per (key, window): kind WINDOW, subkey "<start>/<end>", fire time the time of expiry.
 """
@@ -19,11 +19,13 @@ from millpy.model.checkpoint import Entries, Kind
 from millpy.model.due_queue import DueQueue
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
 from millpy.model.stage import UNBOUNDED, StoredInterval
+from millpy.model.stored_windows import FIRST_PLACE, span_of
 from millpy.model.time import Instant
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.closed_windows import ClosedWindows
 from millpy.windowing.pane_codec import NO_TIME, DuePane, OpenPane, decode_panes, encode_panes
 from millpy.windowing.timestamp_combiner import PaneHolds, hold_of
+from millpy.windowing.unfired_windows import HASHES_MAX, NextPanes, UnfiredWindows, is_unread, places_of
 from millpy.windowing.window import WindowAssigner
 from millpy.windowing.window_memory import HOLD_BYTES, PANE_BYTES, Weights
 
@@ -38,7 +40,7 @@ class OpenWindows:
         weights: the memory of the panes; code that adds a pane to `panes` must count it here.
         holds: the times at which panes hold the low watermark, if they combine the times of their records; code that
             adds records to a pane must add it here.
-        spilled: the closed windows that are only in the store; None if all windows are in memory.
+        spilled: the windows that are only in the store; None if all windows are in memory.
     """
 
     _closed_type: type[ClosedWindows] = ClosedWindows
@@ -71,23 +73,52 @@ class OpenWindows:
         self.holds = PaneHolds(hold)
         self.weights.each += HOLD_BYTES
 
-    def spill_to(self, key_types: tuple[type, ...], bytes_max: int, recovered: StoredInterval) -> None:
-        """Let closed windows beyond `bytes_max` wait in the store; call it before `recover`."""
+    def spill_to(
+        self,
+        key_types: tuple[type, ...],
+        bytes_max: int,
+        recovered: StoredInterval,
+        unfired_bytes_max: int | None = None,
+    ) -> None:
+        """Let windows wait in the store; call it before `recover`.
+
+        Args:
+            key_types: the Python types of the fields of keys.
+            bytes_max: the bound on closed windows in memory.
+            recovered: the stored state of the interval.
+            unfired_bytes_max: the bound on other windows in memory; None if these must stay there.
+        """
 
         def absorb(entries: Entries) -> None:
             self._add_loaded(entries, key_types)
 
         end_of, folded = self._assigner.end_of, recovered.folded_bundle
-        self.spilled = self._closed_type(self.panes, self.weights, end_of, self.has_left, absorb, bytes_max, folded)
+        of_closed = self.panes, self.weights, end_of, self.has_left, absorb, bytes_max, folded
+        if unfired_bytes_max is None:
+            self.spilled = self._closed_type(*of_closed)
+        else:
+            self._hasher = KeyHasher(HASHES_MAX)
+            self.spilled = UnfiredWindows(
+                *of_closed,
+                unfired_bytes_max=unfired_bytes_max,
+                key_types=key_types,
+                hasher=self._hasher,
+                recovered_bundle=recovered.bundle,
+            )
+            for start, end in map(span_of, recovered.unfired_windows):
+                self._assigner.pin(start, end)
+                self.panes[start] = {}
+                self.spilled.stored.add(start)
+                self.spilled.unread[start] = FIRST_PLACE
         for subkey in recovered.closed_windows:
-            start, _, end = subkey.partition("/")
+            start, end = span_of(subkey)
             # Until the low watermark has passed its end and lateness, panes of it may wait.
-            if int(end) + self._allowed_us <= recovered.low_watermark:
+            if end + self._allowed_us <= recovered.low_watermark:
                 self.spilled.expired.append((subkey, recovered.bundle))
                 continue
-            self._assigner.pin(int(start), int(end))
-            self.panes[int(start)] = {}
-            self.spilled.stored.add(int(start))
+            self._assigner.pin(start, end)
+            self.panes[start] = {}
+            self.spilled.stored.add(start)
 
     def _add_loaded(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Add panes that were loaded from the store."""
@@ -113,6 +144,8 @@ class OpenWindows:
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Load stored panes; called for each part of the stored state."""
+        if isinstance(self.spilled, UnfiredWindows) and None in entries.values:
+            self.spilled.note_deleted(entries)
         values = [value for value in entries.values if value is not None]
         stored = list(map(is_not, entries.values, repeat(None)))
         texts, subkeys = list(compress(entries.keys, stored)), list(compress(entries.subkeys, stored))
@@ -133,7 +166,8 @@ class OpenWindows:
         """Build the queues by due time, after all stored panes have been loaded."""
         self.weights.panes = sum(map(len, self.panes.values()))
         for start, panes in self.panes.items():
-            self._queue(start, emitted=all(pane.emitted for pane in panes.values()))
+            emitted = all(pane.emitted for pane in panes.values()) and not is_unread(self.spilled, start)
+            self._queue(start, emitted=emitted)
         self._recover_holds()
 
     def _recover_holds(self) -> None:
@@ -172,20 +206,15 @@ class OpenWindows:
         """Return the panes to emit, of windows that end by `latest_end`: changed ones, and up to `panes_max` others.
 
         A window with panes that wait for a later turn has not fired: it holds the low watermark and does not expire.
-        Which of its panes wait is decided by their keys, so that a new owner decides as the owner before it.
+        Which of its panes wait is decided by the hashes of their keys, so that a new owner decides as the owner before
+        it, wherever the panes are.
         """
         while panes_max > 0 and (start := self._unfired.first(latest_end)) is not None:
-            panes, changed, waiting = self.panes[start], self._changed.get(start, {}), self._waiting.pop(start, None)
-            is_sorted = waiting is not None
-            waiting = [key for key in waiting or panes if not panes[key].emitted and key not in changed]
-            if len(waiting) > panes_max and not is_sorted:
-                waiting.sort()
-            leaving, left = waiting[-panes_max:], waiting[:-panes_max]
-            self.changed(start).update((key, panes[key]) for key in leaving)
-            panes_max -= len(leaving)
-            if left:
-                self._waiting[start] = left
-            else:
+            keys, is_last = self._next_panes(start, panes_max)
+            panes = self.panes[start]
+            self.changed(start).update((key, panes[key]) for key in keys)
+            panes_max -= len(keys)
+            if is_last:
                 self._unfired.pop()
         while (start := self._unfired.first(latest_end)) is not None and self._leaves_whole(start):
             self._unfired.pop()
@@ -197,10 +226,24 @@ class OpenWindows:
             for key, pane in panes.items()
         ]
 
+    def _next_panes(self, start: int, panes_max: int) -> NextPanes:
+        """Return up to `panes_max` panes of a window that have neither been emitted nor changed in this turn."""
+        panes, changed, known = self.panes[start], self._changed.get(start, {}), self._waiting.pop(start, None)
+        if isinstance(self.spilled, UnfiredWindows) and start in self.spilled.unread:
+            waiting = [key for key, pane in panes.items() if not pane.emitted and key not in changed]
+            return self.spilled.next_panes(start, waiting, panes_max)
+        waiting = [key for key in known or panes if not panes[key].emitted and key not in changed]
+        if len(waiting) > panes_max and known is None:
+            waiting = [key for _, key in sorted(places_of(waiting, self._hasher).items(), reverse=True)]
+        if left := waiting[:-panes_max]:
+            self._waiting[start] = left
+        return NextPanes(waiting[-panes_max:], not left)
+
     def _leaves_whole(self, start: int) -> bool:
         """Tell whether every pane of a window has been emitted, or is emitted in this turn because it has changed."""
-        changed = self._changed.get(start, {})
-        return all(pane.emitted or key in changed for key, pane in self.panes[start].items())
+        changed, panes = self._changed.get(start, {}), self.panes[start]
+        in_memory = all(pane.emitted or key in changed for key, pane in panes.items())
+        return in_memory and not is_unread(self.spilled, start)
 
     def take_entries(self, watermark: Instant, bundle: int, panes_max: int = UNBOUNDED) -> Entries | None:
         """Expire windows, up to `panes_max` panes, and return the changes of this bundle as entries; None without any.
@@ -211,9 +254,10 @@ class OpenWindows:
         changed, self._changed = self._changed, {}
         gone: list[tuple[int, list[Key]]] = []
         while panes_max > 0 and (start := self._unexpired.first(watermark)) is not None:
-            if self._waits(start):
-                break  # its panes have to be emitted first
-            expired = self._take_expired(start, panes_max)
+            waits = self._waits(start)  # its panes have to be emitted first
+            if waits and not is_unread(self.spilled, start):
+                break
+            expired = self._take_emitted(start) if waits else self._take_expired(start, panes_max)
             for touched_panes in (opened.get(start, {}), changed.get(start, {})):
                 for key in expired if touched_panes else ():
                     touched_panes.pop(key, None)
@@ -224,6 +268,10 @@ class OpenWindows:
             gone.append((start, [key for key, pane in expired.items() if pane.bundle]))
             if self.spilled is not None and start not in self.panes:
                 self.spilled.expire(start, bundle)
+            if waits:
+                break
+        if isinstance(self.spilled, UnfiredWindows):
+            self.spilled.end_turn()
         touched: list[OpenPane] = []
         entries = Entries(Kind.WINDOW, "")
         keys: list[Key] = []
@@ -256,6 +304,16 @@ class OpenWindows:
             panes = self.panes[start] = dict(sorted(panes.items(), key=itemgetter(0)))
             self._leaving_by_key = start
         return dict(panes.popitem() for _ in range(panes_max))
+
+    def _take_emitted(self, start: int) -> PanesByKey:
+        """Remove the panes of an unread window that have come up to be emitted in this turn: the window is over.
+
+        Those that a record has made due stay until the window expires: its other panes are still read, and their rows
+        with them.
+        """
+        assert isinstance(self.spilled, UnfiredWindows), start
+        panes = self.panes[start]
+        return {key: panes.pop(key) for key in self.spilled.take_passed(start)}
 
     def _waits(self, start: int) -> bool:
         """Tell whether a window that is over still has panes to emit."""

@@ -45,17 +45,22 @@ class WindowedStage:
 
     @property
     def closed_rows_max(self) -> int:
-        """The most stored windows of an interval of which a new owner reads those that have fired, too."""
+        """The most stored windows of an interval of which a new owner reads all."""
         spills = self.logic.spills or self.logic.sessions_spill
         if not spills or self.binding.inputs[0].site or self.binding.is_taken:
             return UNBOUNDED
-        return self.binding.limits.closed_windows_bytes_max // self.binding.windowed_intervals // PANE_BYTES
+        limits, bytes_max = self.binding.limits, self.binding.limits.closed_windows_bytes_max
+        if self.closed_kind is ClosedKind.UNFIRED:
+            bytes_max = min(bytes_max, limits.unfired_bytes_max)
+        return bytes_max // self.binding.windowed_intervals // PANE_BYTES
 
     @property
     def closed_kind(self) -> ClosedKind:
         """The kind of its windows for a new owner that leaves some of them in the store."""
         if self.logic.sessions_spill:
             return ClosedKind.SESSIONS
+        if self.logic.unfired_spill(self.logic.accumulators(self.binding.inputs[0].record_type)):
+            return ClosedKind.UNFIRED
         return ClosedKind.PANES if self.logic.by_pane else ClosedKind.WINDOWS
 
     def open(self, recovered: StoredInterval) -> StageInterval:

@@ -340,7 +340,8 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
     def _with_room(self, result: StepResult, rows: JoinedRows, work: Work) -> JoinedRows:
         """Dead-letter the rows that would open windows beyond the bound on their memory. Return the other rows."""
         weights, bytes_max = self._open.weights, self._bytes_max
-        if not len(rows) or weights.total + len(rows) * self._windows_per_record * weights.each <= bytes_max * 3 // 4:
+        opened = len(rows) * self._windows_per_record * weights.each
+        if not len(rows) or self._held_bytes() + opened <= bytes_max * 3 // 4:
             return rows
         used = self._counted_bytes()
         out = self._openings(rows, work).rows_without_room(used, weights.each, bytes_max)
@@ -352,6 +353,10 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
         )
         self._dead_letter(result, rows, out, dict.fromkeys(out.tolist(), full))
         return rows.take(np.setdiff1d(np.arange(len(rows)), out))
+
+    def _held_bytes(self) -> int:
+        """Return a bound on `_counted_bytes`, without counting windows."""
+        return self._open.weights.total
 
     def _counted_bytes(self) -> int:
         """Return the memory that counts against the bound."""

@@ -149,7 +149,7 @@ class SessionInterval(UnalignedInterval):
     def step(self, work: Work) -> StepResult:
         """Apply one turn's work to the open sessions and return the result to commit."""
         if self._open.spilled is not None:
-            self._open.spilled.load = work.load_sessions
+            self._open.spilled.load = work.query_windows
         return super().step(work)
 
     def _counted_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Key intervals whose closed windows may wait in the store: see `closed_windows.py`."""
+"""Key intervals whose windows may wait in the store: see `closed_windows.py` and `unfired_windows.py`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeVar
 from millpy.model.stage import StepResult, StoredInterval, Work
 from millpy.windowing.fixed_state import OpenWindows
 from millpy.windowing.operator import WindowedInterval
+from millpy.windowing.unfired_windows import UnfiredWindows
 from millpy.windowing.window_spec import WindowSpec
 
 OpenT = TypeVar("OpenT", bound=OpenWindows)
@@ -16,11 +17,17 @@ OpenT = TypeVar("OpenT", bound=OpenWindows)
 class SpillingInterval(WindowedInterval[OpenT]):
     """Soft state of one key interval, of windows that do not merge."""
 
+    _unfired_spill = False
+    """Whether windows that have not fired may leave memory, too."""
+
     def _spill_beyond(self, windowing: WindowSpec, recovered: StoredInterval) -> None:
-        """Let closed windows wait in the store, if they may; call it before `_recover`."""
+        """Let windows wait in the store, if they may; call it before `_recover`."""
         if windowing.spills and not self._input.site and not self._binding.is_taken:
-            bytes_max = self._binding.limits.closed_windows_bytes_max // self._binding.windowed_intervals
-            self._open.spill_to(self._input.key_types, bytes_max, recovered)
+            limits, intervals = self._binding.limits, self._binding.windowed_intervals
+            self._unfired_spill = windowing.unfired_spill(self._accumulators)
+            unfired = limits.unfired_bytes_max // intervals if self._unfired_spill else None
+            closed = limits.closed_windows_bytes_max // intervals
+            self._open.spill_to(self._input.key_types, closed, recovered, unfired)
 
     @property
     def immediate(self) -> bool:
@@ -29,7 +36,7 @@ class SpillingInterval(WindowedInterval[OpenT]):
         return super().immediate and (spilled is None or not spilled.stored)
 
     def on_folded(self, bundle: int) -> None:
-        """Allow closed windows last changed at or before `bundle` to leave memory: they are rows now."""
+        """Allow windows last changed at or before `bundle` to leave memory: they are rows now."""
         if self._open.spilled is not None:
             self._open.spilled.spill(bundle, self._open.first_open_end())
 
@@ -43,12 +50,12 @@ class SpillingInterval(WindowedInterval[OpenT]):
             self._open.spilled.on_deleted(bundle)
 
     def needs_fold(self) -> bool:
-        """Tell whether closed windows exceed their bound."""
+        """Tell whether windows that may leave memory exceed their bound."""
         spilled = self._open.spilled
         return spilled is not None and spilled.needs_fold(self._open.first_open_end())
 
     def waits_for_fold(self) -> bool:
-        """Tell whether closed windows exceed their bound by half, and have changed since the last fold."""
+        """Tell whether they exceed it by half, and have changed since the last fold."""
         spilled = self._open.spilled
         return spilled is not None and spilled.is_over(self._open.first_open_end())
 
@@ -56,8 +63,16 @@ class SpillingInterval(WindowedInterval[OpenT]):
         """Apply one turn's work to the open windows and return the result to commit."""
         if self._open.spilled is not None:
             self._open.spilled.load = work.load_windows
+        if isinstance(self._open.spilled, UnfiredWindows):
+            self._open.spilled.query = work.query_windows
         return super().step(work)
 
+    def _held_bytes(self) -> int:
+        """Return the memory of windows that cannot leave it: 0 if those that have not fired may, too."""
+        return 0 if self._unfired_spill else super()._held_bytes()
+
     def _counted_bytes(self) -> int:
-        """Return the memory that counts against the bound: closed windows that can wait in the store do not."""
+        """Return the memory that counts against the bound: windows that can wait in the store do not."""
+        if self._unfired_spill:
+            return 0
         return super()._counted_bytes() if self._open.spilled is None else self._open.open_bytes()

@@ -197,8 +197,15 @@ class TriggeredWindows(OpenWindows):
         """Tell whether a pane of a closed window needs nothing more but late records."""
         return needs_only_records(pane)
 
-    def spill_to(self, key_types: tuple[type, ...], bytes_max: int, recovered: StoredInterval) -> None:
+    def spill_to(
+        self,
+        key_types: tuple[type, ...],
+        bytes_max: int,
+        recovered: StoredInterval,
+        unfired_bytes_max: int | None = None,
+    ) -> None:
         """Let panes that do not wait leave memory; see `OpenWindows.spill_to`."""
+        assert unfired_bytes_max is None, "alarms and holds are in memory"
         super().spill_to(key_types, bytes_max, recovered)
         assert isinstance(self.spilled, ClosedPanes), self.spilled
         self.spilled.awake, self.spilled.finished = self._awake, self.closed

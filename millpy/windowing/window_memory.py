@@ -2,8 +2,8 @@
 
     weight   of a pane: an estimate of its bytes in memory: a fixed number, plus a multiple of the length of its stored
              text (key and accumulators) beyond a few words; measured whenever panes are written or read
-    room     the interval's bound minus the weight of its open panes; closed windows that can wait in the store
-             (`closed_windows.py`) do not count
+    room     the interval's bound minus the weight of its open panes; windows that can wait in the store
+             (`closed_windows.py`, `unfired_windows.py`) do not count
 
 A record that would open a window beyond the room is dead-lettered; a record whose windows are open is still added. New
 keys may use three quarters of the bound. The rest is for continuing keys: those with an open session, or with an open

@@ -102,6 +102,15 @@ class WindowSpec:
         """
         return not isinstance(self.windows, SessionWindows | WindowFunction) and self._can_spill
 
+    def unfired_spill(self, accumulators: AccumulatorSet) -> bool:
+        """Tell whether windows that have not fired may leave memory, too, until a record comes or they end.
+
+        They may if nothing but the watermark makes their panes due, if a pane holds the low watermark only at its end,
+        and if all panes of a turn's records fit into memory (`unfired_windows.py`). Slices make several panes each.
+        """
+        waits_for_end = not self.by_pane and self.timestamps is TimestampCombiner.END_OF_WINDOW
+        return self.spills and waits_for_end and not self.sliced and accumulators.is_small
+
     @property
     def sessions_spill(self) -> bool:
         """Whether sessions that have fired may leave memory until a late record touches them or they expire."""

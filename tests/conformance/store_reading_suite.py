@@ -11,7 +11,15 @@ import pytest
 from millpy.errors import StaleSequencerError, TransientError
 from millpy.model.checkpoint import Cursor, DedupeRun, Entries, Kind
 from millpy.model.stage import StoredInterval
-from millpy.model.stored_windows import ClosedKind, EndedSessions, SessionName, TouchedSessions
+from millpy.model.stored_windows import (
+    FIRST_PLACE,
+    ClosedKind,
+    EndedSessions,
+    PanePlace,
+    SessionName,
+    TouchedSessions,
+    UnfiredPanes,
+)
 from millpy.model.time import INSTANT_MIN, Instant
 from tests.conformance.store_builders import NULL, Owner, World, a_segment, a_slice, contents, entries
 
@@ -151,11 +159,11 @@ class KeyedSuite:
         whole = await read(43, ClosedKind.SESSIONS)
         keys = [b'"a"', b'"a"', b'"b"', b'"c"', b'"x"']
         spans = TouchedSessions(keys, [45, 200, 0, 40, 0], [60, 210, 31, 41, 10**6])
-        touched = await owner.store.load_sessions(grant, 1, spans)
+        touched = await owner.store.query_windows(grant, 1, spans)
         ended: list[tuple[bytes, str, int]] = []
         after = None
         while len(ended) % 4 == 0:
-            found = await owner.store.load_sessions(grant, 1, EndedSessions(260, after, 4))
+            found = await owner.store.query_windows(grant, 1, EndedSessions(260, after, 4))
             assert set(found.values) <= {None}
             ended += zip(found.keys, found.subkeys, found.fire_ats, strict=True)
             after = SessionName(found.keys[-1], found.subkeys[-1], found.key_hashes[-1])
@@ -171,7 +179,46 @@ class KeyedSuite:
         names = [row for row in [*of_a, ("b", [7], "30/50", 80), waiting] if int(row[2].partition("/")[2]) <= 260]
         assert sorted(ended) == sorted((json.dumps(key).encode(), subkey, at) for key, _, subkey, at in names)
         with pytest.raises(TransientError, match="lost a fold"):
-            await owner.store.load_sessions(grant, 2, spans)
+            await owner.store.query_windows(grant, 2, spans)
+
+    async def test_unfired_windows_stay_in_the_store_until_their_panes_are_next(self, world: World) -> None:
+        owner, sums = await world.owner(world.sums[0]), world.sums[0]
+        tricky = {"values": [{"emitted": True}, '"emitted":true']}
+        panes = [(f"k{n}", tricky if n == 7 else {"values": [n]}, "60/120", 120) for n in range(20)]
+        gone = [(f"e{n}", {"values": [n], "emitted": True}, "60/120", 120) for n in range(5)]
+        stored = entries(
+            WINDOW, "", *panes, *gone, ("k0", {"values": []}, "0/60", 60), ("k0", {"values": []}, "6/126", 126)
+        )
+        await owner.commit(owner.checkpoint(sums, low_watermark=Instant(60), delta=(stored,)))
+        await owner.fold(sums)
+        later = entries(WINDOW, "", ("k1", None, "60/120", 120), ("k2", {"values": [9]}, "60/120", 120))
+        await owner.commit(owner.checkpoint(sums, low_watermark=Instant(60), delta=(later,)))
+        grant = owner.grants[sums.interval_id]
+
+        (read,) = await owner.store.read([grant], state_rows_max=0, closed_rows_max=27, closed=ClosedKind.UNFIRED)
+        (left,) = await owner.store.read([grant], state_rows_max=0, closed_rows_max=26, closed=ClosedKind.UNFIRED)
+        found, after = [], FIRST_PLACE
+        for bytes_max in (10**6, 1, 10**6, 10**6, 10**6):
+            part = await owner.store.query_windows(grant, 1, UnfiredPanes("60/120", after, 6, bytes_max))
+            assert len(part) == (1 if bytes_max == 1 else min(6, 20 - len(found)))
+            assert set(part.subkeys) <= {"60/120"}
+            found += list(map(PanePlace, part.key_hashes, part.keys))
+            after = found[-1]
+
+        assert (read.recovered.unfired_windows, len(panes_of(read.recovered.entries))) == ([], 26)
+        assert sorted(left.recovered.unfired_windows) == ["6/126", "60/120"]
+        assert left.recovered.closed_windows == ["0/60"]
+        assert panes_of(left.recovered.entries) == {("k2", "60/120"): {"values": [9]}}
+        assert [e.keys[n] for e in left.recovered.entries for n, value in enumerate(e.values) if value is None] == [
+            b'"k1"'
+        ]
+        assert found == sorted(found), "in the order of places"
+        assert {place.key for place in found} == {b'"k%d"' % n for n in range(20)}, "without those that are emitted"
+        with pytest.raises(TransientError, match="lost a fold"):
+            await owner.store.query_windows(grant, 2, UnfiredPanes("60/120", FIRST_PLACE, 6, 1))
+        await owner.take_over_from_self()
+        with pytest.raises(StaleSequencerError):
+            await owner.store.query_windows(grant, 1, UnfiredPanes("60/120", FIRST_PLACE, 6, 1))
 
     async def test_processing_floor_may_be_lowered_after_a_wrong_clock(self, world: World) -> None:
         owner = await world.owner()

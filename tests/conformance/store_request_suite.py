@@ -10,6 +10,7 @@ import pytest
 
 from millpy.errors import RequestWithdrawnError, StaleSequencerError
 from millpy.model.checkpoint import (
+    Cursor,
     DeadLetter,
     ExpectedRecord,
     Kind,
@@ -19,7 +20,7 @@ from millpy.model.checkpoint import (
     Request,
     RequestOutcome,
 )
-from millpy.model.time import INSTANT_MAX
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN
 from tests.conformance.store_builders import MINUTE, Owner, World, entries, panes
 
 ID = bytes(range(16))
@@ -156,6 +157,28 @@ class RequestSuite:
         assert found == ["requested", "open", "requested", "requested", *["open"] * 6]
         requests = await asked(owner, world)
         assert [request.into_window and request.window and request.window.end for request in requests] == [60, 90, 61]
+
+    @pytest.mark.parametrize("of_stage", [False, True], ids=["of the source", "of the stage itself"])
+    async def test_late_record_that_equals_an_expected_one_in_time_is_not_requested(
+        self, world: World, of_stage: bool
+    ) -> None:
+        owner, step = await world.owner(), world.sums[0]
+        rejected_by = step if of_stage else world.a
+        await owner.commit(owner.checkpoint(rejected_by, dead_letters=[LETTER]))
+        await people(world).replay("dead_letters", 1)
+        (letter,) = await asked(owner, world)
+        made = {"outcomes": [RequestOutcome(letter)], "expected": [ExpectedRecord(1, "sums", 1, 1, b"{}")]}
+        late = LateRows("readings", "sums", [b'"d"'], [b"{}"], [1], [2], [0], [60], input=1)
+
+        replayed = owner.checkpoint(rejected_by, **made)
+        await owner.commit(replayed)
+        if not of_stage:  # the step reads it later, in time
+            read = Cursor(world.a.interval_id, replayed.bundle, INSTANT_MIN)
+            await owner.commit(owner.checkpoint(step, cursors=[read]))
+        await owner.commit(owner.checkpoint(step, late=[late]))
+
+        assert (await people(world).standing("late_records", 1))[0] == "open"
+        assert await asked(owner, world) == []
 
     async def test_request_for_a_late_record_is_fulfilled_too(self, world: World) -> None:
         owner = await world.owner()

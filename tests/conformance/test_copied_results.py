@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import psycopg
 import pytest
 
 from millpy import hours
@@ -37,9 +38,13 @@ async def test_rows_of_closed_windows_are_copied_once_by_a_copy_that_is_killed_a
 ) -> None:
     for device in "abc":
         await store_at(owner, *range(1, 8), device=device)
-    await reach(owner, 6)
-    monkeypatch.setattr(copied_results, "ROWS", 4)
     spec, pieces = second(), 0
+    later = {"input_watermark": Instant(6 * HOUR), "low_watermark": Instant(4 * HOUR)}
+    await owner.commit(*(owner.checkpoint(i, **later) for i in owner.deployment.intervals_of("sums")))
+    (plan,) = await owner.store.plan_copies(spec)  # type: ignore[attr-defined]
+    assert plan.closed_end == 4 * HOUR, "panes of the later windows wait"
+    await reach(owner, 6)
+    monkeypatch.setattr(copied_results, "ROWS", 6)
 
     (plan,) = await owner.store.plan_copies(spec)  # type: ignore[attr-defined]
     assert str(plan) == f"sums_1m gets the rows of windows that end by {describe(plan.closed_end)}; " + (
@@ -50,7 +55,7 @@ async def test_rows_of_closed_windows_are_copied_once_by_a_copy_that_is_killed_a
             deployment = await store.deploy(spec, on_purpose=True, copy_results=True)
             with pytest.raises(RuntimeError):
                 async with store._as_owner("", "") as connection:
-                    await copied_results.copy_piece(connection, spec, deployment.graph_id)
+                    await copied_results.copy_piece(connection, spec, deployment.graph_id, {})
                     raise RuntimeError
             assert len(await store.plan_copies(spec)) == (pieces < 3)
             if await store.copy_results(spec, deployment.graph_id) is None:
@@ -78,6 +83,12 @@ async def test_a_table_with_a_retention_gets_rows_as_far_back_as_it_keeps_them(o
     await store_at(owner, *range(1_000, 1_100))
     await reach(owner, None)
     spec = second(retention_us=48 * HOUR)
+    piece = {"after": 1_050 * HOUR, "until": 1_060 * HOUR, "begin": 1_049 * HOUR}
+    query = b"EXPLAIN SELECT FROM factory.sums_1m WHERE " + copied_results._PIECE.as_bytes()
+    with psycopg.connect(database_url) as connection:
+        connection.execute("SET enable_seqscan = off")
+        plan = [line for (line,) in connection.execute(query, piece)]
+    assert any("Index Cond: ((window_start >=" in line for line in plan), plan
 
     async with PostgresStore(database_url) as store:
         deployment = await store.deploy(spec, on_purpose=True, copy_results=True)

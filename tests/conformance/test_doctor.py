@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import numpy as np
 import psycopg
 import pytest
@@ -16,8 +17,9 @@ from millpy.clock import SystemClock
 from millpy.ingest.disorder import Disorder
 from millpy.ingest.settings import EventTime
 from millpy.ingest.site_watermarks import SiteColumn, SiteWatermarks
+from millpy.ingest.source_position import SourcePosition
 from millpy.limits import Limits
-from millpy.model.checkpoint import Kind
+from millpy.model.checkpoint import Entries, Kind
 from millpy.model.finding import Severity
 from millpy.model.time import INSTANT_MIN, Instant, seconds
 from millpy.store.postgres import pooler_check as pooling
@@ -90,6 +92,19 @@ async def test_a_percentile_beyond_the_largest_bound_is_reported(owner: Owner, d
         "factory.readings (a): max_disorder of 00:00:03 covers 98.00% of its newest records, less than percentile=0.99"
     ]
     assert explained[0][0].endswith("; it waits for records up to 3 s behind, learned with percentile 0.99")
+
+
+async def test_times_of_1970_that_are_of_now_in_a_coarser_unit_are_reported(owner: Owner, database_url: str) -> None:
+    now = SystemClock().now_us()
+    for interval, newest in zip(owner.deployment.intervals_of("readings"), (now // 1_000, 35_000_000), strict=True):
+        position = Entries(Kind.POSITION, "source")
+        position.add(b'""', 0, "", msgspec.json.encode(SourcePosition(arrived_at=now, newest_event_time=newest)))
+        await owner.commit(owner.checkpoint(interval, delta=[position]))
+
+    (finding,) = [f for f in examine(read_facts(database_url, SystemClock()), Limits()) if f.check == "unit"]
+
+    assert finding.severity is Severity.WARNING
+    assert finding.found.startswith("factory.readings (a): its newest record is of 1970-01-")
 
 
 async def test_silent_sites_and_those_beyond_the_bound_are_reported(owner: Owner, database_url: str) -> None:

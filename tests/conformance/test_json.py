@@ -39,6 +39,7 @@ ELSEWHERE = {
     "spark run": "Spark: tests/spark/test_batch.py reads its document",
     "backfill": "Spark: tests/spark/test_backfill.py reads its document",
     "db": "tests/crash/test_db_command.py reads its document",
+    "service files": "tests/unit/test_service_command.py reads its document",
     "service install": "tests/unit/test_service_command.py reads its document",
     "service uninstall": "tests/unit/test_service_command.py runs it",
     "correct": "tests/conformance/test_corrections.py reads its document",

@@ -88,6 +88,8 @@ class Feed:
 
     async def send(self, *values: int, partition: int = 0, **options: Any) -> None:
         async with self.producer(**options) as producer:
+            while partition not in await producer.partitions_for(self.topic):  # a new one takes a while to be seen
+                await producer.client.force_metadata_update()
             for value in values:
                 await producer.send(
                     self.topic, b'{"value":%d}' % value, key=b"d", partition=partition, timestamp_ms=MS + value

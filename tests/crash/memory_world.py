@@ -37,6 +37,7 @@ LIMITS = Limits(
     fold_every_s=0.05,
     retry_s_min=0.002,
     closed_windows_bytes_max=10_000,
+    unfired_windows_bytes_max=10_000,
 )
 
 MAX_DISORDER_US, WINDOW_US = 5_000, 100_000

@@ -13,6 +13,7 @@ from tests.crash.workload import Expected, expected_of, write_input
 from tests.crash.world import Case, Inputs, World, play
 
 CANARIES = Path(__file__).with_name("canaries")
+IN_MEMORY = {"closed_windows_bytes_max": 10**9, "unfired_windows_bytes_max": 10**9}
 ATTEMPTS = 4
 """Of which one at least must show it; seldom does one show nothing."""
 SEEN_IN_TABLES = (
@@ -47,7 +48,7 @@ def test_store_that_commits_twice_is_caught(
 ) -> None:
     graph = CANARIES / "commits_twice.py"
     # Its bundles have other numbers than the store's, by which windows would leave memory before they are folded.
-    with Worker(tmp_path, database_url, source, graph=graph, closed_windows_bytes_max=10**9) as worker:
+    with Worker(tmp_path, database_url, source, graph=graph, **IN_MEMORY) as worker:
         worker.await_finished()
     found = faults(database_url, expected)
 

@@ -25,7 +25,7 @@ SLOW = """
 def link(postgres: EmbeddedPostgres) -> Iterator[PostgresProxy]:
     """A slow link to the database."""
     parts = conninfo.conninfo_to_dict(postgres.tcp_url())
-    with PostgresProxy(str(parts["host"]), int(str(parts["port"])), bytes_per_s=300_000) as proxy:
+    with PostgresProxy(str(parts["host"]), int(str(parts["port"])), bytes_per_s=150_000) as proxy:
         yield proxy
 
 
@@ -48,9 +48,9 @@ def test_windows_are_taken_over_through_a_slow_link(
     settings: dict[str, float],
 ) -> None:
     # Longer than the lease of a second, and than the silence that is too long.
-    feed = Feed(tmp_path / "feed.ndjson", keys=10_000, each=each).write()
+    feed = Feed(tmp_path / "feed.ndjson", keys=5_000, each=each).write()
     with worker(feed, database_url, **settings) as first:
-        first.await_while_running(lambda: stored_windows(database_url, stored) >= 9_000, "windows are stored", 60)
+        first.await_while_running(lambda: stored_windows(database_url, stored) >= 4_500, "windows are stored", 60)
         first.kill()
     tcp = postgres.tcp_url(str(conninfo.conninfo_to_dict(database_url)["dbname"]))
     with worker(feed, url_through_proxy(tcp, link.port), bundle_records_max=10_000) as second:

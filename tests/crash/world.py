@@ -25,7 +25,7 @@ from tests.databases import fresh_database, make_template
 
 END = 4_611_686_018_427_387_904
 RECOVERY_S_MAX = 60.0
-LOOK_EVERY_S = 0.005
+LOOK_EVERY_S = 0.02
 HEADERS = """
 SELECT interval_id, sequencer, bundle, low_watermark FROM mill.intervals
  WHERE %(pids)s::int[] IS NULL

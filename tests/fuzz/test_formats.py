@@ -8,11 +8,13 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
 import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
+import cbor2
 import fastavro
 import msgpack
 import msgspec
@@ -24,6 +26,7 @@ from hypothesis import strategies as st
 
 from millpy import Avro, Cbor, Csv, Decode, Format, Gzip, Json, LineProtocol, MessagePack, Protobuf, Scalar
 from millpy.formats import Message
+from millpy.formats.binary_values import CborReader, MessagePackReader
 from millpy.ingest.decode import Decoder
 from millpy.ingest.expansion import Expander, Expansion
 from millpy.ingest.protocol import SourceBatch
@@ -156,6 +159,53 @@ def test_any_bytes_become_records_and_dead_letters(name: str, payloads: list[byt
         columns = decoded.batch.slice(0, len(rows)).to_pylist()
         objects = single.objects if single.objects is not None else []
         assert not objects or columns == [msgspec.to_builtins(record) for record in objects]
+
+
+@settings(max_examples=4 * EXAMPLES, deadline=None, phases=NO_SHRINK)
+@given(value=JSON, shared=st.booleans())
+def test_values_of_independent_encoders_come_back(value: Any, shared: bool) -> None:
+    """Also integers of more than 64 bits, as their digits; and texts and lists that CBOR writes once.
+
+    (What the encoder refers to where texts are not ASCII is wrong for its own decoder, too.)
+    """
+    text = json_text_of(value)
+    written = cbor2.dumps([value, value], string_referencing=shared and text.isascii(), value_sharing=shared)
+    assert msgspec.json.encode(CborReader(written).read()) == b"[%b,%b]" % (text, text)
+    if not _is_large(value):
+        assert msgspec.json.encode(MessagePackReader(msgpack.packb(value)).read()) == text
+
+
+def json_text_of(value: Any) -> bytes:
+    """Return a value as JSON, with all digits of its integers, and a number that is none as 1e999."""
+    if isinstance(value, dict):
+        return b"{%b}" % b",".join(json_text_of(key) + b":" + json_text_of(own) for key, own in value.items())
+    if isinstance(value, list):
+        return b"[%b]" % b",".join(map(json_text_of, value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value).encode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return b"1e999"
+    return msgspec.json.encode(value)
+
+
+@settings(max_examples=4 * EXAMPLES, deadline=None, phases=NO_SHRINK)
+@given(
+    value=JSON,
+    changes=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=3),
+    cut=st.integers(1, 400),
+)
+def test_damaged_values_are_read_or_rejected(value: Any, changes: list[tuple[int, int]], cut: int) -> None:
+    """Without another error, and as JSON."""
+    for reader, encode in ((CborReader, cbor2.dumps), (MessagePackReader, msgspec.msgpack.encode)):
+        data = bytearray(encode(value) if reader is CborReader or not _is_large(value) else b"\xc0")
+        for place, byte in changes:
+            data[place % len(data)] = byte
+        payload = bytes(data[:cut])
+        try:
+            found = reader(payload).read()
+        except ValueError:
+            continue
+        msgspec.json.decode(msgspec.json.encode(found), type=msgspec.Raw)
 
 
 READINGS = st.lists(

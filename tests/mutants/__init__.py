@@ -8,6 +8,7 @@ from tests.mutants import (
     injectors,
     model,
     postgres,
+    running_graphs,
     runtime,
     sizes,
     sources,
@@ -34,6 +35,7 @@ def everything() -> list[Mutant]:
             views,
             sizes,
             guarantees,
+            running_graphs,
         )
         for mutant in part.MUTANTS
     ]

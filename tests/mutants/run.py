@@ -29,6 +29,8 @@ RUN_S_MAX = 300
 WHOLE_S_MAX = 60
 """For each test, when all of them run on the tree as it is."""
 SURVIVED, KILLED, TOO_SLOW, NOT_PLAYED = "SURVIVED", "killed", "TOO SLOW", "NOT PLAYED"
+PROFILE = "any failure"
+"""The profile of Hypothesis, in tests/conftest.py, that looks for no small example."""
 TIMED_OUT = "Failed: Timeout"
 """How pytest-timeout's failures begin."""
 
@@ -54,6 +56,8 @@ def run_tests(tree: Path, names: Sequence[str], within_s: float = RUN_S_MAX) -> 
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider"]
     command += ["--timeout=120", f"--junitxml={report}", *names]
+    if (tree / "tests" / "conftest.py").exists():
+        command.append(f"--hypothesis-profile={PROFILE}")
     temporary = tree.parent / f"{tree.name}.tmp"
     temporary.mkdir(exist_ok=True)
     environment = {

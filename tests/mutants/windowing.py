@@ -93,8 +93,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/windowing/fixed_state.py",
-        "                self._assigner.pin(int(start), int(end))",
-        "                pass",
+        "                self.panes[int(start)] = {}\n                self._assigner.pin(int(start), int(end))",
+        "                self.panes[int(start)] = {}",
         killers=(
             "tests/unit/windowing/test_calendar_windows.py::test_an_open_window_keeps_its_bounds_when_the_tz_database_changes",
         ),

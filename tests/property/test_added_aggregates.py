@@ -90,7 +90,7 @@ def known_before(count: int) -> list[bool]:
 
 
 @kinds
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     feed=rows,
     where=breaks,

@@ -57,7 +57,7 @@ def comparable(found: dict[tuple[str, int], Checkpoint], hosted: HostedPlan) -> 
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0])
 def test_every_bundle_is_made_again(kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = asyncio.run(by_workers(kind, seed))
     archived(workers, tmp_path, chosen=everything)
@@ -73,7 +73,7 @@ def test_every_bundle_is_made_again(kind: str, seed: int, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [1])
 def test_a_source_partition_that_was_added_later_joins_where_it_joined(
     kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +92,7 @@ def test_workers_take_over_what_a_crashed_one_has_stored() -> None:
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize("seed", (102, 103))
+@pytest.mark.parametrize("seed", [102])
 def test_archives_that_have_come_to_different_ends_give_the_bundles_before_them(
     kind: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,7 +75,7 @@ def exactly(value: Any) -> Any:
 
 
 @kinds
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(feed=feeds, where=breaks, elsewhere=breaks, few=st.sampled_from([0, 3, 10_000]))
 def test_results_do_not_depend_on_bundles(
     windows: Windows, feed: list[Any], where: list[str], elsewhere: list[str], few: int
@@ -92,7 +92,7 @@ huge = st.sampled_from([sys.float_info.max, -sys.float_info.max, 2.0**1000, -(2.
 
 
 @kinds
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     feed=st.lists(
         st.tuples(huge.map(lambda value: Reading("a", 1, value, None, None)), st.integers(0, 12)), max_size=6
@@ -117,7 +117,7 @@ def test_zero_that_is_stored_has_the_sign_that_the_database_gives_it() -> None:
 
 
 @kinds
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(feed=feeds, where=breaks, few=st.sampled_from([0, 10_000]))
 def test_window_without_lateness_has_exactly_one_pane(
     windows: Windows, feed: list[Any], where: list[str], few: int

@@ -51,7 +51,7 @@ from tests.feed import Feed
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
 OF_WORKERS = Limits(lease_ttl_s=1_000_000, progress_every_s=0.001)
-LIMITS = replace(OF_WORKERS, closed_windows_bytes_max=1)
+LIMITS = replace(OF_WORKERS, closed_windows_bytes_max=1, unfired_windows_bytes_max=1)
 """A worker that is stepped by hand folds nothing, and would wait for a fold to make room in memory."""
 START_US = 1_700_000_000_000_000
 STEP_S = 2
@@ -379,7 +379,7 @@ def by_intervals(kind: str, script: Sequence[Turn], *, decoded: bool) -> Any:
                 LIMITS,
                 snapshot=state.read(grant, state_rows_max=3),
                 runs=state.load_dedupe_runs(grant),
-                load=StoreLoader(state.load_state, state.load_windows, state.load_sessions),
+                load=StoreLoader(state.load_state, state.load_windows, state.query_windows),
             )
             for grant in grants
         }

@@ -447,7 +447,7 @@ def scripted(drawn: Sequence[tuple[list[tuple[str, str, int, float]], str]]) -> 
 
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("inner", INNER)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(drawn=scripts, outer=st.sampled_from(list(OUTER)), intervals=st.sampled_from([1, 3]))
 def test_windows_over_windows_are_those_of_a_batch(
     inner: str, between: str, drawn: Any, outer: str, intervals: int
@@ -456,7 +456,7 @@ def test_windows_over_windows_are_those_of_a_batch(
 
 
 @pytest.mark.parametrize("inner", INNER)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(drawn=scripts, late=st.sampled_from([0, 10, 30]))
 def test_a_retraction_is_late_where_its_record_would_be_late_now(inner: str, drawn: Any, late: int) -> None:
     """Outer windows that end before the inner ones: they keep what they have, and everything is counted."""

@@ -166,7 +166,7 @@ def streamed(job: BatchJob) -> BatchJob:
     return msgspec.structs.replace(job, streams=True, keeps_state=False)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=35, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(list(GRAPHS)), feeds, st.integers(1, 25), st.randoms(use_true_random=False))
 def test_streamed_tasks_commit_what_a_hosted_graph_commits(
     monkeypatch: pytest.MonkeyPatch, kind: str, drawn: Any, bundle: int, chance: random.Random

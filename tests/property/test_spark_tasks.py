@@ -200,7 +200,7 @@ def test_a_record_that_is_late_under_an_infinite_watermark_can_be_read_in_python
     assert row["watermark"].isoformat() == shown
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(list(ALL_GRAPHS)), feeds, st.integers(1, 25), st.randoms(use_true_random=False))
 def test_tasks_commit_what_a_hosted_graph_commits(
     tmp_path: Path, kind: str, drawn: Any, bundle: int, chance: random.Random

@@ -10,15 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpy import Accumulation, AfterWatermark
-from millpy.model.record import retractions_of
+from millpy import Accumulation, AfterWatermark, Count, Every, SessionWindows, SlidingWindows, TimestampCombiner
+from millpy.model.record import RecordType, retractions_of
 from millpy.model.stage import StepResult
 from millpy.store.memory.tables import column_values
 from millpy.windowing import closed_sessions
+from millpy.windowing.logic import WindowedLogic
+from millpy.windowing.pane_rules import DEFAULT_RULES
 from millpy.windowing.window import Windows
 from tests.property.test_pane_triggers import FIXED, SLIDING, Reading, Run, played, runs, triggers
 from tests.property.test_session_triggers import CUT_SESSIONS, FULL_SESSIONS, SESSIONS
+from tests.property.test_windowed import us
+from tests.stage_driver import StageDriver, timedelta_us
 
+END_OF_WINDOW = TimestampCombiner.END_OF_WINDOW
 MOVES = ["none", "fold", "fold", "fold behind", "restart", "lost", "clock", "watermark"]
 KINDS: dict[str, Windows] = {
     "fixed": FIXED,
@@ -29,7 +34,7 @@ KINDS: dict[str, Windows] = {
 }
 
 
-def schedule(seed: int) -> list[Any]:
+def schedule(seed: int, keys: str = "abc") -> list[Any]:
     """Return moves, of which many are late records for windows that have fired and were folded."""
     rng = random.Random(seed)
     found: list[Any] = []
@@ -38,7 +43,7 @@ def schedule(seed: int) -> list[Any]:
         times = [*late, *[now + rng.randrange(3)] * rng.randrange(2)]
         for what in rng.sample(["records", "records", rng.choice(MOVES), rng.choice(MOVES)], k=4):
             if what in ("records", "lost") and times:
-                found.append((what, [(Reading(rng.choice("abc"), rng.randrange(9)), max(0, at)) for at in times]))
+                found.append((what, [(Reading(rng.choice(keys), rng.randrange(9)), max(0, at)) for at in times]))
             elif what in ("clock", "watermark"):
                 found.append((what, rng.randrange(1, 5)))
             elif what not in ("records", "lost", "none"):
@@ -93,3 +98,52 @@ def test_a_turn_does_not_depend_on_what_is_in_memory(
     for subject in (spilling, resident):
         subject.finish()
         subject.check_ended()
+
+
+@pytest.mark.parametrize("windows", [FIXED, SlidingWindows(timedelta_us(10), every=timedelta_us(4))], ids=repr)
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    mode=st.sampled_from(Accumulation),
+    allowed=st.sampled_from([0, 7, 30]),
+    few=st.sampled_from([0, 10_000]),
+    panes_max=st.sampled_from([1, 2, 3, 10_000]),
+)
+def test_a_turn_does_not_depend_on_which_unfired_windows_are_in_memory(
+    windows: Windows, seed: int, mode: Accumulation, allowed: int, few: int, panes_max: int
+) -> None:
+    run = Run(AfterWatermark(), schedule(seed, "abcdefgh"), few, panes_max, DEFAULT_RULES, END_OF_WINDOW)
+    spilling, resident = run.start(windows, mode, allowed), run.start(windows, mode, allowed)
+    resident.fold = lambda **how: None  # type: ignore[method-assign]
+    for subject in (spilling, resident):
+        played(subject, run.schedule, columns=few == 0)
+
+    assert [effects(result) for result in spilling.results] == [effects(result) for result in resident.results]
+    for subject in (spilling, resident):
+        subject.finish()
+        subject.check_ended()
+
+
+def test_a_session_that_is_over_stays_in_memory_while_stored_ones_are_deleted() -> None:
+    """Panes of other sessions hold it up, and its row would be behind the place that the deletions have reached."""
+    trigger = AfterWatermark(early=Every(10 * us), late=Every(1_000 * us))
+    logic = WindowedLogic(SessionWindows(3 * us), 10 * us, {"n": Count()}, trigger=trigger)
+    outputs = {"windows": logic.output_type(RecordType(Reading), ("key",))}
+    subject = StageDriver(logic, Reading, outputs=outputs, max_disorder=1_000)
+
+    subject.feed([(Reading("z1", 1), 0), (Reading("z2", 1), 0)])
+    subject.feed([], watermark=4)
+    subject.fold()
+    subject.feed([(Reading("y", 1), 5)])
+    subject.feed([], watermark=9)
+    for _ in range(2):
+        subject.feed([(Reading("x", 1), 4)])  # its late pane waits for the clock
+    subject.feed([(Reading("w", 1), 100)])
+    subject.panes_max = 1
+    subject.feed([], watermark=30, now_us=10)  # the early pane of w is the only one; z1 is deleted
+    assert sorted(name[2] for name in subject.stored) == [b'"w"', b'"x"', b'"y"', b'"z2"']
+    subject.fold()
+    for _ in range(4):
+        subject.feed([])
+
+    assert [name[2] for name in subject.stored] == [b'"w"']

@@ -98,7 +98,7 @@ def seen(subject: Subject) -> Any:
     return panes, late, subject.watermarks(), subject.table()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(definitions, steps)
 def test_subjects_agree(definition: Definition, script: Any) -> None:
     memory = outcome(definition, script, "memory")

@@ -391,21 +391,21 @@ def assert_close(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
 
 
 @kinds
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(feed=rows, where=breaks, allowed=lateness)
 def test_columns_agree_with_a_plain_loop(windows: Windows, feed: list[Any], where: list[str], allowed: int) -> None:
     assert_same(columnar(windows, feed, where, allowed, few=0), oracle(windows, feed, allowed))
 
 
 @kinds
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(feed=rows, where=breaks, allowed=lateness)
 def test_few_records_agree_with_a_plain_loop(windows: Windows, feed: list[Any], where: list[str], allowed: int) -> None:
     assert_same(columnar(windows, feed, where, allowed, few=10_000), oracle(windows, feed, allowed))
 
 
 @kinds
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(feed=rows, where=breaks, elsewhere=breaks, allowed=lateness)
 def test_custom_combiner_agrees_with_a_plain_loop_in_both_executions(
     windows: Windows, feed: list[Any], where: list[str], elsewhere: list[str], allowed: int
@@ -418,7 +418,7 @@ def test_custom_combiner_agrees_with_a_plain_loop_in_both_executions(
 
 
 @kinds
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(feed=rows, where=breaks, elsewhere=breaks, allowed=lateness)
 def test_windows_by_a_computation_agree_with_columnar_ones(
     windows: Windows, feed: list[Any], where: list[str], elsewhere: list[str], allowed: int
@@ -428,7 +428,7 @@ def test_windows_by_a_computation_agree_with_columnar_ones(
 
 @kinds
 @pytest.mark.parametrize("few", [0, 10_000], ids=["columns", "few"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(feed=rows, where=breaks, allowed=lateness, panes_max=st.integers(1, 4))
 def test_panes_emitted_in_several_turns_are_the_same(
     windows: Windows, feed: list[Any], where: list[str], allowed: int, panes_max: int, few: int

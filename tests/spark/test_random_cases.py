@@ -41,7 +41,7 @@ from tests.property.test_spark_tasks import (
 )
 
 pytestmark = pytest.mark.timeout(400)  # a JVM starts first
-SEEDS = 22
+SEEDS = 14
 CASE_PARTS = PARTS.append(pa.field("case_number", pa.int32()))
 CASE_DDL = f"{PARTS_DDL}, case_number int"
 
@@ -162,7 +162,7 @@ def test_hundreds_of_cases_give_what_a_hosted_graph_and_crashing_workers_give(
             expected.append(by_a_host(job))
     hosted = len(cases)
     for kind in replayed_workers.GRAPHS:
-        for seed in range(4):
+        for seed in (1, 2):
             workers, directory = asyncio.run(by_workers(kind, seed)), folder(tmp_path, "workers", kind, seed)
             archived(workers, directory, chosen=everything)
             cases.append(RandomCase(exact_job(kind, directory)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.mutants import everything
 from tests.mutants.mutant import Mutant
-from tests.mutants.run import KILLED, NOT_PLAYED, SURVIVED, TOO_SLOW, play
+from tests.mutants.run import KILLED, NOT_PLAYED, PROFILE, SURVIVED, TOO_SLOW, play
 
 TESTS = """
 import threading
@@ -51,6 +51,7 @@ def trial(tree: Path) -> list[Mutant]:
     (tree / "one.py").write_text("ONE = 1\nTWO = 2\n")
     (tree / "test_one.py").write_text(TESTS)
     (tree / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
+    (tree / "conftest.py").write_text(f"import hypothesis\n\nhypothesis.settings.register_profile({PROFILE!r})\n")
     killers = ("test_one.py::test_one",)
     return [
         Mutant("one.py", "ONE = 1", "ONE = 2", killers),

@@ -22,7 +22,13 @@ PLACES = ("", "examples", "millpy", "millpy/store", "migrations", "migrations/ve
           "tests", "benchmarks")  # fmt: skip
 CHECKOUT_ONLY = ("millpy/testing/simulation/", "millpy/testing/simulator.py")
 """What tests the engine, and no user's graph."""
-MOVED = {"migrations/": "millpy/_migrations/", "examples/": "millpy/_source/examples/"}
+MOVED = {
+    "migrations/": "millpy/_migrations/",
+    "examples/": "millpy/_source/examples/",
+    "compose/alerts.yaml": "millpy/_source/compose/alerts.yaml",
+    "compose/kubernetes/": "millpy/_source/compose/kubernetes/",
+    "compose/systemd/": "millpy/_source/compose/systemd/",
+}
 
 
 def tracked() -> set[str]:
@@ -84,6 +90,7 @@ def test_the_images_context_contains_exactly_the_tracked_files(littered: Path) -
 
     assert context <= tracked()
     needed = ("millpy/", "migrations/", "services/", "examples/", "pyproject.toml", "README.md", "LICENSE")
+    needed += ("compose/alerts.yaml", "compose/kubernetes/", "compose/systemd/")
     assert {name for name in tracked() if name.startswith(needed)} == context
 
 

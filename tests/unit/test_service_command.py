@@ -8,11 +8,13 @@ import shutil
 import stat
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from millpy.cli.service_files import FILES, source
 from millpy.errors import UsageError
 from millpy.limits import Limits
 from millpy.process.exit import EXIT_CORRUPT, EXIT_USAGE
@@ -128,3 +130,24 @@ def test_system_service_without_a_database_is_refused(home: Path, monkeypatch: p
 
     assert status == 2
     assert "a system service needs a PostgreSQL of yours" in output
+
+
+def test_files_of_a_service_are_written_and_none_of_somebody_else_is_replaced(tmp_path: Path) -> None:
+    place = tmp_path / "kit"
+
+    written = json.loads(millpy("service", "files", str(place), "--json"))["files"]
+    assert {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()} == set(written)
+    assert "groups:" in (place / "alerts.yaml").read_text()
+    assert "wrote" in millpy("service", "files", str(place))  # they are the same
+    (place / "kubernetes/worker.yaml").write_text("mine")
+    status, output = run_millpy("service", "files", str(place))
+    assert (status, "kubernetes/worker.yaml differs" in output) == (2, True)
+    assert (place / "kubernetes/worker.yaml").read_text() == "mine"
+
+
+def test_files_of_a_service_are_all_that_the_wheel_has() -> None:
+    root = Path(__file__).resolve().parents[2]
+    packed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    ours = {name.removeprefix("compose/") for name in packed["force-include"] if name.startswith("compose/")}
+    assert ours == set(FILES)
+    assert {p.name for p in (source() / "kubernetes").glob("*.yaml")} <= {Path(name).name for name in FILES}

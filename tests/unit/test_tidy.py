@@ -61,6 +61,16 @@ def modules() -> Iterator[tuple[str, Path, ast.Module]]:
         yield name, path, ast.parse(path.read_text())
 
 
+def name_of(node: ast.expr) -> str:
+    """Return a dotted name as it is written, or "" of any other expression."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=name) if of := name_of(value):
+            return f"{of}.{name}"
+    return ""
+
+
 def imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Every imported module, with `from a import b` as `a.b`."""
     for node in ast.walk(tree):
@@ -79,7 +89,7 @@ def outside_faults(name: str, tree: ast.Module) -> Iterator[str]:
 
 def banned_calls(name: str, tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in BANNED_CALLS:
+        if isinstance(node, ast.Call) and (called := name_of(node.func)) in BANNED_CALLS:
             yields_only = called == "asyncio.sleep" and [ast.unparse(argument) for argument in node.args] == ["0"]
             if not yields_only and name not in READS_TIME:
                 yield f"{name}:{node.lineno} calls {called}"
@@ -130,7 +140,7 @@ ASKS_FOR_ITS_PROCESS_ONLY = "store.postgres.pooler_check"
 
 def bare_connections(name: str, tree: ast.Module) -> Iterator[str]:
     """Yield connections that depend on the server's defaults."""
-    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [name_of(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     if name != ASKS_FOR_ITS_PROCESS_ONLY and any(call in CONNECTS for call in calls) and not PINS & set(calls):
         yield f"{name} connects and sets nothing: see millpy.store.postgres.session_settings"
 
@@ -145,15 +155,14 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_source_follows_house_rule(rule) -> None:
-    faults = [fault for name, _, tree in modules() for fault in rule(name, tree)]
+def test_source_follows_house_rules() -> None:
+    faults = [fault for name, _, tree in modules() for rule in RULES for fault in rule(name, tree)]
 
     assert faults == []
 
 
 def test_files_are_short() -> None:
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for _, path, _ in modules()}
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
 
     assert {path: lines for path, lines in lengths.items() if lines > FILE_LINES_MAX} == {}
 
@@ -172,8 +181,9 @@ def test_fast_tests_do_not_sleep() -> None:
     faults = []
     for folder in ("unit", "property", "conformance"):
         for path in sorted((ROOT / "tests" / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "asyncio.sleep"):
+            text = path.read_text()
+            for node in ast.walk(ast.parse(text if "sleep" in text else "")):
+                if isinstance(node, ast.Call) and name_of(node.func) in ("time.sleep", "asyncio.sleep"):
                     if [ast.unparse(argument) for argument in node.args] != ["0"]:
                         faults.append(f"{path.relative_to(ROOT)}:{node.lineno}")
 

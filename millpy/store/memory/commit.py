@@ -89,11 +89,11 @@ def apply(
         header.oldest_work = checkpoint.oldest_work
         if checkpoint.processing_floor > INSTANT_MIN:  # an injector has no floor
             header.processing_floor = checkpoint.processing_floor
-        for cursor in checkpoint.cursors:
-            header.cursors[cursor.producer] = (cursor.seq, cursor.watermark)
         if document is not None:
             database.deltas.append(StoredDelta(checkpoint.grant.interval_id, checkpoint.bundle, document))
         _append(database, header, checkpoint)
+        for cursor in checkpoint.cursors:  # behind the late records, of which some may be expected
+            header.cursors[cursor.producer] = (cursor.seq, cursor.watermark)
         for rows in checkpoint.deleted:
             table = database.tables[rows.table_id]
             for name in zip(*map(column_values, rows.columns), strict=True):
@@ -217,7 +217,7 @@ def _append(database: MemoryDatabase, header: Header, checkpoint: Checkpoint) ->
     database.requests.apply(checkpoint)
     for late in checkpoint.late:
         database.late_records.append((interval_id, checkpoint.bundle, late))
-        database.requests.append_late(interval_id, late)
+        database.requests.append_late(interval_id, checkpoint.bundle, late)
 
 
 def _tell(database: MemoryDatabase, header: Header, notice: Notice) -> None:

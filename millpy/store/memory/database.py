@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from millpy.clock import Clock, SystemClock
-from millpy.errors import CommitUnknownError
+from millpy.errors import CommitUnknownError, GraphError
 from millpy.model.checkpoint import Checkpoint, DeadLetter, Kind, LateRows
 from millpy.model.deployment import (
     ComputationSpec,
@@ -35,6 +35,7 @@ from millpy.model.versions import refuse_changes, refuse_older
 from millpy.store.memory.commit import StagedRows, apply, check, check_fence, document_of
 from millpy.store.memory.faults import Faults
 from millpy.store.memory.requests import Requests
+from millpy.store.memory.resetting import forget_computations
 from millpy.store.memory.tables import (
     DeployedGraph,
     DeployedSubscription,
@@ -287,11 +288,28 @@ class MemoryDatabase:
     def is_locked_against(self, spec: GraphSpec) -> bool:
         """Tell whether a deployment must wait, because it changes a graph with commits in flight or during a switch."""
         deployed = self._find(spec)
-        if deployed is None or not changes_between(deployed.spec.description(), spec.description()):
-            return False
-        return spec.name in self.deploying or any(
-            self.holder(interval.interval_id) for interval in deployed.deployment.intervals
+        return (
+            deployed is not None
+            and bool(changes_between(deployed.spec.description(), spec.description()))
+            and self.is_locked(spec)
         )
+
+    def is_locked(self, spec: GraphSpec) -> bool:
+        """Tell whether a deployed graph has commits in flight, or is being switched."""
+        deployed = self._find(spec)
+        return deployed is not None and (
+            spec.name in self.deploying
+            or any(self.holder(interval.interval_id) for interval in deployed.deployment.intervals)
+        )
+
+    def reset(self, spec: GraphSpec, names: Collection[str]) -> Deployment:
+        """Let some computations of a deployed graph begin anew: remove them with all their data, and add them again."""
+        deployed = self._find(spec)
+        if deployed is None or changes_between(deployed.spec.description(), spec.description()):
+            raise GraphError(f"graph {spec.name!r} is not deployed as in this file", hint="deploy it first")
+        forget_computations(self, deployed, spec, names)
+        self._migrate(deployed, spec)
+        return deployed.deployment
 
     def _find(self, spec: GraphSpec) -> DeployedGraph | None:
         """Return the deployed graph of the same name and generation, or None."""
@@ -438,7 +456,7 @@ class MemoryDatabase:
     def _add_tables(self, before: Deployment, spec: GraphSpec) -> dict[str, int]:
         table_ids = dict(before.table_ids)
         for table in spec.tables:
-            table_id = table_ids.setdefault(table.name, len(self.tables) + 1)
+            table_id = table_ids.setdefault(table.name, max(self.tables, default=0) + 1)
             stored = self.tables.setdefault(table_id, StoredTable(table_id, before.graph_id, before.name, table))
             for row in stored.rows.values():
                 row.update({c.name: None for c in table.columns() if c.name not in row})

@@ -6,7 +6,7 @@ A dead letter's id is its position in the list, from 1; a late record's id is it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
@@ -62,14 +62,15 @@ class Requests:
 
     Attributes:
         corrections: late records that were added to finished windows, each with the row before and after.
-        expected: records of dead letters that are to be added to windows that they are too late for, with their graph.
+        expected: records of dead letters that are to be added to windows that they are too late for, with the graph,
+            interval and bundle that made them.
     """
 
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
         self._states: dict[tuple[RecordTableName, int], RequestState] = {}
         self.corrections: list[tuple[int, bytes | None, bytes | None]] = []
-        self.expected: list[tuple[int, ExpectedRecord]] = []
+        self.expected: list[tuple[int, int, int, ExpectedRecord]] = []
         self.pauses: dict[int, Pause] = {}
         self.releases: list[Release] = []
         self._release_id = 0
@@ -116,6 +117,19 @@ class Requests:
         """Request the release of a parked key."""
         self._release_id += 1
         self.releases.append(Release(self._release_id, interval_id, key, ticket, discard))
+
+    def forget(self, interval_ids: Collection[int]) -> None:
+        """Let nobody replay the dead letters and late records of intervals that are gone."""
+        database = self._database
+        owners: dict[RecordTableName, list[int]] = {
+            "dead_letters": [where for where, _, _ in database.dead_letters],
+            "late_records": [where for where, _, late in database.late_records for _ in range(len(late))],
+        }
+        for table, found in owners.items():
+            for number, where in enumerate(found, start=1):
+                if where in interval_ids:
+                    self.state_of(table, number).state = "discarded"
+        self.releases = [release for release in self.releases if release.interval_id not in interval_ids]
 
     # The store's operations.
 
@@ -168,19 +182,26 @@ class Requests:
 
     def expect(self, checkpoint: Checkpoint) -> None:
         """Remember the records that are to be added to windows that they are too late for."""
-        graph_id = self._database.headers[checkpoint.grant.interval_id].graph_id
-        self.expected += [(graph_id, record) for record in checkpoint.expected]
+        interval_id = checkpoint.grant.interval_id
+        made = self._database.headers[interval_id].graph_id, interval_id, checkpoint.bundle
+        self.expected += [(*made, record) for record in checkpoint.expected]
 
-    def append_late(self, interval_id: int, late: LateRows) -> None:
-        """Request those of the newest late records that are expected, each once for each window."""
-        graph_id = self._database.headers[interval_id].graph_id
+    def append_late(self, interval_id: int, bundle: int, late: LateRows) -> None:
+        """Request those of the newest late records that are expected, each once for each window.
+
+        An expected record that the cursor has passed was in time: an equal one that comes later is another.
+        """
+        header = self._database.headers[interval_id]
         first = len(self._whole()) - len(late) + 1
         for row in range(len(late)):
             window = late.window_starts[row], late.window_ends[row]
             identity = (late.computation, late.input, late.event_times[row], late.payloads[row])
-            for place, (of, record) in enumerate(self.expected, 1):
+            for place, (of, producer, made, record) in enumerate(self.expected, 1):
                 same = (record.computation, record.input, record.event_time, record.payload) == identity
-                if of != graph_id or not same or window[0] is None or (late.retracts and late.retracts[row]):
+                if of != header.graph_id or not same or window[0] is None or (late.retracts and late.retracts[row]):
+                    continue
+                read = header.cursors[producer][0] if producer in header.cursors else made
+                if read >= made and (producer, made) != (interval_id, bundle):
                     continue
                 if (place, window) not in self._met:
                     self._met.add((place, window))

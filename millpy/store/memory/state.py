@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from operator import itemgetter
 
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind, Segment
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.stage import UNBOUNDED, StoredInterval
-from millpy.model.stored_windows import ClosedKind, SessionQuery, SpanOfEnds, span_of
+from millpy.model.stored_windows import ClosedKind, SpanOfEnds, StoredPane, WindowQuery, span_of
 from millpy.store.memory.database import MemoryDatabase, Transaction
 from millpy.store.memory.tables import entries_of, overlaid, without_closed
 from millpy.store.protocol import OwnerSnapshot, PolledSegment, PollResult, SegmentQuery, check_fold
@@ -46,15 +45,18 @@ class MemoryState:
         """Read the stored data of an interval; see `Store.read` for the bounds."""
         header = self.database.headers[grant.interval_id]
         deltas = self.database.unfolded(header)
-        keyed, left = header.keyed, frozenset[str]()
+        keyed, left, unfired = header.keyed, frozenset[str](), frozenset[str]()
         if sum(name[0] is Kind.WINDOW for name in keyed) > closed_rows_max:
             fired_by = min(
                 header.low_watermark, header.oldest_work
             )  # a late record opens a window behind the watermark
             keyed, left = without_closed(keyed, fired_by, closed)
+            if closed is ClosedKind.UNFIRED:
+                unfired = frozenset(name[3] for name in keyed if name[0] is Kind.WINDOW)
+                keyed = {name: row for name, row in keyed.items() if name[0] is not Kind.WINDOW}
         newest = overlaid(keyed, deltas)
         ends = [span_of(subkey)[1] for subkey in left] if closed is ClosedKind.SESSIONS else []
-        if ends:
+        if ends or unfired:
             everything = overlaid(keyed, deltas, tombstones=True)
             newest |= {n: row for n, row in everything.items() if n[0] is Kind.WINDOW and row.value is None}
         state_complete = sum(name[0] is Kind.STATE for name in newest) <= state_rows_max
@@ -71,6 +73,7 @@ class MemoryState:
             state_complete=state_complete,
             horizon_floor=header.horizon_floor,
             closed_windows=[] if ends else sorted(left),
+            unfired_windows=sorted(unfired),
             closed_ends=SpanOfEnds(min(ends), max(ends)) if ends else None,
         )
         unfolded_bytes = sum(delta.size for delta in deltas)
@@ -93,17 +96,14 @@ class MemoryState:
                 found.add(name[2], row.key_hash, name[3], row.value, row.fire_at)
         return found
 
-    def load_sessions(self, grant: Grant, folded_bundle: int, query: SessionQuery) -> Entries:
-        """Read folded entries of sessions; see `Store.load_sessions`."""
+    def query_windows(self, grant: Grant, folded_bundle: int, query: WindowQuery) -> Entries:
+        """Read the folded entries that a query asks for; see `Store.query_windows`."""
         header = self.database.headers[grant.interval_id]
         check_fold(grant, header.folded_bundle, folded_bundle)
-        found = Entries(Kind.WINDOW, "")
-        names = [name for name in header.keyed if name[0] is Kind.WINDOW]
-        for name in sorted(names, key=itemgetter(2, 3)):
-            if query.asks_for(name[2], name[3]) and len(found) < query.rows_max:
-                row = header.keyed[name]
-                found.add(name[2], row.key_hash, name[3], row.value if query.with_values else None, row.fire_at)
-        return found
+        rows = ((name[2:], row) for name, row in header.keyed.items() if name[0] is Kind.WINDOW)
+        return query.answer(
+            StoredPane(key, row.key_hash, subkey, row.value, row.fire_at) for (key, subkey), row in rows
+        )
 
     def load_dedupe_runs(self, grant: Grant) -> list[DedupeRun]:
         """Read the dedupe runs that have not expired, oldest first."""

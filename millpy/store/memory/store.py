@@ -14,7 +14,7 @@ acts between two awaits, which models a statement on one snapshot. These operati
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from uuid import UUID
 
 from millpy.errors import (
@@ -29,7 +29,7 @@ from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
-from millpy.model.stored_windows import ClosedKind, SessionQuery
+from millpy.model.stored_windows import ClosedKind, WindowQuery
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.memory import reopening
 from millpy.store.memory.database import MemoryDatabase, Transaction
@@ -85,6 +85,13 @@ class MemoryStore:
             await self.database.wait_for_release()
         return self.database.deploy(spec, on_purpose=on_purpose)
 
+    async def reset(self, spec: GraphSpec, names: Collection[str]) -> Deployment:
+        """Let computations begin anew, after the commits in flight of the graph have ended."""
+        await self._reach_server()
+        while self.database.is_locked(spec):
+            await self.database.wait_for_release()
+        return self.database.reset(spec, names)
+
     async def switch(self, family: str, generation: int) -> bool:
         """Make a generation the current one. Return False when it already is."""
         await self._reach_server()
@@ -132,7 +139,7 @@ class MemoryStore:
             tuple(
                 IntervalOwner(interval_id, header.owner, database.is_live(header.owner))
                 for interval_id, header in database.headers.items()
-                if header.graph_id == graph_id
+                if header.graph_id == graph_id and not header.gone
             ),
             database.graphs[graph_id].deployment.version,
         )
@@ -213,11 +220,11 @@ class MemoryStore:
         self._check_current([grant])
         return self._state.load_windows(grant, folded_bundle, subkeys, keys)
 
-    async def load_sessions(self, grant: Grant, folded_bundle: int, query: SessionQuery) -> Entries:
-        """Read folded rows of sessions; see `Store.load_sessions`."""
+    async def query_windows(self, grant: Grant, folded_bundle: int, query: WindowQuery) -> Entries:
+        """Read the folded rows that a query asks for; see `Store.query_windows`."""
         await self._reach_server()
         self._check_current([grant])
-        return self._state.load_sessions(grant, folded_bundle, query)
+        return self._state.query_windows(grant, folded_bundle, query)
 
     async def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
         """Read the runs that have not expired, oldest first."""
@@ -263,7 +270,7 @@ class MemoryStore:
         headers = [
             header
             for header in self.database.headers.values()
-            if header.graph_id == graph_id and header.interval.computation in counted
+            if header.graph_id == graph_id and header.interval.computation in counted and not header.gone
         ]
         requested = self.database.requests.any_of([header.interval.interval_id for header in headers])
         reached = not requested and all(header.low_watermark >= INSTANT_MAX for header in headers)

@@ -37,10 +37,15 @@ class KeyedRow:
 
 @dataclass(slots=True)
 class Header:
-    """The checkpoint header of one interval (fence and progress), with the interval's cursors and folded rows."""
+    """The checkpoint header of one interval (fence and progress), with the interval's cursors and folded rows.
+
+    Attributes:
+        gone: whether the interval is no longer one of the graph, because its computation was reset.
+    """
 
     interval: DeployedInterval
     graph_id: int
+    gone: bool = False
     owner: UUID | None = None
     sequencer: int = 0
     bundle: int = 0

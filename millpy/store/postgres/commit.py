@@ -125,9 +125,9 @@ def encode_turn(checkpoints: Sequence[Checkpoint], graph_version: int, tables: d
     }
     logs = [*_deltas(checkpoints), *_segments(checkpoints), *_dedupe_runs(checkpoints)]
     appends = [
-        *_cursors(checkpoints),
         *requests.record_expected(checkpoints),
-        *letters.append_late_records(checkpoints),  # some of them may be expected
+        *letters.append_late_records(checkpoints),  # some of them may be expected, by what the cursors have not passed
+        *_cursors(checkpoints),
         *letters.append_dead_letters(checkpoints),
         *requests.record_outcomes(checkpoints),
         *requests.record_pauses(checkpoints),

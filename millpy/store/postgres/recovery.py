@@ -21,7 +21,7 @@ from millpy.errors import StaleSequencerError
 from millpy.model.checkpoint import DedupeRun, Delta, Entries, Grant, Kind
 from millpy.model.delta import decode_document
 from millpy.model.stage import UNBOUNDED, StoredInterval
-from millpy.model.stored_windows import ClosedKind, SpanOfEnds
+from millpy.model.stored_windows import ClosedKind
 from millpy.model.time import Instant
 from millpy.store.postgres import stored_sessions, stored_windows
 from millpy.store.postgres.arrays import Texts
@@ -117,16 +117,15 @@ async def _read_under(
         progressed()
     ((states,),) = await all_rows(connection, statement("count_state"), of_interval | {"rows_max": state_rows_max})
     groups: Groups = {}
-    subkeys: list[str] | None = None
-    ends: SpanOfEnds | None = None
+    subkeys, ends = None, None
     if kind is ClosedKind.SESSIONS and closed_rows_max < UNBOUNDED:
         ends = await stored_sessions.closed_ends(connection, grant, fired_by, closed_rows_max)
     elif closed_rows_max < UNBOUNDED:
         subkeys = await stored_windows.subkeys(connection, grant, closed_rows_max)
-    is_closed = {subkey: int(subkey.partition("/")[2]) <= fired_by for subkey in subkeys or ()}
-    for subkey, closed in is_closed.items():
-        if not closed and kind is ClosedKind.WINDOWS:
-            await _add_windows(stored_windows.read_window(connection, grant, subkey), newest, groups, progressed)
+    closed_ones, others = _by_end(subkeys or (), fired_by)
+    unfired = others if kind is ClosedKind.UNFIRED else []
+    for subkey in others if kind is ClosedKind.WINDOWS else ():
+        await _add_windows(stored_windows.read_window(connection, grant, subkey), newest, groups, progressed)
     if ends is not None or (subkeys is not None and kind is ClosedKind.PANES):
         await _add_windows(stored_sessions.read_open(connection, grant, fired_by), newest, groups, progressed)
     for kinds in _OTHERS if subkeys is None and ends is None else _WITHOUT_WINDOWS:
@@ -147,16 +146,23 @@ async def _read_under(
             input_watermark=Instant(input_watermark),
             low_watermark=Instant(low_watermark),
             processing_floor=Instant(processing_floor),
-            entries=_entries(newest, groups, complete, tombstones=ends is not None),
+            entries=_entries(newest, groups, complete, tombstones=ends is not None or bool(unfired)),
             state_complete=complete,
             horizon_floor=Instant(horizon_floor),
-            closed_windows=[subkey for subkey, closed in is_closed.items() if closed],
+            closed_windows=closed_ones,
+            unfired_windows=unfired,
             closed_ends=ends,
         ),
         cursors={producer: (seq, Instant(watermark)) for producer, seq, watermark in cursors},
         last_segments=dict(last_segments),
         unfolded_bytes=unfolded_bytes,
     )
+
+
+def _by_end(subkeys: Sequence[str], upto: int) -> tuple[list[str], list[str]]:
+    """Return the windows that end by a time, and the others."""
+    ended = {subkey: int(subkey.partition("/")[2]) <= upto for subkey in subkeys}
+    return [subkey for subkey, is_over in ended.items() if is_over], [s for s, is_over in ended.items() if not is_over]
 
 
 async def _documents(connection: Connection, interval_id: int, after: int, upto: int) -> AsyncIterator[list[TupleRow]]:

@@ -87,6 +87,7 @@ def record_expected(checkpoints: Sequence[Checkpoint]) -> list[Command]:
         "inputs": Bigints([record.input for record in expected]),
         "event_times": Bigints([record.event_time for record in expected]),
         "payloads": Byteas([record.payload for record in expected]),
+        "bundles": Bigints([c.bundle for c in checkpoints for _ in c.expected]),
     }
     return [(statement("append_expected_records"), parameters)]
 

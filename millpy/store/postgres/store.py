@@ -27,7 +27,7 @@ from millpy.model.deployment import Deployment, GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
-from millpy.model.stored_windows import ClosedKind, SessionQuery
+from millpy.model.stored_windows import ClosedKind, WindowQuery
 from millpy.model.time import Instant
 from millpy.store.postgres import fold as folding
 from millpy.store.postgres import ownership, reopening, requests, retention, stored_sessions, stored_windows
@@ -98,6 +98,7 @@ class PostgresStore:
         self._lookup = Channel(group, "lookup", durable=False)
         self._listening: Connection | None = None
         self._committer = Committer(self._commit, self._tables)
+        self._copy_plans: dict[int, copying.CopyPlan] = {}
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -171,7 +172,7 @@ class PostgresStore:
     async def copy_results(self, spec: GraphSpec, graph_id: int) -> tuple[str, int, Instant] | None:
         """Copy the next rows to a generation that was begun so; see `copied_results.copy_piece`."""
         async with self._as_owner(f"cannot copy results to graph {spec.name!r}", "deploy") as connection:
-            return await copying.copy_piece(connection, spec, graph_id)
+            return await copying.copy_piece(connection, spec, graph_id, self._copy_plans)
 
     async def compare(
         self, spec: GraphSpec, *, upgrades: Mapping[str, Upgrade] | None = None, back: bool = False
@@ -335,8 +336,8 @@ class PostgresStore:
         async with self._poll.use() as connection:
             return await stored_windows.load(connection, grant, folded_bundle, subkeys, keys, self._progressed)
 
-    async def load_sessions(self, grant: Grant, folded_bundle: int, query: SessionQuery) -> Entries:
-        """Read folded rows of sessions; see `Store.load_sessions`."""
+    async def query_windows(self, grant: Grant, folded_bundle: int, query: WindowQuery) -> Entries:
+        """Read the folded rows that a query asks for; see `Store.query_windows`."""
         async with self._poll.use() as connection:
             return await stored_sessions.load(connection, grant, folded_bundle, query, self._progressed)
 

@@ -11,11 +11,11 @@ from typing import Any
 from psycopg.rows import TupleRow
 
 from millpy.model.checkpoint import Entries, Grant, Kind
-from millpy.model.stored_windows import EndedSessions, SessionQuery, SpanOfEnds
+from millpy.model.stored_windows import EndedSessions, SpanOfEnds, UnfiredPanes, WindowQuery
 from millpy.store.postgres.arrays import Bigints, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
-from millpy.store.postgres.stored_windows import PIECE_BYTES, PIECE_ROWS, check_folded
+from millpy.store.postgres.stored_windows import PIECE_BYTES, PIECE_ROWS, check_folded, load_unfired
 
 SPANS = 2_000
 """Spans of keys whose sessions one statement reads."""
@@ -23,10 +23,14 @@ _FIRST = {"text_hash": -(2**63), "subkey_hash": -(2**63), "key_hash": -(2**63)}
 
 
 async def load(
-    connection: Connection, grant: Grant, folded_bundle: int, query: SessionQuery, progressed: Callable[[], None]
+    connection: Connection, grant: Grant, folded_bundle: int, query: WindowQuery, progressed: Callable[[], None]
 ) -> Entries:
-    """Read folded rows of sessions; see `Store.load_sessions`. `progressed` is called after each piece."""
+    """Read the rows that a query asks for; see `Store.query_windows`. `progressed` is called after each piece."""
     await check_folded(connection, grant, folded_bundle)
+    if isinstance(query, UnfiredPanes):
+        unfired = await load_unfired(connection, grant, query)
+        progressed()
+        return unfired
     found = Entries(Kind.WINDOW, "")
     of_interval: dict[str, Any] = {"interval": grant.interval_id}
     if isinstance(query, EndedSessions):

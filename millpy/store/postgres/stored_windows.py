@@ -1,4 +1,4 @@
-"""The reads of closed windows, which may stay in the store until a record or their expiry needs them.
+"""The reads of windows that may stay in the store until a record, their end or their expiry needs them.
 
 A row is read as it was folded, without deltas: what has changed since the last fold is in the owner's memory.
 """
@@ -13,6 +13,7 @@ from psycopg.rows import TupleRow
 
 from millpy.errors import StaleSequencerError
 from millpy.model.checkpoint import Entries, Grant, Kind
+from millpy.model.stored_windows import UnfiredPanes
 from millpy.store.postgres.arrays import Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
@@ -36,14 +37,14 @@ async def subkeys(connection: Connection, grant: Grant, rows_max: int) -> list[s
 
 
 async def read_window(connection: Connection, grant: Grant, subkey: str) -> AsyncIterator[list[TupleRow]]:
-    """Yield the folded rows of a window in pieces of (subkey, key, key_hash, fire_at, value, text_hash, rows left)."""
-    place: dict[str, Any] = {"interval": grant.interval_id, "subkey": subkey, "text_hash": -(2**63), "key": ""}
+    """Yield the folded rows of a window in pieces of (subkey, key, key_hash, fire_at, value, rows left)."""
+    place: dict[str, Any] = {"interval": grant.interval_id, "subkey": subkey, "key_hash": -1, "key": ""}
     place |= {"rows_max": PIECE_ROWS, "bytes_max": PIECE_BYTES}
     while rows := await all_rows(connection, statement("read_window"), place):
         yield rows
         if len(rows) == rows[-1][-1] < PIECE_ROWS:
             return
-        place |= {"key": rows[-1][1], "text_hash": rows[-1][5]}
+        place |= {"key": rows[-1][1], "key_hash": rows[-1][2]}
 
 
 async def check_folded(connection: Connection, grant: Grant, folded_bundle: int) -> None:
@@ -83,6 +84,16 @@ async def load(
             found.values += map(bytes, _values(b"[" + values + b"]"))
         # Fewer bytes than the bound: the statement has read all.
         lo = lo + PAIRS if places is None or len(values) < PIECE_BYTES else max(asked) + 1
+    return found
+
+
+async def load_unfired(connection: Connection, grant: Grant, query: UnfiredPanes) -> Entries:
+    """Read the next folded panes of a window that have not been emitted."""
+    place = {"interval": grant.interval_id, "subkey": query.subkey, "key": query.after.key.decode()}
+    bounds = {"key_hash": query.after.key_hash, "rows_max": query.rows_max, "bytes_max": query.bytes_max}
+    found = Entries(Kind.WINDOW, "")
+    for key, key_hash, fire_at, value in await all_rows(connection, statement("load_unfired"), place | bounds):
+        found.add(key.encode(), key_hash, query.subkey, value.encode(), fire_at)
     return found
 
 

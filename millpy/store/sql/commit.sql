@@ -53,14 +53,16 @@ SELECT %(slot)s::smallint, interval_id, bundle, expires_at, clock, ids, times, w
 
 -- name: append_expected_records
 -- Zero rows: nothing was sent.
-INSERT INTO mill.expected_records (dead_letter_id, computation, input, event_time, digest)
-SELECT dead_letter_id, computation, input, event_time, sha256(payload)
-  FROM unnest(%(letters)s, %(computations)s, %(inputs)s, %(event_times)s, %(payloads)s)
-    AS e (dead_letter_id, computation, input, event_time, payload);
+INSERT INTO mill.expected_records (dead_letter_id, bundle, computation, input, event_time, digest)
+SELECT dead_letter_id, bundle, computation, input, event_time, sha256(payload)
+  FROM unnest(%(letters)s, %(computations)s, %(inputs)s, %(event_times)s, %(payloads)s, %(bundles)s)
+    AS e (dead_letter_id, computation, input, event_time, payload, bundle);
 
 -- name: append_late_records
 -- A record of a dead letter that an operator replays into its windows is requested at once: each expected record once for
--- each window. Of equal records, one is as good as the other. Zero rows: nothing was sent.
+-- each window. Of equal records, one is as good as the other. Those that the consumer had read before this commit were
+-- in time, and an equal record that comes later is none of them: so this runs before the cursors move. Zero rows: nothing
+-- was sent.
 WITH sent AS (
     SELECT row_number() OVER () AS place, u.*
       FROM unnest(%(intervals)s, %(bundles)s, %(streams)s, %(computations)s, %(inputs)s, %(keys)s, %(event_times)s,
@@ -78,6 +80,9 @@ WITH sent AS (
       JOIN mill.intervals AS i ON i.interval_id = d.interval_id
       JOIN sent AS e ON e.computation = x.computation AND e.input = x.input AND e.event_time = x.event_time
                     AND sha256(e.payload) = x.digest AND NOT e.retracts AND e.window_start IS NOT NULL
+                    AND ((d.interval_id, x.bundle) = (e.interval_id, e.bundle)
+                         OR EXISTS (SELECT FROM mill.cursors AS k
+                                     WHERE k.consumer = e.interval_id AND k.producer = d.interval_id AND k.seq < x.bundle))
       JOIN mill.intervals AS o ON o.interval_id = e.interval_id AND o.graph_id = i.graph_id
      WHERE NOT EXISTS (SELECT FROM mill.late_records AS l
                         WHERE l.expected_id = x.expected_id

@@ -307,6 +307,15 @@ SELECT s.graph, s.stream, s.source_partition, count(s.site) AS sites, sum(s.reco
  GROUP BY s.graph, s.stream, s.source_partition
  ORDER BY s.graph, s.stream, s.source_partition;
 
+-- name: look_at_units
+-- Reads each source partition whose newest record is of the first year of the epoch. Zero rows: there is none.
+SELECT p.graph, p.computation AS stream, p.source_partition, (e.value ->> 'newest_event_time')::bigint AS newest_event_time,
+       (e.value ->> 'arrived_at')::bigint AS arrived_at
+  FROM mill.entries AS e JOIN mill.places AS p USING (interval_id)
+ WHERE e.kind = 'position' AND e.namespace = 'source'
+   AND (e.value ->> 'newest_event_time')::bigint BETWEEN 1 AND 31622400000000
+ ORDER BY p.graph, p.computation, p.source_partition;
+
 -- name: look_at_audits
 -- Sums up the audited hours of each result table. `behind_s` is how much event time has become final since the newest
 -- hour that a service has audited; null if the table has ended, or only commands have audited it. Zero rows: there were

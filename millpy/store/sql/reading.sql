@@ -98,21 +98,38 @@ SELECT subkey FROM found;
 -- name: read_window
 -- Reads the next folded rows of a window, in index order: about bytes_max of them and at least one. `found` counts the
 -- rows that are left, up to rows_max. Zero rows: no row is left.
-SELECT p.subkey, p.key, p.key_hash, p.fire_at, p.value, p.text_hash, p.found
+SELECT p.subkey, p.key, p.key_hash, p.fire_at, p.value, p.found
   FROM (SELECT f.*, count(*) OVER () AS found,
-               sum(f.bytes) OVER (ORDER BY f.text_hash, f.key) - f.bytes AS before
-          FROM (SELECT k.subkey, k.key, k.key_hash, k.fire_at, k.value, octet_length(k.value) AS bytes,
-                       hashtextextended(k.key, 0) AS text_hash
+               sum(f.bytes) OVER (ORDER BY f.key_hash, f.key) - f.bytes AS before
+          FROM (SELECT k.subkey, k.key, k.key_hash, k.fire_at, k.value, octet_length(k.value) AS bytes
                   FROM mill.keyed AS k
                  WHERE k.interval_id = %(interval)s AND k.kind = 'window'
                    AND hashtextextended(k.subkey, 0) = hashtextextended(%(subkey)s::text COLLATE "C", 0)
                    AND k.subkey = %(subkey)s::text
-                   AND hashtextextended(k.key, 0) >= %(text_hash)s::bigint
-                   AND (hashtextextended(k.key, 0), k.key) > (%(text_hash)s::bigint, %(key)s::text)
-                 ORDER BY hashtextextended(k.key, 0), k.key
+                   AND k.key_hash >= %(key_hash)s::bigint
+                   AND (k.key_hash, k.key) > (%(key_hash)s::bigint, %(key)s::text)
+                 ORDER BY k.key_hash, k.key
                  LIMIT %(rows_max)s::integer) AS f) AS p
  WHERE p.before < %(bytes_max)s::bigint
- ORDER BY p.text_hash, p.key;
+ ORDER BY p.key_hash, p.key;
+
+-- name: load_unfired
+-- Reads the next folded panes of a window that have not been emitted, in index order: up to rows_max, about bytes_max of
+-- them and at least one. Zero rows: no such pane is left.
+SELECT p.key, p.key_hash, p.fire_at, p.value
+  FROM (SELECT f.*, sum(f.bytes) OVER (ORDER BY f.key_hash, f.key) - f.bytes AS before
+          FROM (SELECT k.key, k.key_hash, k.fire_at, k.value, octet_length(k.value) AS bytes
+                  FROM mill.keyed AS k
+                 WHERE k.interval_id = %(interval)s AND k.kind = 'window'
+                   AND hashtextextended(k.subkey, 0) = hashtextextended(%(subkey)s::text COLLATE "C", 0)
+                   AND k.subkey = %(subkey)s::text
+                   AND k.key_hash >= %(key_hash)s::bigint
+                   AND (k.key_hash, k.key) > (%(key_hash)s::bigint, %(key)s::text)
+                   AND k.value::json ->> 'emitted' IS DISTINCT FROM 'true'
+                 ORDER BY k.key_hash, k.key
+                 LIMIT %(rows_max)s::bigint) AS f) AS p
+ WHERE p.before < %(bytes_max)s::bigint
+ ORDER BY p.key_hash, p.key;
 
 -- name: load_windows
 -- Reads the folded rows of some windows of keys, with one index probe for each: the first of them, about bytes_max and

@@ -15,7 +15,15 @@ from typing import Any
 from millpy.model.time import INSTANT_MAX
 from millpy.store.memory.tables import Row
 from millpy.testing.simulation.deployments import BRANCH_OF, WindowReadings
-from millpy.testing.simulation.graphs import CHANGEABLE, GROUP_LATENESS_US, GROUP_WINDOW_US, TOP, Shape, home_of
+from millpy.testing.simulation.graphs import (
+    ADDED,
+    CHANGEABLE,
+    GROUP_LATENESS_US,
+    GROUP_WINDOW_US,
+    TOP,
+    Shape,
+    home_of,
+)
 from millpy.testing.simulation.histories import HistoryJudge
 from millpy.testing.simulation.history import CommittedBundle, ObservedInterval, RunHistory
 from millpy.testing.simulation.levels import InnerRows, LevelJudge, whole_totals
@@ -32,7 +40,7 @@ from millpy.testing.simulation.windowed import BY_TABLE, CLOSING_RECORDS, CLOSIN
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.timestamp_combiner import TimestampCombiner
 
-KINDS = {branch.table: branch.kind for branch in WINDOWED.values()} | {"per_op": "fixed"}
+KINDS = {branch.table: branch.kind for branch in WINDOWED.values()} | {"per_op": "fixed", ADDED: "fixed"}
 """The windowed tables behind the source, and their windows."""
 CLOSES: dict[str, Callable[[RecountedPane], bool]] = {
     "per_count": lambda pane: pane.n >= CLOSING_RECORDS,
@@ -325,6 +333,7 @@ class Branches:
         self.history = history
         self._sources = sources
         self._lateness_us = shape.lateness_us
+        self.shape = shape
         self.readings = WindowReadings(shape)
         self._sites = shape.sites
         self._keeps_history = shape.histories
@@ -360,12 +369,24 @@ class Branches:
     def change(self, bundles: Mapping[int, int], shape: Shape) -> None:
         """Change the meaning of everything behind these bundles of the sources."""
         self.readings.changes.append((bundles, shape))
+        self.shape = shape
         for interval_id, judge in self.judges.items():
             if isinstance(judge, WindowJudge) and judge.branch in CHANGEABLE:
                 lateness_us = shape.lateness_of(judge.branch)
                 if lateness_us != judge.windows.allowed_us:
                     watermark = self.history.by_interval[interval_id].input_watermark
                     judge.windows.change(lateness_us, watermark)
+
+    def begin(self, added: Sequence[ObservedInterval], gone: Sequence[ObservedInterval]) -> None:
+        """Judge the intervals that a deployment has added, from their positions on, and forget those that are gone."""
+        for observed in gone:
+            del self.judges[observed.interval_id]
+        self._histories.forget({observed.computation for observed in gone})
+        for observed in (one for one in added if one.computation in KINDS):
+            judge = self.judges[observed.interval_id] = self._windows(observed)
+            assert isinstance(judge, WindowJudge), observed.computation
+            judge.follower.begin(observed.cursors)
+            judge.windows.allowed_us = self.shape.lateness_of(judge.branch)
 
     def correct(self, table: str, window: tuple[Any, ...], row: Row) -> None:
         """Expect the row that an operator has corrected."""

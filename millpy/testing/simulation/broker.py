@@ -27,7 +27,8 @@ from millpy.ingest.protocol import Injector, Source, SourceBatch, SourceSetup
 from millpy.model.deployment import permanent_name
 from millpy.model.identity import Identity
 
-PARTITION = "topic"
+PARTITION, MORE = "topic", "more"
+"""The first partition of the source, and that of a source that a deployment adds."""
 MARKER = -1
 
 
@@ -198,9 +199,15 @@ def session(setup: SourceSetup) -> Broker:
 
 @dataclass(frozen=True, slots=True)
 class Topic(Source):
-    """Topics as a source, one for each source partition."""
+    """Topics as a source, one for each source partition.
+
+    Attributes:
+        count: the number of partitions.
+        is_more: whether it is the source that a deployment adds, which has one.
+    """
 
     count: int = 1
+    is_more: bool = False
     kind: ClassVar[str] = "topic"
 
     def identity(self) -> Identity:
@@ -209,7 +216,7 @@ class Topic(Source):
 
     def partitions(self) -> tuple[str, ...]:
         """Return the names of the source partitions."""
-        return names_of(self.count)
+        return (MORE,) if self.is_more else names_of(self.count)
 
     def connect(self, setup: SourceSetup) -> Injector:
         """Return a reader, not yet open."""

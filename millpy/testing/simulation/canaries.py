@@ -36,6 +36,7 @@ from millpy.windowing.firing import Alarms, PaneTriggers
 from millpy.windowing.group_by import Groups
 from millpy.windowing.panes import Emission
 from millpy.windowing.triggered_state import TriggeredWindows
+from millpy.windowing.unfired_windows import NextPanes, UnfiredWindows
 
 
 class CommitsTwice(MemoryStore):
@@ -289,6 +290,14 @@ def _never(_: Any) -> Any:
     return lambda *_arguments: []
 
 
+def _no_panes(_: Any) -> Any:
+    def next_panes(self: UnfiredWindows, start: int, *_: Any) -> NextPanes:
+        del self.unread[start]
+        return NextPanes([], True)
+
+    return next_panes
+
+
 def _from_anew(recover: Any) -> Any:
     def recovered(self: TriggeredWindows, *arguments: Any) -> None:
         recover(self, *arguments)
@@ -336,23 +345,31 @@ class Canary:
 
 BROKEN = (
     Canary("ignores the sequencer", "I1", IgnoresSequencer, first=7),
-    Canary("grants without raising the sequencer", "I1", KeepsSequencer),
+    Canary("grants without raising the sequencer", "I1", KeepsSequencer, first=2),
     Canary("commits twice", "I2", CommitsTwice, first=8),
     Canary("commits in parts", "I2", CommitsInParts),
     Canary("folds an old value over a new one", "I2", FoldsOldValues),
     Canary("skips a segment", "I3", SkipsSegment),
     Canary("frees an unread segment", "I3", FreesTooEarly),
-    Canary("forgets a dedupe id", "I4", ForgetsDedupeIds),
+    Canary("forgets a dedupe id", "I4", ForgetsDedupeIds, first=4),
     Canary("regresses a watermark", "I5", SavesWatermarksWhenFolding),
     Canary("uses a watermark ahead of its position", "I5", ReadsHeadsLater),
-    Canary("lets the clock overtake a backlog", "I5", patches=((Intake, "step", _always_quiet),), needs="idle"),
+    Canary(
+        "lets the clock overtake a backlog", "I5", patches=((Intake, "step", _always_quiet),), needs="idle", first=30
+    ),
     Canary(
         "lets a record carry the watermark ahead of its arrival",
         "I5",
         patches=((Intake, "_row_watermarks", _ahead_of_arrival),),
+        first=2,
     ),
     Canary("fires a timer early", "I6", patches=((DueTimers, "next_to_fire", _next_early),), first=6),
-    Canary("forgets that a timer is deleted", "I6", patches=((timers.TimerBook, "take_entries", _without_tombstones),)),
+    Canary(
+        "forgets that a timer is deleted",
+        "I6",
+        patches=((timers.TimerBook, "take_entries", _without_tombstones),),
+        first=4,
+    ),
     Canary("lets an expired window emit", "I7", patches=((fixed.AlignedInterval, "__init__", _never_too_late),)),
     Canary(
         "forgets its counters",
@@ -360,14 +377,18 @@ BROKEN = (
         patches=((owned_interval, "owned", _forgets_counters), (ownership, "owned", _forgets_counters)),
     ),
     Canary("keeps soft state after a failed commit", "I9", worker_type=KeepsSoftState, first=11),
-    Canary("reads folded rows only", "I9", ReadsFoldedOnly),
-    Canary("forgets windows in the store", "I7", patches=((ClosedWindows, "fetch", _nothing),), first=9),
-    Canary("judges lateness by the turn", "I9", patches=((operator, "judging_watermarks", _judged_by_the_turn),)),
+    Canary("reads folded rows only", "I9", ReadsFoldedOnly, first=8),
+    Canary("forgets windows in the store", "I7", patches=((ClosedWindows, "fetch", _nothing),), first=14),
+    Canary("reads no window that fires", "I9", patches=((UnfiredWindows, "next_panes", _no_panes),), first=7),
+    Canary(
+        "judges lateness by the turn", "I9", patches=((operator, "judging_watermarks", _judged_by_the_turn),), first=1
+    ),
     Canary(
         "adds a retraction",
         "I9",
         patches=((AccumulatorSet, "subtract", _added), (Groups, "signs", _only_values)),
         needs="levels",
+        first=45,
     ),
     Canary("drops a retraction", "I9", patches=((Emission, "_retract", _nothing),), needs="visits"),
     Canary("gives no empty pane", "I7", patches=((PaneTriggers, "_gives_empty", _never),), needs="early"),
@@ -382,6 +403,6 @@ BROKEN = (
         needs="pairs",
     ),
     Canary("counts no match", "I9", patches=((BufferedSide, "add_matches", _counted_never),), needs="pairs"),
-    Canary("forgets the newest records of a join", "I9", ForgetsDedupeIds, needs="pairs"),
-    Canary("acknowledges early", "acknowledgement", worker_type=AcknowledgesEarly),
+    Canary("forgets the newest records of a join", "I9", ForgetsDedupeIds, needs="pairs", first=11),
+    Canary("acknowledges early", "acknowledgement", worker_type=AcknowledgesEarly, first=4),
 )

@@ -25,10 +25,13 @@ from millpy.testing.simulation.graphs import (
     DISORDER_US,
     IDLE_US,
     MAX_SKEW_US,
+    MORE_SOURCE,
+    SOURCE,
     Shape,
     home_of,
 )
-from millpy.testing.simulation.history import CommittedBundle, Name, RunHistory, hashable, pending
+from millpy.testing.simulation.headers import cursors_stay, joins_in_time, one_owner, watermarks_never_regress
+from millpy.testing.simulation.history import CommittedBundle, Name, ObservedInterval, RunHistory, hashable, pending
 from millpy.testing.simulation.names import name_is_current, rows_in_own_tables
 from millpy.testing.simulation.oracle import BEGINNING, END, Arrival, SourceOracle, WatchOracle
 from millpy.testing.simulation.pane_order import panes_in_order
@@ -36,6 +39,7 @@ from millpy.testing.simulation.repairs import dropped_rows_stay_away
 from millpy.testing.simulation.sites import SiteFollower, sites_in
 from millpy.testing.simulation.windowed import BY_TABLE, EARLY_RECORDS, EVERY_US, SLIDING_US
 
+SOURCES = (SOURCE, MORE_SOURCE)
 WITH_EARLY_PANES = ("per_early", "per_early_visit", "per_discard")
 CLOCK_SLACK_US = 400_000
 """How far a worker's reading of the server's clock may be ahead: it drifts for a minute at most."""
@@ -75,7 +79,7 @@ class Evidence:
         read_on: for each source partition, the newest bundle with input.
         sites: by interval of windows, what is known of the sites there.
         longest_us: branch -> the longest allowed lateness since the first change.
-        moved: positions that a deployment has moved.
+        moved: faults of deployments.
         foreign_batches: messages that were committed and never delivered here.
         frozen_at: when a worker was last frozen: its next commits contain input that it read long before.
     """
@@ -106,7 +110,7 @@ class Evidence:
     clocks: dict[int, tuple[int, int]] = field(default_factory=dict)
     sites: dict[int, SiteFollower] = field(default_factory=dict)
     longest_us: dict[str, int] = field(default_factory=dict)
-    moved: list[str] = field(default_factory=list)
+    moved: list[Violation] = field(default_factory=list)
     foreign_batches: list[str] = field(default_factory=list)
 
     @property
@@ -124,13 +128,13 @@ class Evidence:
             return [Violation("acknowledgement", what) for what in acknowledged_after_commit(self)]
         found = [Violation("I1", what) for what in one_owner(history)]
         found.extend(Violation("I5", what) for what in watermarks_never_regress(history))
-        found.extend(Violation("I3", what) for what in self.moved)
+        found.extend(self.moved)
         folds = [
             observed for observed in history.by_interval.values() if observed.header.folded_bundle != observed.folded
         ]
         commits = history.collect_commits()
         for commit in commits:
-            if commit.observed.computation == "readings":
+            if commit.observed.computation in SOURCES:
                 self._take_input(commit)
         for commit in commits:
             self._follow_sites(commit)
@@ -141,7 +145,7 @@ class Evidence:
         for observed in folds:
             found.extend(
                 Violation("I2", what)
-                for what in folds_keep_values(observed, self.shape.lateness_of(observed.computation))
+                for what in folds_keep_values(observed, self.shape.lateness_of(BRANCH_OF.get(observed.computation, "")))
             )
         if history.freed or commits:
             found.extend(Violation("I3", what) for what in unread_segments_exist(history))
@@ -152,14 +156,39 @@ class Evidence:
     def change(self, shape: Shape) -> None:
         """Expect another meaning from now on."""
         history, self.shape = self.history, shape
-        history.version += 1
-        self.moved += cursors_stay(history)
+        added, gone = history.follow_deployment()
+        self.moved += [Violation("I3", what) for what in cursors_stay(history)]
+        for observed in history.by_interval.values():
+            observed.cursors = dict(observed.header.cursors)
+        for observed in added:
+            if observed.computation in SOURCES:
+                self._begin_source(observed)
+                self.moved += [Violation("I5", what) for what in joins_in_time(history, observed)]
         bundles = {interval_id: observed.bundle for interval_id, observed in history.by_interval.items()}
         self.branches.change(bundles, shape)
+        self._forget_tables({observed.computation for observed in gone})
+        self.branches.begin(added, gone)
         for source in self.sources.values():
             source.change(shape.within_us, shape.disorder_us)
         for branch in shape.branches:
             self.longest_us[branch] = max(self.longest_us.get(branch, 0), shape.lateness_of(branch))
+
+    def _begin_source(self, observed: ObservedInterval) -> None:
+        """Follow a source that a deployment has added, from the watermark on at which it begins."""
+        (truths,) = {id(source.truths): source.truths for source in self.sources.values()}.values()
+        begun = observed.low_watermark
+        source = SourceOracle(truths, self.shape.by_arrival, self.shape.within_us, begun=begun, watermark=begun)
+        source.disorder_us = self.shape.disorder_us
+        self.sources[observed.interval_id] = source
+        self.branches.readings.others.add(observed.interval_id)
+
+    def _forget_tables(self, tables: set[str]) -> None:
+        """Expect result tables of computations that were reset to begin anew."""
+        history = self.history
+        self.panes = {name: index for name, index in self.panes.items() if name[0] not in tables}
+        self.closed = {name for name in self.closed if name[0] not in tables}
+        history.dropped = {name for name in history.dropped if name[0] not in tables}
+        history.dropped_to = {table: end for table, end in history.dropped_to.items() if table not in tables}
 
     def correct(self, table: str, window: tuple[Any, ...], row: Row) -> None:
         """Expect the row that an operator has corrected."""
@@ -255,39 +284,6 @@ class Evidence:
         )
 
 
-def one_owner(history: RunHistory) -> Iterator[str]:
-    """Yield violations of I1: at most one live sequencer per interval."""
-    for observed in history.by_interval.values():
-        header = observed.header
-        if header.sequencer < observed.sequencer:
-            yield f"the sequencer of {observed.interval_id} fell from {observed.sequencer} to {header.sequencer}"
-        if header.owner != observed.owner and header.sequencer == observed.sequencer:
-            yield f"interval {observed.interval_id} changed hands under sequencer {header.sequencer}"
-    for interval_id, sequencer, one, other in history.granted_twice:
-        yield f"sequencer {sequencer} of interval {interval_id} was granted to {one} and to {other}"
-
-
-def watermarks_never_regress(history: RunHistory) -> Iterator[str]:
-    """Yield violations of I5: a published watermark never regresses, in any write."""
-    for observed in history.by_interval.values():
-        header = observed.header
-        for name, before, now in (
-            ("low", observed.low_watermark, header.low_watermark),
-            ("input", observed.input_watermark, header.input_watermark),
-        ):
-            if now < before:
-                yield f"the {name} watermark of interval {observed.interval_id} went back from {before} to {now}"
-
-
-def cursors_stay(history: RunHistory) -> Iterator[str]:
-    """Yield violations of I3 by a deployment: consumers continue where they are."""
-    for observed in history.by_interval.values():
-        for producer, cursor in observed.cursors.items():
-            now = observed.header.cursors[producer]
-            if now != cursor:
-                yield f"a deployment moved the cursor of {observed.interval_id} on {producer} from {cursor} to {now}"
-
-
 def submitted_by_owner(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
     """Yield violations of I1: every commit is submitted by the owner, under the present sequencer."""
     if commit.attempts and commit.attempt is None:
@@ -365,11 +361,12 @@ def unread_segments_exist(history: RunHistory) -> Iterator[str]:
 
 def ids_once(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
     """Yield violations of I4: a dedupe id takes effect at most once within its horizon."""
-    if commit.observed.computation != "readings":
+    stream = commit.observed.computation
+    if stream not in SOURCES:
         return
     source = evidence.sources[commit.observed.interval_id]
     for what, expected in (("duplicate", source.duplicate), ("accepted", source.accepted)):
-        count = commit.observed.count(what, "readings")
+        count = commit.observed.count(what, stream)
         if count != expected:
             yield f"{_name(commit)}: {count} records are counted {what}, {expected} were"
 
@@ -377,7 +374,7 @@ def ids_once(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
 def watermarks_within_work(evidence: Evidence, commit: CommittedBundle) -> Iterator[str]:
     """Yield violations of I5: never above the oldest work, the input, or a producer at the consumed position."""
     observed, history = commit.observed, evidence.history
-    if observed.computation == "readings":
+    if observed.computation in SOURCES:
         source = evidence.sources[observed.interval_id]
         if observed.low_watermark > source.watermark:
             yield f"{_name(commit)}: the source publishes {observed.low_watermark}, its records say {source.watermark}"
@@ -461,10 +458,11 @@ def _ticks(commit: CommittedBundle) -> Iterator[str]:
 def accounts_add_up(evidence: Evidence) -> Iterator[str]:
     """Yield violations of I8: no record is lost or counted twice."""
     history = evidence.history
-    for observed in history.intervals_of("readings"):
-        source = evidence.sources[observed.interval_id]
+    for interval_id, source in evidence.sources.items():
+        observed = history.by_interval[interval_id]
         counts = {
-            what: observed.count(what, "readings") for what in ("injected", "accepted", "duplicate", "dead_lettered")
+            what: observed.count(what, observed.computation)
+            for what in ("injected", "accepted", "duplicate", "dead_lettered")
         }
         if counts["injected"] != counts["accepted"] + counts["duplicate"] + counts["dead_lettered"]:
             yield f"the source does not add up: {counts}"

@@ -229,9 +229,9 @@ CAP = "cap = min(others, default=INSTANT_MAX)"
 RANGE, LATER_RANGE = "range(window, window", "range(window + self._every_us, window"
 
 EDGES = (
-    _edge("accepts a record at the very end of lateness", "I9", "fixed", LATE, LATER, WINDOWS_ROWS),
-    _edge("includes the end of a window", "I9", "fixed", TIMES + ")", TIMES + " - 1)", WINDOWS_ROWS),
-    _edge("keeps a window open at its very end", "I9", "fixed", ENDS, ENDED, (OpenWindows, "due")),
+    _edge("accepts a record at the very end of lateness", "I9", "fixed", LATE, LATER, WINDOWS_ROWS, first=8),
+    _edge("includes the end of a window", "I9", "fixed", TIMES + ")", TIMES + " - 1)", WINDOWS_ROWS, first=6),
+    _edge("keeps a window open at its very end", "I9", "fixed", ENDS, ENDED, (OpenWindows, "due"), first=8),
     _edge(
         *("joins sessions that only touch", "I9", "session", MEETS, TOUCHES),
         *((session_assign, "replay"), (session, "replay")),
@@ -252,6 +252,7 @@ EDGES = (
         "_size_us + 1, every",
         "_size_us, every",
         (OpenSlices, "firing"),
+        first=10,
     ),
     _edge(
         "forgets an id at the edge of the horizon",
@@ -262,8 +263,16 @@ EDGES = (
         (DedupeIndex, "check"),
         first=70,
     ),
-    _edge("lets a reading through at the edge", "I9", "unique", WITHIN, NEARER, (FirstSeen, "_near")),
-    _edge("judges by one partition alone", "I9", "partitions", CAP, "cap = INSTANT_MAX", (step.Steps, "_arrivals")),
+    _edge("lets a reading through at the edge", "I9", "unique", WITHIN, NEARER, (FirstSeen, "_near"), first=46),
+    _edge(
+        "judges by one partition alone",
+        "I9",
+        "partitions",
+        CAP,
+        "cap = INSTANT_MAX",
+        (step.Steps, "_arrivals"),
+        first=17,
+    ),
     Canary("follows the fastest producer", "I5", patches=((step, "input_watermark", _most),), needs="partitions"),
     Canary("ignores holds", "I5", patches=((step, "low_watermark", _without_holds),), first=12),
     Canary("acknowledges one batch too many", "acknowledgement", worker_type=AcknowledgesOneMore, needs="topic"),
@@ -293,7 +302,7 @@ EDGES = (
         first=10,
     ),
     Canary("switches without a fence", "versions", patches=((memory_generations, "fence", _unfenced),), needs=BOTH),
-    Canary("writes to its first tables after a switch", "tables", KeepsFirstTables, needs=BOTH),
+    Canary("writes to its first tables after a switch", "tables", KeepsFirstTables, needs=BOTH, first=41),
     _edge("fences one generation", "versions", BOTH, "in (before, after)", "in (after,)", (memory, "switch")),
     Canary("switches in two steps", "names", SwitchesInTwoSteps, needs=BOTH),
     _edge("shares one session", "acknowledgement", BOTH, "generation=self._plan.generation", "generation=1", SETUP),
@@ -305,6 +314,7 @@ EDGES = (
         "I5",
         patches=((Intake, "_follow_clock", _quiet_for_sites),),
         needs="idle_sites",
+        first=88,
     ),
     Canary("lets all sites wait for one", "I9", patches=((SiteRegistry, "_watermark", _of_all_sites),), needs="sites"),
     Canary(
@@ -312,11 +322,12 @@ EDGES = (
         "I9",
         patches=((SiteRegistry, "bounds", _by_no_other),),
         needs="far_sites",
-        first=200,
+        first=494,
     ),
     _edge(
         *("has one site beyond the bound", "I9", "shared_sites"),
         *("< self._sites_max", "<= self._sites_max", (SiteWatermarks, "take")),
+        first=60,
     ),
     _edge(
         *("joins windows of a function that only touch", "I9", "user_visits"),
@@ -326,10 +337,11 @@ EDGES = (
         *("forgets the second window of a record", "I9", "phased"),
         *("ends <= self._over_by", "ends - 200_000 <= self._over_by", (UserInterval, "_take")),
     ),
-    _edge("keeps the gap of a full session", "I9", "full", FILLS, "pass", (SizeBound, "replay")),
+    _edge("keeps the gap of a full session", "I9", "full", FILLS, "pass", (SizeBound, "replay"), first=66),
     _edge(
         *("cuts a session behind its length", "I9", "full"),
         *("self._length_us - records", "self._length_us + 1 - records", (Gaps, "of_rows")),
+        first=82,
     ),
     _edge(
         *("opens a closed window", "I9", "counted"),
@@ -346,6 +358,7 @@ EDGES = (
     _edge(
         *("passes no record at the end of a silence", "I9", "changes"),
         *(">= self._silence_us", "> self._silence_us", (Changes, "process_record")),
+        first=26,
     ),
     _edge(
         "takes half a wrap for a reset",
@@ -354,11 +367,13 @@ EDGES = (
         "<= self.wraps_at",
         "< self.wraps_at",
         (CounterRates, "increase"),
+        first=171,
     ),
     _edge("ends a match at its last moment", "I9", "absences", "< at)", "<= at)", (PatternMatching, "_end_before")),
     _edge(
         *("fills a point that may still change", "I9", "grid"),
         *("min(passed - 1, over)", "min(passed, over)", (GapFilling, "_emit_tail")),
+        first=12,
     ),
     Canary("forgets the newest records in order", "I9", ForgetsDedupeIds, needs="absences"),
     Canary(

@@ -9,6 +9,7 @@ from typing import Any
 
 from millpy.store.memory.tables import Row
 from millpy.testing.simulation.checkers import Evidence, Violation
+from millpy.testing.simulation.deployments import BRANCH_OF
 from millpy.testing.simulation.folded_state import forget_deleted
 from millpy.testing.simulation.graphs import GROUP_WINDOW_US, PERIOD_US
 from millpy.testing.simulation.oracle import END, WatchOracle, grouped
@@ -21,7 +22,7 @@ def finished(evidence: Evidence) -> Iterator[Violation]:
     for observed in history.by_interval.values():
         if observed.low_watermark < END:
             yield Violation("I5", f"interval {observed.interval_id} has not reached the end")
-        forget_deleted(observed, evidence.shape.lateness_of(observed.computation))
+        forget_deleted(observed, evidence.shape.lateness_of(BRANCH_OF.get(observed.computation, "")))
         left = [name for name in observed.keyed if name[0] in ("timer", "window")]
         if left:
             yield Violation("I6", f"interval {observed.interval_id} has finished with {left[:3]}")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from millpy.errors import GraphError
 from millpy.hosting.failpoints import Failpoint
 from millpy.model.checkpoint import RecordTableName
 from millpy.testing.simulation.broker import Broker
-from millpy.testing.simulation.deployments import next_shape
+from millpy.testing.simulation.deployments import next_reset, next_shape
 from millpy.testing.simulation.graphs import NAME, SITES
 from millpy.testing.simulation.lookup_table import TABLE, put_table
 from millpy.testing.simulation.repairs import add_late, correct_row, drop_old_rows
 from millpy.testing.simulation.schedule import POINTS, ScheduledFault
 
 if TYPE_CHECKING:
+    from millpy.model.deployment import Deployment
+    from millpy.store.memory.store import MemoryStore
     from millpy.testing.simulation.machine import Machine
     from millpy.testing.simulation.world import World
 
@@ -371,15 +373,26 @@ def _changed(world: World, victim: Machine, fault: ScheduledFault) -> bool:
 def change(world: World, pick: float, size: float) -> None:
     """Run the command that deploys a change of the graph; sometimes end it early, as an impatient user."""
     simulated = world.generations[1]
-    if (shape := next_shape(simulated.shape, pick, size * 997 % 1)) is None:
-        return
-    spec = simulated.propose(shape)
+    if (shape := next_shape(simulated.shape, pick, size * 997 % 1)) is not None:
+        spec = simulated.propose(shape)
+        _deploy(world, size, lambda store: store.deploy(spec, on_purpose=True))
 
+
+def _reset(world: World, victim: Machine, fault: ScheduledFault) -> bool:
+    """Run the command that lets a computation begin anew; sometimes end it early, as an impatient user."""
+    simulated = world.generations[1]
+    if (name := next_reset(simulated.shape, fault.pick)) is not None:
+        spec = simulated.propose(simulated.shape)
+        _deploy(world, fault.size, lambda store: store.reset(spec, [name]))
+    return False
+
+
+def _deploy(world: World, size: float, work: Callable[[MemoryStore], Coroutine[Any, Any, Deployment]]) -> None:
     async def deploy_once() -> None:
         store = world.store_type(world.database)
         await store.open()
         try:
-            await store.deploy(spec, on_purpose=True)
+            await work(store)
         except GraphError as refused:  # another deployment came before it, or every source has ended
             world.say(f"refused: {refused}")
 
@@ -423,6 +436,7 @@ FAULTS: dict[str, Inject] = {
     "table_goes": _table_goes,
     "switch": _switch,
     "changed": _changed,
+    "reset": _reset,
     "switch_at": _at_point("switch", (Failpoint.AFTER_FENCE,)),
     "added_late": add_late,
     "corrected": correct_row,

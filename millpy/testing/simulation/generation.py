@@ -10,7 +10,7 @@ from millpy.graph import Graph
 from millpy.model.deployment import GraphSpec
 from millpy.store.memory.store import MemoryDatabase
 from millpy.testing.simulation.branches import Branches
-from millpy.testing.simulation.broker import Broker
+from millpy.testing.simulation.broker import MORE, Broker
 from millpy.testing.simulation.checkers import Evidence
 from millpy.testing.simulation.graphs import Shape, build
 from millpy.testing.simulation.history import RunHistory
@@ -95,11 +95,19 @@ class SimulatedGeneration:
         self.proposed.append((spec, shape))
         return spec
 
-    def change(self, spec: GraphSpec) -> None:
-        """Give the file of its machines and the evidence the meaning that was just deployed."""
+    def change(self, spec: GraphSpec, more: Broker) -> None:
+        """Give the file of its machines and the evidence the meaning that was just deployed.
+
+        Args:
+            spec: what was deployed.
+            more: the session of a source that a deployment may have added.
+        """
         shape = next(shape for proposed, shape in self.proposed if proposed is spec)
         self.shape, self.graph = shape, build(shape, str(self._path), self.generation)
+        self.computations = [computation.name for computation in spec.computations]
         self.evidence.change(shape)
+        if shape.joined:
+            self.evidence.brokers = {**self.brokers, MORE: more}
 
     def machines(self, among: Sequence[Machine]) -> list[Machine]:
         """Return those of the machines that run this generation."""

@@ -114,6 +114,10 @@ CANCELS = 7
 PINGS = 5
 REFUSED = 13
 DROPPED, RAISED = 5, 500
+SOURCE, MORE_SOURCE = "readings", "more"
+"""The source, and the one that a deployment adds."""
+ADDED = "per_added"
+"""The table of windows that a deployment adds."""
 CHANGEABLE: tuple[Branch, ...] = (
     "fixed",
     "sliding",
@@ -333,6 +337,8 @@ class Shape:
         changed_us: the allowed lateness of the windows of `CHANGEABLE`, if it was changed.
         filtered: whether some readings do not reach the windows of `CHANGEABLE`.
         doubled: whether the windows of `DOUBLED` also read all readings with raised values.
+        added: whether there are windows that a deployment has added.
+        joined: whether the windows of `DOUBLED` also read a source that a deployment has added.
     """
 
     feed: Feed
@@ -354,6 +360,8 @@ class Shape:
     changed_us: int | None = None
     filtered: bool = False
     doubled: bool = False
+    added: bool = False
+    joined: bool = False
 
     def lateness_of(self, branch: str) -> int:
         """Return the allowed lateness of the windows of a branch."""
@@ -401,21 +409,13 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
     max_skew = timedelta(microseconds=MAX_SKEW_US) if shape.skew else None
     graph = Graph(NAME, generation=generation, max_skew=max_skew)
     sources: dict[Feed, Source] = {"topic": Topic(shape.partitions), "log": Log(shape.partitions)}
-    within = timedelta(microseconds=shape.within_us)
-    readings = graph.inject(
-        "readings",
-        sources[shape.feed] if shape.feed in sources else SimulatedFile(path),
-        schema=SimulatedReading,
-        event_time=EventTime(
-            "at", unit="us", max_disorder=milliseconds(shape.disorder_us // 1000), watermark_by=shape.sites or None
-        ),
-        dedupe=Dedupe("seq", within=within) if shape.by_arrival else Dedupe("seq", within=within, time="at", unit="us"),
-        idle=AdvanceWithClock(after=timedelta(microseconds=IDLE_US)) if shape.idle else None,
-    )
+    readings = _inject(graph, SOURCE, sources.get(shape.feed) or SimulatedFile(path), shape)
+    kind = Log if shape.feed == "log" else Topic
+    more = _inject(graph, MORE_SOURCE, kind(is_more=True), shape) if shape.joined else None
     key = ("group", "device") if shape.sites == "group" else ("device",)
     for branch in shape.branches:
         if (windowed := WINDOWED.get(branch)) is not None:
-            panes = _aggregate(read_by(branch, readings, shape), key, windowed, shape, shape.lateness_of(branch))
+            panes = _aggregate(read_by(branch, readings, shape, more), key, windowed, shape, shape.lateness_of(branch))
             if windowed.totals and not shape.sites:
                 _total(panes, windowed, shape.lateness_us)
             if branch == "topped":
@@ -443,13 +443,32 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
             echoes.to_table(f"{branch}_echoes")
         else:
             _watch(readings, shape)
+    if shape.added:
+        _aggregate(readings, ("device",), replace(WINDOWED["fixed"], table=ADDED), shape, shape.lateness_us)
     return graph
 
 
-def read_by(branch: str, readings: Stream, shape: Shape) -> Stream:
+def _inject(graph: Graph, name: str, source: Source, shape: Shape) -> Stream:
+    within = timedelta(microseconds=shape.within_us)
+    return graph.inject(
+        name,
+        source,
+        schema=SimulatedReading,
+        event_time=EventTime(
+            "at", unit="us", max_disorder=milliseconds(shape.disorder_us // 1000), watermark_by=shape.sites or None
+        ),
+        dedupe=Dedupe("seq", within=within) if shape.by_arrival else Dedupe("seq", within=within, time="at", unit="us"),
+        idle=AdvanceWithClock(after=timedelta(microseconds=IDLE_US)) if shape.idle else None,
+    )
+
+
+def read_by(branch: str, readings: Stream, shape: Shape, more: Stream | None) -> Stream:
     """Return what the windows of a branch read, which deployments change."""
     stream = readings.filter(is_kept, immediate=True) if shape.filtered and branch in CHANGEABLE else readings
-    return stream.union(readings.map(raised, immediate=True)) if shape.doubled and branch in DOUBLED else stream
+    if branch not in DOUBLED:
+        return stream
+    stream = stream.union(readings.map(raised, immediate=True)) if shape.doubled else stream
+    return stream if more is None else stream.union(more)
 
 
 def is_kept(reading: SimulatedReading) -> bool:

@@ -7,7 +7,7 @@ The times in a history are the database's, whose clock steps back here: entries 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,10 @@ class HistoryJudge:
         for stored in self.history.tables():
             if stored.spec.name == table:
                 self.seen[table, window] = len(stored.history.get(window, ()))
+
+    def forget(self, tables: Collection[str]) -> None:
+        """Forget what was judged of tables that begin anew."""
+        self.seen = {name: number for name, number in self.seen.items() if name[0] not in tables}
 
     def follow(self, commit: CommittedBundle) -> Iterator[str]:
         """Judge the entries that a bundle has added."""

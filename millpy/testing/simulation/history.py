@@ -184,6 +184,24 @@ class RunHistory:
         self._headers = [observed.header for observed in self.by_interval.values()]
         self._states: list[tuple[Any, ...]] = []
 
+    def follow_deployment(self) -> tuple[list[ObservedInterval], list[ObservedInterval]]:
+        """Follow the intervals that a deployment has added, and forget those that are gone. Return both."""
+        deployed = {interval.interval_id for interval in self.deployed.deployment.intervals}
+        gone = [self.by_interval.pop(interval_id) for interval_id in self.by_interval.keys() - deployed]
+        added = []
+        for interval_id in sorted(deployed - self.by_interval.keys()):
+            header = self.database.headers[interval_id]
+            observed = self.by_interval[interval_id] = ObservedInterval(header, header.interval.computation)
+            observed.cursors = dict(header.cursors)
+            observed.input_watermark, observed.low_watermark = header.input_watermark, header.low_watermark
+            observed.lows[header.bundle] = header.low_watermark
+            added.append(observed)
+        numbers = {sub.subscription_id for sub in self.deployed.subscriptions}
+        self.unread = [unread for unread in self.unread if unread.subscription.subscription_id in numbers]
+        self._headers = [observed.header for observed in self.by_interval.values()]
+        self.version = self.deployed.deployment.version
+        return added, gone
+
     def intervals_of(self, computation: str) -> Iterator[ObservedInterval]:
         """Yield the histories of a computation's intervals."""
         return (observed for observed in self.by_interval.values() if observed.computation == computation)

@@ -30,8 +30,10 @@ HISTORY_US = 3_600_000_000
 AHEAD_US = 300_000_000
 """How far readings of devices with a fast clock are ahead of their arrival."""
 DEVICES = SITES
-CORRECTED = 100_000
-"""Added to the ids of readings that were rubbish first."""
+CORRECTED, OTHERS = 100_000, 200_000
+"""Added to the ids of readings that were rubbish first, and of those of the other source."""
+OTHER_SHARE = 3
+"""One of this number of readings has one of the other source beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Feed:
         partitions: the source partition of each payload; all payloads of a device go to one.
         corrections: the true payloads of rubbish.
         live: whether event times are those of publication, from `stamped`.
+        more: payload -> what a device behind the other source publishes at the same time.
     """
 
     payloads: tuple[bytes, ...]
@@ -65,6 +68,7 @@ class Feed:
     truths: dict[bytes, Truth | None]
     corrections: dict[bytes, bytes]
     live: bool
+    more: dict[bytes, bytes] = field(default_factory=dict)
     _stamped: dict[bytes, bytes] = field(default_factory=dict)
 
     def stamped(self, payload: bytes, now_us: int) -> bytes:
@@ -173,7 +177,13 @@ def feed(
             payloads.append((seq * 10 + 7, rubbish, partition))
     payloads.sort(key=lambda entry: entry[0])
     _, published, places = zip(*payloads, strict=True)
-    return Feed(published, places, truths, corrections, live)
+    more: dict[bytes, bytes] = {}
+    for payload, known in list(truths.items()):
+        if known is not None and known.seq < CORRECTED and known.seq % OTHER_SHARE == 0:
+            other = replace(known, seq=OTHERS + known.seq, value=99 - known.value)
+            more[payload] = encoded(other)
+            truths[more[payload]] = other
+    return Feed(published, places, truths, corrections, live, more)
 
 
 def _site(shape: Shape, device: int) -> int | None:

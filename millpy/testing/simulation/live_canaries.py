@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from millpy.hosting import step
 from millpy.model.checkpoint import Checkpoint
+from millpy.model.deployment import Deployment, GraphSpec
 from millpy.store.memory import database as memory_database
 from millpy.store.memory.database import MemoryDatabase
 from millpy.store.memory.requests import Requests
@@ -17,6 +18,18 @@ from millpy.testing.simulation.canaries import BROKEN, Canary
 from millpy.testing.simulation.edges import EDGES, KeepsFulfilledRequests, rewritten
 from millpy.windowing.corrections import Corrections
 from millpy.windowing.operator import WindowedInterval
+
+
+class KeepsRowsOfReset(MemoryStore):
+    """Leaves the rows of a computation in its result table when it is reset."""
+
+    async def reset(self, spec: GraphSpec, names: Collection[str]) -> Deployment:
+        """Reset, and put the rows back."""
+        rows = {name: dict(self.database.table(name).rows) for name in names}
+        found = await super().reset(spec, names)
+        for name, of_table in rows.items():
+            self.database.table(name).rows.update(of_table)
+        return found
 
 
 class SettlesFirst(MemoryStore):
@@ -50,15 +63,16 @@ def _nothing(_: Any) -> Any:
     return lambda self: None
 
 
-def _edge(name: str, checker: str, needs: str, place: tuple[Any, str], old: str, new: str) -> Canary:
+def _edge(name: str, checker: str, needs: str, place: tuple[Any, str], old: str, new: str, *, first: int = 0) -> Canary:
     """Return a canary with one replacement in a function."""
-    return Canary(name, checker, patches=((*place, rewritten(old, new)),), needs=needs)
+    return Canary(name, checker, patches=((*place, rewritten(old, new)),), needs=needs, first=first)
 
 
 LIVE = (
     _edge(
         *("reopens windows that were over", "I9", "changes", (WindowedInterval, "_over_by")),
         *("self._over_floor", "-(2**62)"),
+        first=13,
     ),
     Canary(
         "changes a graph under its workers",
@@ -69,12 +83,25 @@ LIVE = (
     _edge(
         *("passes what is in transit when a stream is added", "I3", "changes", (MemoryDatabase, "_united")),
         *("cursors.setdefault(", "cursors.__setitem__("),
+        first=57,
     ),
+    _edge(
+        *("begins an added step at the beginning of time", "I5", "resets", (MemoryDatabase, "_subscribe")),
+        *("(header.bundle, header.low_watermark)", "(header.bundle, INSTANT_MIN)"),
+        first=279,
+    ),
+    _edge(
+        *("begins an added source at the beginning of time", "I5", "changes", (MemoryDatabase, "_united")),
+        *("max(header.low_watermark, *reached)", "header.low_watermark"),
+        first=613,
+    ),
+    Canary("leaves the rows of what is reset", "I7", KeepsRowsOfReset, needs="resets"),
     Canary("adds a late record to its window twice", "I9", KeepsFulfilledRequests, needs="corrections"),
     Canary("settles a correction before it is made", "oracle", SettlesFirst, needs="corrections"),
     _edge(
         *("overwrites a row that was corrected meanwhile", "I7", "corrections", (Requests, "check")),
         *("self._row_of(window) != window.row", "False"),
+        first=5,
     ),
     _edge(
         *("forgets the row that it amends", "I9", "corrections", (Corrections, "_correct")),
@@ -87,6 +114,7 @@ LIVE = (
     _edge(
         *("adds a late record to a window that was dropped", "retention", "retention", (Corrections, "_correct")),
         *("window.row is None and window.dropped", "False"),
+        first=29,
     ),
 )
 CANARIES = (*BROKEN, *EDGES, *LIVE)

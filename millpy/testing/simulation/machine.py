@@ -17,7 +17,7 @@ from millpy.hosting.plan import plan
 from millpy.hosting.step import StoreLoader
 from millpy.limits import Limits
 from millpy.model.checkpoint import Entries, Grant
-from millpy.model.stored_windows import SessionQuery
+from millpy.model.stored_windows import WindowQuery
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.lease import Heartbeat, Lease
 from millpy.runtime.worker import Worker
@@ -155,7 +155,7 @@ class Machine:
                 rng=self._rng,
                 only=self.only,
             )
-            self.worker = self._worker_type(context, StoreLoader(self._load, self._load_windows, self._load_sessions))
+            self.worker = self._worker_type(context, StoreLoader(self._load, self._load_windows, self._query_windows))
             try:
                 await self.worker.start()
             except GraphVersionError:  # a switch came in between
@@ -175,8 +175,8 @@ class Machine:
     def _load_windows(self, grant: Grant, folded: int, subkeys: Sequence[str], keys: Sequence[bytes]) -> Entries:
         return at_once(self.store.load_windows(grant, folded, subkeys, keys))
 
-    def _load_sessions(self, grant: Grant, folded: int, query: SessionQuery) -> Entries:
-        return at_once(self.store.load_sessions(grant, folded, query))
+    def _query_windows(self, grant: Grant, folded: int, query: WindowQuery) -> Entries:
+        return at_once(self.store.query_windows(grant, folded, query))
 
     # As the engine's failpoints.
 

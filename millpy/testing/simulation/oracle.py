@@ -46,6 +46,7 @@ class SourceOracle:
     Attributes:
         disorder_us: the disorder that the source promises.
         floor: ids that were last seen before it were forgotten when the horizon last changed.
+        begun: the watermark at which the source began.
         by_bundle: bundle number -> (accepted readings, watermark after it).
         overtaken: ids of readings that were older than the watermark when they were accepted.
     """
@@ -62,6 +63,7 @@ class SourceOracle:
     clock: int = BEGINNING
     disorder_us: int = DISORDER_US
     floor: int = BEGINNING
+    begun: int = BEGINNING
     overtaken: list[int] = field(default_factory=list)
     seen: dict[int, int] = field(default_factory=dict)
     by_bundle: dict[int, tuple[list[Judged], int]] = field(default_factory=dict)
@@ -137,6 +139,10 @@ class SourceOracle:
 
     def follow_clock(self, bundle: int, stored: Mapping[Any, int], allowed: int) -> None:
         """Let the clock move sites; only a source with sites has any."""
+
+    def watermark_after(self, bundle: int) -> int:
+        """Return the watermark after a bundle; 0 is before the first one."""
+        return self.by_bundle[bundle][1] if bundle else self.begun
 
     def mark_of(self, truth: Truth) -> int:
         """Return the watermark before a reading; a smaller disorder may have raised it."""

@@ -52,12 +52,18 @@ class Follower:
     watermark: int = BEGINNING
     places: list[tuple[int, int]] = field(default_factory=list)
 
+    def begin(self, cursors: Cursors) -> None:
+        """Begin behind these positions."""
+        self.at = {source: seq for source, (seq, _) in cursors.items()}
+        self.marks = {source: watermark for source, (_, watermark) in cursors.items()}
+        self.watermark = min(self.marks.values())
+
     def advance(self, cursors: Cursors) -> list[Consumed]:
         """Consume up to these positions, partition by partition."""
         consumed: list[Consumed] = []
         self.places = []
-        before = {source: self.marks.get(source, BEGINNING) for source in self.sources}
-        after = {s: self.sources[s].by_bundle[seq][1] if seq else BEGINNING for s, (seq, _) in cursors.items()}
+        before = {source: self.marks.get(source, self.sources[source].begun) for source in cursors}
+        after = {s: self.sources[s].watermark_after(seq) for s, (seq, _) in cursors.items()}
         for source, (seq, _) in cursors.items():
             least = min((mark for other, mark in before.items() if other != source), default=END)
             most = min((mark for other, mark in after.items() if other != source), default=END)

@@ -153,11 +153,11 @@ def late_records_added_once(evidence: Evidence) -> Iterator[str]:
     requests = evidence.history.database.requests
     added = evidence.branches.late_records_added()
     number = 0
-    for interval_id, rows in evidence.history.late_records():
+    for interval_id, _, rows in evidence.history.database.late_records:
         for _ in range(len(rows)):
             number += 1
             state = requests.state_of("late_records", number)
             settled = state.state == "replayed" and state.into_window
-            if settled != (number in added):
+            if settled != (number in added) and interval_id in evidence.history.by_interval:
                 what = "not added to its window" if settled else f"added to its window and {state.state}"
                 yield f"late record {number} of {interval_id} was {what}"

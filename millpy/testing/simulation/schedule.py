@@ -47,7 +47,7 @@ FAULT_KINDS = {
 """Kind -> weight."""
 CLOCK_KINDS = {"wall_steps": 4, "server_steps": 6, "machine_steps": 2}
 """The kinds that are added if clocks step far."""
-CHANGE_KINDS = ("changed", "changed", "change_at")
+CHANGE_KINDS = ("changed", "changed", "change_at", "reset")
 """The kinds that are added if users change the graph in place."""
 REPAIR_KINDS = ("added_late", "added_late", "added_late", "corrected", "rows_dropped")
 """The kinds that are added if operators correct finished windows."""
@@ -112,13 +112,14 @@ class Schedule:
             "clocks": self.clocks,
             "generations": self.second is not None,
             "changes": not kinds.isdisjoint(CHANGE_KINDS),
+            "resets": "reset" in kinds,
             "corrections": not kinds.isdisjoint(REPAIR_KINDS),
             "retention": "rows_dropped" in kinds,
         }
         return (*self.shape.features, *(name for name, has in flags.items() if has))
 
 
-FEATURES = (*SHAPES, "clocks", "generations", "changes", "corrections", "retention")
+FEATURES = (*SHAPES, "clocks", "generations", "changes", "resets", "corrections", "retention")
 """A search must have at least one run of each."""
 LATENESSES_US = (0, 400_000, 2_000_000)
 SECOND_SHARE = 1 / 6

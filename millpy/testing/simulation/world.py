@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from millpy.runtime.worker import Worker
 from millpy.store.memory.store import MemoryStore
 from millpy.testing.clock import ManualClock, SkewedClock
 from millpy.testing.simulation import faults, repairs
-from millpy.testing.simulation.broker import BROKER, Broker, names_of
+from millpy.testing.simulation.broker import BROKER, MORE, Broker, names_of
 from millpy.testing.simulation.checkers import Evidence, Violation
 from millpy.testing.simulation.deployments import ObservedDatabase
 from millpy.testing.simulation.ending import finished
@@ -108,6 +108,7 @@ class World:
             }
             for generation in numbers
         }
+        self.more = Broker(self.rng, schedule.shape.feed == "log")
         self.trouble = Trouble()
         self.machines: list[Machine] = []
         self._machine_of: dict[SimulatedProcess, Machine] = {}
@@ -164,6 +165,7 @@ class World:
     def _run(self) -> RunOutcome:
         BROKER.set(
             {permanent_name(name, n): broker for n, named in self.brokers.items() for name, broker in named.items()}
+            | {permanent_name(MORE, 1): self.more}
         )
         TROUBLE.set(self.trouble)
         with self.loop.running():
@@ -232,6 +234,7 @@ class World:
                     stamped = [self.feed.stamped(payloads[place], now_us) for place in burst]
                     for sessions in self.brokers.values():
                         sessions[partition].publish(stamped)
+                    self.more.publish([self.feed.more[payload] for payload in stamped if payload in self.feed.more])
             self._published = min(due, len(payloads))
 
     def check(self, lane: Lane | None = None) -> None:
@@ -330,11 +333,15 @@ class World:
             simulated.spawn_at.append(self.step + 3 + int(self.rng.random() * 40))
             simulated.spawn_at.sort()
 
-    def _changed(self, spec: GraphSpec, deployment: Deployment) -> None:
+    def _changed(self, spec: GraphSpec, deployment: Deployment, reset: Collection[str]) -> None:
         """Let everybody know that a graph was changed in place."""
-        self.say(f"version {deployment.version} is deployed: {'; '.join(deployment.changes)}")
-        self.count_fault("changed")
-        next(s for s in self.generations.values() if s.generation == spec.generation).change(spec)
+        what = "; ".join([*deployment.changes, *(f"{name} begins anew" for name in reset)])
+        self.say(f"version {deployment.version} is deployed: {what}")
+        self.count_fault("reset" if reset else "changed")
+        simulated = next(s for s in self.generations.values() if s.generation == spec.generation)
+        simulated.change(spec, self.more)
+        if not simulated.is_covered(self.machines):
+            simulated.spawn_at.insert(0, self.step)
 
     def run_command(self, work: Callable[[], Coroutine[Any, Any, None]]) -> SimulatedProcess:
         """Run a user's command in its own process."""
@@ -380,7 +387,7 @@ class World:
 
     def sessions(self) -> list[Broker]:
         """Return the sessions of all generations at all brokers."""
-        return [broker for named in self.brokers.values() for broker in named.values()]
+        return [*(broker for named in self.brokers.values() for broker in named.values()), self.more]
 
     def spawn(self, simulated: SimulatedGeneration) -> None:
         """Start a machine."""
@@ -447,6 +454,7 @@ def limits(schedule: Schedule) -> Limits:
         fold_every_s=0.8,
         state_cache_bytes_max=few,
         closed_windows_bytes_max=1 if schedule.few_cells else 256_000_000,
+        unfired_windows_bytes_max=1 if schedule.few_cells else 256_000_000,
         state_preload_rows_max=2 if schedule.few_cells else 50_000,
         epoch_s=0.8,
         retry_s_min=0.02,

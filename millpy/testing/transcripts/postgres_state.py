@@ -15,7 +15,7 @@ from millpy.clock import random_id
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DeadLetter, DedupeRun, Entries, Grant, LateRows
 from millpy.model.deployment import Deployment, GraphSpec
-from millpy.model.stored_windows import SessionQuery
+from millpy.model.stored_windows import WindowQuery
 from millpy.store.postgres.store import PostgresStore
 from millpy.store.protocol import OwnerSnapshot, PollResult, SegmentQuery, WorkerInfo
 from millpy.testing.kit.state import Rows
@@ -80,9 +80,9 @@ class PostgresState:
         """Read folded entries of windows; see `Store.load_windows`."""
         return self._run(self._store.load_windows(grant, folded_bundle, subkeys, keys))
 
-    def load_sessions(self, grant: Grant, folded_bundle: int, query: SessionQuery) -> Entries:
-        """Read folded entries of sessions; see `Store.load_sessions`."""
-        return self._run(self._store.load_sessions(grant, folded_bundle, query))
+    def query_windows(self, grant: Grant, folded_bundle: int, query: WindowQuery) -> Entries:
+        """Read the folded entries that a query asks for; see `Store.query_windows`."""
+        return self._run(self._store.query_windows(grant, folded_bundle, query))
 
     def load_dedupe_runs(self, grant: Grant) -> Sequence[DedupeRun]:
         """Read the interval's dedupe runs that have not expired, oldest first."""

@@ -147,6 +147,10 @@ class CountAccumulator(ArrayAccumulator):
     result = int
     stored_form = "value"
 
+    def __init__(self, field: str | None, kind: type) -> None:
+        super().__init__(field, kind)
+        self.is_small = True
+
     def empty(self) -> int:
         """Return 0."""
         return 0

@@ -154,6 +154,7 @@ class EdgeAccumulator(ValueAccumulator):
         super().__init__(field, kind)
         self.result = kind | None
         self._last = last
+        self.is_small = kind in (bool, int, float, Decimal, datetime, date)
 
     def add(self, accumulator: Any, value: Any, at: int) -> Any:
         """Add one value, if it is earlier or later than the one that is kept."""

@@ -29,7 +29,7 @@ def cases() -> Iterator[Case]:
 
 
 def _workers(world: World, number: int) -> list[Worker]:
-    workers = [world.worker(bundle_records_max=30) for _ in range(number)]
+    workers = [world.worker(bundle_records_max=20) for _ in range(number)]
     for worker in workers:
         worker.await_reached(Failpoint.AFTER_COMMIT, 10 if number == 1 else 1)
     return workers

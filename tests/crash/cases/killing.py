@@ -29,7 +29,7 @@ INJECTOR = "readings"
 COMPUTATIONS = "per_window,watcher,per_group,tally"
 ALONE = {"fold_bytes": 1, "unfolded_bytes_max": 1, "fold_every_s": 0.02}
 """A worker that has to fold between its turns takes no input meanwhile: so each commit is alone."""
-OVERLAPPED = {"bundle_records_max": 50, "epoch_s": 0.2}
+OVERLAPPED = {"bundle_records_max": 25, "epoch_s": 0.2}
 """More turns and more slots: the moment comes, even where it is rare."""
 BETWEEN_TURNS = (Failpoint.AFTER_CLAIM, Failpoint.BEFORE_RELEASE)
 ONE, TWO, OF_INJECTOR, OF_COMPUTATIONS = "one worker", "two workers", "injector apart", "computations apart"

@@ -30,7 +30,7 @@ LATE = (10, 20, 75)
 """They miss the windows from 0 and 60 s."""
 IN_FLIGHT, BEHIND = (200, 320), (320, 400)
 """In seconds: what is taken around the change, and behind it."""
-SETTINGS = {"bundle_records_max": 40, "closed_windows_bytes_max": 1}  # closed windows leave memory
+SETTINGS = {"bundle_records_max": 40, "closed_windows_bytes_max": 1, "unfired_windows_bytes_max": 1}
 TIMES = {Failpoint.AFTER_FENCE: 2, Failpoint.AFTER_STEP: 2}
 WAITS = """
 SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0

@@ -159,7 +159,7 @@ def _broker() -> KafkaServer:
 @cache
 def _shared_broker() -> KafkaServer:
     directory = Path(tempfile.mkdtemp(prefix="millpy-kafka-"))
-    server = KafkaServer(directory / "broker")
+    server = KafkaServer(directory / "broker", quick=True)
     try:
         server.start()
     except NoKafkaError as error:

@@ -8,13 +8,13 @@ import pytest
 
 from millpy.runtime import pauses
 from millpy.runtime.pauses import short_pauses
+from tests.collector import nothing_frozen
 
 
 @pytest.fixture(autouse=True)
-def nothing_frozen() -> Iterator[None]:
-    gc.unfreeze()
-    yield
-    gc.unfreeze()
+def _nothing_frozen() -> Iterator[None]:
+    with nothing_frozen():
+        yield
 
 
 class Cycle:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import pytest
+
+from millpy.ingest.dead_letters import PayloadFormat
 from millpy.limits import Limits
 from millpy.model.checkpoint import Request
 from millpy.model.time import Instant
@@ -28,3 +32,16 @@ def test_a_voided_turn_is_retried_with_fewer_requests_and_skips_none() -> None:
 
     assert taken == asked
     assert max(sizes) == budget.records < 100
+
+
+@pytest.mark.parametrize("format", ["json", "message"])
+def test_a_message_that_may_become_as_many_records_as_a_turn_has_is_replayed_alone(format: Any) -> None:
+    wire = msgspec.json.encode(PayloadFormat(format)).decode()
+    asked = [Request("dead_letters", number, 1, "s", "c", b"x", wire=wire) for number in range(20)]
+    interval: Any = SimpleNamespace(requested=list(asked), plan=SimpleNamespace(stage=None))
+
+    sizes = []
+    while (replay := next_replay(interval, Instant(0), 1_000)) is not None:
+        sizes.append(len(replay.requests))
+
+    assert sizes == ([1] * 20 if format == "message" else [20])

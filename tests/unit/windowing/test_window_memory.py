@@ -16,7 +16,7 @@ from millpy.model.stage import StepResult
 from millpy.model.time import INSTANT_MAX
 from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.aggregates.numeric import Count, Sum
-from millpy.windowing.aggregates.positional import Collect
+from millpy.windowing.aggregates.positional import Collect, Last
 from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.session_state import OpenSessions
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
@@ -54,7 +54,7 @@ class Without(StageDriver):
 def driver(
     kind: str, few: int = 0, room: int = ROOM, cls: type[StageDriver] = StageDriver, **aggregates: Aggregate
 ) -> Any:
-    found = aggregates or {"n": Count(), "total": Sum("number")}
+    found = aggregates or {"n": Count(), "total": Sum("number"), "last": Last("key")}  # text stays until they fire
     logic = WindowedLogic(KINDS[kind], us(20), found, few_records_max=few)
     output = logic.output_type(RecordType(Reading), ("key",))
     limits = Limits(open_windows_bytes_max=room, closed_windows_bytes_max=1)

@@ -4,12 +4,14 @@
    them for over: they give no pane to a window that ends by then, whatever they read.
 2. The rows are copied in pieces, oldest windows first, each in a transaction that also notes how far the copy has
    come. So each row is copied once, and a copy that was killed continues where it was. Workers may run meanwhile.
+3. One look at the table divides it into pieces. The index of a table is on the begin of windows, so a piece also has
+   bounds of that: no window is longer than the longest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import sql
@@ -25,6 +27,8 @@ from millpy.store.postgres.statements import statement
 
 ROWS = 100_000
 """Rows of a piece, and the others of its last windows."""
+PIECES_MAX = 100
+"""Pieces of a table, about: those of a large one have more rows. Each may read a table that is not stored by time."""
 PARTITIONS_MAX = 512
 """Partitions that the rows of a piece may need, at most."""
 
@@ -91,8 +95,29 @@ async def copies_left(connection: Connection, spec: GraphSpec, graph_id: int) ->
     ]
 
 
-async def copy_piece(connection: Connection, spec: GraphSpec, graph_id: int) -> tuple[str, int, Instant] | None:
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """The pieces of a table.
+
+    Attributes:
+        bounds: the last end of a window of each, in order.
+        longest: the length of the longest window, in µs; None if one is infinite.
+    """
+
+    bounds: Sequence[int]
+    longest: int | None
+
+
+async def copy_piece(
+    connection: Connection, spec: GraphSpec, graph_id: int, plans: dict[int, CopyPlan]
+) -> tuple[str, int, Instant] | None:
     """Copy the next rows, in the caller's transaction.
+
+    Args:
+        connection: in a transaction.
+        spec: the new generation.
+        graph_id: its number.
+        plans: the plan of each table of which this process copies pieces, by its number; it is made when it is missing.
 
     Returns:
         The table, the number of rows, and the end up to which its windows are copied; None when all are.
@@ -111,26 +136,48 @@ async def copy_piece(connection: Connection, spec: GraphSpec, graph_id: int) -> 
         )
     copy = next(copy for copy in copies_between(description, spec.description()) if copy.table == name)
     names = {"source": sql.Identifier(source, name), "target": sql.Identifier(target, name)}
-    piece: dict[str, Any] = {"after": done_to, "until": until, "rows": ROWS}
-    bound_query = await connection.execute(_FIND_BOUND.format(between=_BETWEEN, **names), piece)
-    ((bound, instants),) = await bound_query.fetchall()
+    if table_id not in plans:
+        asked = {"after": done_to, "until": until, "rows": ROWS, "pieces": PIECES_MAX}
+        found = await (await connection.execute(_PLAN.format(between=_BETWEEN, **names), asked)).fetchall()
+        lengths = [longest for _, longest in found]
+        plans[table_id] = CopyPlan([end for end, _ in found], None if None in lengths else max(lengths, default=None))
+    plan = plans[table_id]
+    bound = next((end for end in plan.bounds if end > done_to), None)
     if bound is None:
         await connection.execute(statement("advance_copy"), {"table_id": table_id, "copied_to": until})
         return name, 0, until
+    begin = INSTANT_MIN if plan.longest is None else max(INSTANT_MIN, done_to - plan.longest)
+    piece = {"after": done_to, "until": bound, "begin": begin}
     if partitioned:
-        await _make_partitions(connection, table_id, instants)
+        ends = await (await connection.execute(_ENDS.format(between=_PIECE, **names), piece)).fetchall()
+        await _make_partitions(connection, table_id, [end for (end,) in ends])
     columns = sql.SQL(", ").join(map(sql.Identifier, copy.columns))
-    query = _COPY.format(columns=columns, interval=sql.Literal(interval), between=_BETWEEN, **names)
-    copied = await connection.execute(query, {**piece, "until": bound})
+    query = _COPY.format(columns=columns, interval=sql.Literal(interval), between=_PIECE, **names)
+    copied = await connection.execute(query, piece)
     await connection.execute(statement("advance_copy"), {"table_id": table_id, "copied_to": bound})
-    return name, copied.rowcount, bound
+    return name, copied.rowcount, Instant(bound)
 
 
-_BETWEEN = sql.SQL("mill.instant(window_end) > %(after)s::bigint AND mill.instant(window_end) <= %(until)s::bigint")
-_FIND_BOUND = sql.SQL(
-    "SELECT mill.instant(max(window_end)), array_agg(DISTINCT mill.instant(window_end)) FROM ("
-    "SELECT window_end FROM {source} WHERE {between} ORDER BY window_end LIMIT %(rows)s) AS piece"
+_BETWEEN = sql.SQL("window_end > mill.moment(%(after)s::bigint) AND window_end <= mill.moment(%(until)s::bigint)")
+_PIECE = sql.SQL(
+    "window_end > mill.moment(%(after)s::bigint) AND window_end <= mill.moment(%(until)s::bigint)"
+    " AND window_start >= mill.moment(%(begin)s::bigint) AND window_start < mill.moment(%(until)s::bigint)"
 )
+_PLAN = sql.SQL("""
+WITH ends AS (
+    SELECT window_end, count(*) AS n, bool_and(isfinite(window_start) AND isfinite(window_end)) AS finite,
+           max(window_end - window_start) FILTER (WHERE isfinite(window_start) AND isfinite(window_end)) AS longest
+      FROM {source} WHERE {between} GROUP BY window_end
+), numbered AS (
+    SELECT window_end, finite, longest,
+           div(sum(n) OVER (ORDER BY window_end) - n, greatest(%(rows)s, sum(n) OVER () / %(pieces)s)) AS piece
+      FROM ends
+)
+SELECT mill.instant(max(window_end)),
+       CASE WHEN bool_and(finite) THEN (extract(epoch FROM max(longest)) * 1000000)::bigint END
+  FROM numbered GROUP BY piece ORDER BY 1
+""")
+_ENDS = sql.SQL("SELECT DISTINCT mill.instant(window_end) FROM {source} WHERE {between}")
 _COPY = sql.SQL(
     "INSERT INTO {target} ({columns}, emitted_at, interval_id, bundle)"
     " SELECT {columns}, emitted_at, {interval}, 0 FROM {source} WHERE {between}"

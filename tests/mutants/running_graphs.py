@@ -1,0 +1,87 @@
+"""Mutants of what operators change while a graph runs, and of windows that leave memory.
+
+Those with a line break a promise of docs/guarantees.md.
+"""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+POSTGRES = "tests/conformance/test_postgres_store.py::TestPostgresStore::"
+FUNCTIONS = "migrations/versions/0002_functions.sql"
+DEPLOY = "millpy/store/sql/deploy.sql"
+CLOSED, SESSIONS = "millpy/windowing/closed_windows.py", "millpy/windowing/closed_sessions.py"
+HORIZONS = "A changed lateness or horizon loses nothing"
+STORED = "Windows that leave memory give the same panes"
+CORRECTED = "A correction is made once and is audited"
+DROPPED = "A retention drops whole partitions, and nothing that may still change"
+GROWN = "A file that grows after its end is read on"
+COPIED = "Rows that a new generation gets from the one before are copied once"
+SILENT = "A device that falls silent makes one row"
+RESET = "A computation that is reset begins anew, and the others continue"
+UNIT = "tests/unit/runtime/test_sources_that_ended.py::"
+RETENTION = "tests/conformance/test_retention.py::"
+COPIES = "tests/conformance/test_copied_results.py::"
+SPILLED = "tests/property/test_spilled_windows.py::test_a_turn_does_not_depend_on_what_is_in_memory"
+CLOSED_PANES = f"{POSTGRES}test_closed_windows_stay_in_the_store_until_they_are_loaded"
+IN_MEMORY = "tests/crash/test_corrections.py::"
+
+
+def _of(line: str, killer: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(file, old, new, (killer,), line=line)
+
+
+MUTANTS = [
+    _of(HORIZONS, "tests/property/test_changed_lateness.py::test_lateness_changes_for_the_windows_that_are_not_over",
+        "millpy/windowing/operator.py", "np.maximum(watermarks - self._allowed_us, self._over_floor)",
+        "watermarks - self._allowed_us"),
+    _of(HORIZONS, f"{POSTGRES}test_windows_that_are_over_stay_over_when_the_lateness_grows", DEPLOY,
+        "SET horizon_floor = greatest(i.horizon_floor, i.input_watermark - %(before_us)s::bigint)",
+        "SET horizon_floor = i.input_watermark - %(before_us)s::bigint"),
+    _of(HORIZONS, f"{POSTGRES}test_ids_that_are_forgotten_stay_forgotten_when_the_horizon_grows", DEPLOY,
+        "SET expires_at = r.expires_at + %(longer_us)s::bigint", "SET expires_at = r.expires_at"),
+    _of(STORED, SPILLED, CLOSED, "if 0 < pane.bundle <= folded_bundle and self._has_left(pane)]",
+        "if 0 < pane.bundle and self._has_left(pane)]"),
+    _of(STORED, SPILLED, SESSIONS,
+        "name not in self._deleted and not self._sessions", "not self._sessions"),
+    _of(STORED, CLOSED_PANES, "millpy/store/sql/reading.sql", "least(low_watermark, oldest_work)", "low_watermark"),
+    _of(CORRECTED, f"{IN_MEMORY}test_correction_computed_from_a_row_that_was_changed_meanwhile_is_computed_again",
+        "millpy/store/memory/requests.py", "self._row_of(window) != window.row:", "False:"),
+    _of(CORRECTED, f"{POSTGRES}test_correction_is_fulfilled_only_over_the_row_that_was_read",
+        "millpy/store/postgres/corrections.py", "WHERE f.old_row IS NOT DISTINCT FROM s.old_row::jsonb", "WHERE true"),
+    _of(CORRECTED, f"{IN_MEMORY}test_corrections_on_postgresql_are_audited_and_in_the_history",
+        "millpy/store/postgres/corrections.py", "mill.correction(made) FROM made\n",
+        "mill.correction(made) FROM made WHERE why <> ''\n"),
+    _of(DROPPED, f"{RETENTION}test_a_longer_lateness_than_the_retention_keeps_rows", FUNCTIONS,
+        "greatest(t.retention_us, t.allowed_lateness_us) AS kept_us", "t.retention_us AS kept_us"),
+    _of(DROPPED, f"{RETENTION}test_what_may_still_change_is_kept_and_no_reader_holds_up_a_commit", FUNCTIONS,
+        "p.range_hi <= reference - parent.kept_us", "p.range_lo <= reference - parent.kept_us"),
+    _of(DROPPED, f"{RETENTION}test_a_window_whose_rows_were_dropped_says_so_to_its_late_records",
+        "millpy/store/sql/replay.sql", "coalesce(l.window_end < t.dropped_to, false)", "false"),
+    _of(GROWN, f"{UNIT}test_windows_that_the_end_has_closed_stay_as_they_are_and_later_ones_are_whole",
+        "millpy/store/memory/reopening.py",
+        "        header.horizon_floor = max(header.horizon_floor, ends.get(header.interval.computation, INSTANT_MIN))\n", ""),
+    _of(GROWN, f"{UNIT}test_windows_that_the_end_has_closed_stay_as_they_are_and_later_ones_are_whole",
+        "millpy/hosting/closed_ends.py", "                    at = Instant(at - 1)  # the event time of its last pane\n", ""),
+    _of(GROWN, f"{POSTGRES}test_an_ended_partition_is_set_back_with_what_is_behind_it", "millpy/store/sql/reopen.sql",
+        "       horizon_floor = greatest(i.horizon_floor, f.closed_end),\n", ""),
+    _of(COPIED, f"{COPIES}test_rows_of_closed_windows_are_copied_once_by_a_copy_that_is_killed_and_goes_on",
+        "millpy/store/postgres/deployment/copied_results.py", '_BETWEEN = sql.SQL("window_end > mill',
+        '_BETWEEN = sql.SQL("window_end >= mill'),
+    _of(COPIED, f"{COPIES}test_rows_of_closed_windows_are_copied_once_by_a_copy_that_is_killed_and_goes_on",
+        "millpy/store/sql/copied_results.sql",
+        "SELECT min(least(greatest(i.input_watermark - t.allowed_lateness_us, i.horizon_floor), i.low_watermark))",
+        "SELECT min(greatest(i.input_watermark - t.allowed_lateness_us, i.horizon_floor))"),
+    _of(SILENT, "tests/property/test_silence.py::test_silences_are_those_of_a_plain_loop", "millpy/operators/silence.py",
+        "left -= max(0, begin - since)", "left -= max(0, end - since)"),
+    _of(RESET, "tests/crash/test_changed_in_place.py::test_reset_computation_begins_anew_and_the_others_stay",
+        "millpy/store/postgres/deployment/reset.py",
+        "    await deploy(connection, lacking, on_purpose=True, back=True)\n", ""),
+    Mutant(SESSIONS, "<= folded_bundle or session.end <= passed:", "<= folded_bundle:",
+           ("tests/property/test_spilled_windows.py"
+            "::test_a_session_that_is_over_stays_in_memory_while_stored_ones_are_deleted",)),
+    Mutant(SESSIONS, "if end > over_by and name", "if name",
+           equivalent="a session that is over takes no record, wherever it is, and expires in the turn that loads it"),
+    Mutant("millpy/store/sql/sessions.sql", """k.value ~ '"waits": ?true'""", """strpos(k.value, '"waits":true') > 0""",
+           ("tests/conformance/test_taking_back.py::test_panes_that_wait_are_read_after_an_aggregate_was_taken_back",)),
+]  # fmt: skip
