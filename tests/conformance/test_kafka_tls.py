@@ -203,7 +203,8 @@ async def test_the_doctor_compares_partitions_with_those_of_the_topic(
                 pass
         await client.close()
 
-    found = await finding(Kafka(topic, partitions=2, brokers=KafkaBrokers(kafka.address)))
+    brokers = KafkaBrokers(kafka.address)
+    found = await finding(Kafka(topic, partitions=2, new_partitions="report", brokers=brokers))
 
     assert found.severity is severity
     assert f"has {there} partitions, 2 are read" in found.found

@@ -239,6 +239,7 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
         "partitions": [1, 4],
         "start": ["earliest", "latest", datetime(2026, 1, 1, tzinfo=UTC)],
         "lost": ["stop", "continue"],
+        "new_partitions": ["read", "report"],
         "brokers": [
             KafkaBrokers(),
             KafkaBrokers("a:1"),
