@@ -109,7 +109,7 @@ async def test_no_table_depends_on_the_size_of_bundles(
     sizes = []
     for name, size, finished_bytes in (("large", 65_536, 10**9), ("small", 100, 1)):
         monkeypatch.setattr("millpy.runtime.maintenance.FINISHED_BYTES", finished_bytes)
-        limits = Limits(bundle_records_max=size, fold_every_s=600, epoch_s=600)  # nothing but the end folds and empties
+        limits = Limits(bundle_records_max=size, fold_every_s=600, epoch_s=86_400)  # only the end folds and empties
         await run_worker(graph_of(path, name), database_url, limits=limits)
         with psycopg.connect(database_url) as connection:
             sizes += connection.execute(IN_DELTAS).fetchone() or ()
