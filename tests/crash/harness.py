@@ -25,7 +25,7 @@ SETTINGS = {
     "bundle-records-max": 100,
     "fold-every-s": 0.15,
     "closed-windows-bytes-max": 4_000,
-    "unfired-windows-bytes-max": 4_000,
+    "unfired-windows-bytes-max": 40_000,
     "epoch-s": 0.4,
     "progress-every-s": 0.02,
     "retry-s-max": 0.3,
