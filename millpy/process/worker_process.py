@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-import pyarrow as pa
-
 from millpy.config.settings import Settings, configure_logging
 from millpy.errors import MillError, UsageError
 from millpy.graph import Graph
@@ -71,22 +69,11 @@ def run_until_stopped(  # noqa: PLR0913 - keywords of `run_worker`
         )
 
     archive = archive_of(settings)
-    use_system_allocator()
     before = signal.getsignal(signal.SIGINT)
     try:
         asyncio.run(run())
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def use_system_allocator() -> None:
-    """Let Arrow use the system's allocator, unless ARROW_DEFAULT_MEMORY_POOL is set.
-
-    Arrow's own one holds more of what a turn has freed: a worker takes 40 to 70 MB more, and is not faster
-    (`make bench-late`, `make bench-w1`).
-    """
-    if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
-        pa.set_memory_pool(pa.system_memory_pool())
 
 
 def archive_of(settings: Settings) -> ArchiveInto | None:
