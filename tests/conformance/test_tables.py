@@ -33,6 +33,7 @@ from millpy.errors import ConfigError
 from millpy.ingest.protocol import SourceSetup
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
+from millpy.sources.postgres import table_thread
 from millpy.sources.postgres.table_reader import PageReader
 from millpy.store.postgres.store import PostgresStore
 
@@ -51,8 +52,17 @@ def table_of(url: str, columns: str) -> Iterator[psycopg.Connection[Any]]:
         try:
             yield connection
         finally:
-            connection.execute(f"SELECT pg_terminate_backend(active_pid, 1000) {SLOTS} AND active")
-            connection.execute(f"SELECT pg_drop_replication_slot(slot_name) {SLOTS}")
+            drop_slots(connection)
+
+
+def drop_slots(connection: psycopg.Connection[Any]) -> None:
+    end_readers(connection)
+    connection.execute(f"SELECT pg_drop_replication_slot(slot_name) {SLOTS}")
+
+
+def end_readers(connection: psycopg.Connection[Any]) -> None:
+    """End the replication connections; a reader that was closed may still have its own."""
+    connection.execute(f"SELECT pg_terminate_backend(active_pid, 1000) {SLOTS} AND active")
 
 
 class Reader:
@@ -215,6 +225,40 @@ async def test_copy_and_changes_are_exact_when_readers_die_at_any_position(datab
     assert sum(record["operation"] == "snapshot" for record in read) > 20
 
 
+async def test_changes_are_read_once_when_the_replication_connection_breaks_among_them(
+    database_url: str, secret: str
+) -> None:
+    with table_of(database_url, "id int PRIMARY KEY, name text") as connection:
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+            read: list[int] = []
+            for first in range(0, 60_000, 20_000):
+                connection.execute(
+                    "INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(%s::int, %s) AS i",
+                    [first, first + 19_999],
+                )
+                read += [record["id"] for record in await found.records(3_000)]
+                end_readers(connection)
+            while read[-1] != 59_999:
+                read += [record["id"] for record in await found.take()]
+
+    assert read == list(range(60_000))
+
+
+async def test_table_without_changes_and_reader_without_room_are_not_taken_for_a_lost_connection(
+    database_url: str, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_thread, "_SILENT_S_MAX", 1.5)
+    with table_of(database_url, "id int PRIMARY KEY") as connection:
+        async with reader(database_url, secret=secret, limits=Limits(bundle_records_max=1_000)) as found:
+            assert await found.take() == []
+            await SystemClock().sleep(3)  # idle
+            connection.execute("INSERT INTO t SELECT generate_series(1, 9000)")
+            await SystemClock().sleep(3)  # nobody takes
+            assert [record["id"] for record in await found.records(9_000)] == list(range(1, 9_001))
+            assert (found.setup.connection.is_connected, found.setup.connection.outage) == (True, None)
+
+
 async def test_large_value_that_did_not_change_is_a_dead_letter_without_full_identity(
     database_url: str, secret: str
 ) -> None:
@@ -250,9 +294,7 @@ async def test_what_an_operator_has_to_do_is_said(database_url: str, secret: str
         async with reader(database_url, secret=secret) as found:
             assert await found.take() == []  # the table is empty, and that is committed
             position = found.position
-        connection.execute(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name LIKE 'millpy%'"
-        )
+        drop_slots(connection)
         with pytest.raises(ConfigError, match="was dropped, so changes are missing"):
             async with reader(database_url, position, secret=secret) as found:
                 await found.take()

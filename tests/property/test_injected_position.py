@@ -41,8 +41,11 @@ class Model:
         if not found and position.rest:
             position = position.without_rest()
             found = self.unread(position)
-        page, whole = found[:count], len(found) <= count
-        return InjectedPage(position, page, [b""] * len(page), [0] * len(page), sorted(self.open), whole) if page else None
+        if not found:
+            return None
+        page = found[:count]
+        columns = (page, [b""] * len(page), [0] * len(page))
+        return InjectedPage(position, *columns, sorted(self.open), whole=len(found) <= count)
 
     def unread(self, position: InjectedPosition) -> list[int]:
         def is_unread(number: int, xid: int) -> bool:
@@ -101,7 +104,7 @@ def test_a_snapshot_names_its_open_transactions() -> None:
 
 
 def test_second_cut_page_below_the_greatest_number_repeats_nothing() -> None:
-    # X injects 1, Y 2 and 3, Z 4; Z commits and all of it is read; Y and X commit, and each read is cut after one record.
+    # X injects 1, Y 2 and 3, Z 4; Z commits and all is read; then Y and X commit, and each read is cut after one record.
     check(
         [
             *[("begin", 0)] * 3, ("inject", 0), ("inject", 1), ("inject", 1), ("inject", 2), ("commit", 2), ("read", 5),

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from millpy.errors import ConfigError, TransientError
+from millpy.formats.message import encoded_names
 from millpy.ingest.json_append import completed
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.model.record import Instants
@@ -92,10 +93,7 @@ class InjectedReader:
         self._listening: Connection | None = None
         self._id = b""
         if source.id_field is not None and setup.record_type is not None:
-            encoded = dict(
-                zip(setup.record_type.fields, setup.record_type.struct.__struct_encode_fields__, strict=True)
-            )
-            self._id = b"," + msgspec.json.encode(encoded[source.id_field]) + b":"
+            self._id = b"," + msgspec.json.encode(encoded_names(setup.record_type)[source.id_field]) + b":"
         self._graph_id = 0
         self._read_to = InjectedPosition(0)
         self._pages: deque[InjectedPage] = deque()

@@ -7,7 +7,6 @@ one have committed since. Rows up to it are read behind the last one, in the ord
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,11 +16,11 @@ from psycopg import sql
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import SourceSetup
 from millpy.sources.postgres.change_records import ChangeRecords
-from millpy.sources.postgres.page_thread import PageThread, TablePage
+from millpy.sources.postgres.page_thread import PageThread
 from millpy.sources.postgres.polled import PolledTable
 from millpy.sources.postgres.table import NO_CHANGE_FIELDS, table_name
 from millpy.sources.postgres.table_checks import TableFacts, forms
-from millpy.sources.postgres.table_copy import CopyPiece, pieces
+from millpy.sources.postgres.table_copy import pieces
 from millpy.sources.postgres.table_reader import Call, PageReader, database_of
 from millpy.store.postgres.statements import statement
 
@@ -123,18 +122,7 @@ class PolledThread(PageThread):
         limits, place = self._setup.limits, sql.Identifier(self._schema, self._name)
         rows_max, bytes_max = limits.bundle_records_max, limits.bundle_bytes_max // 2
         for piece in pieces(connection, place, facts, self._key, rows_max=rows_max, bytes_max=bytes_max, upto=upto):
-            self._put_page(self._page(records, piece))
+            self._put_page(self._copied_page(records, piece, PolledPosition))
             if self.stopped():
                 return
             self._key = piece.keys[-1]
-
-    def _page(self, records: ChangeRecords, piece: CopyPiece) -> TablePage:
-        layout, read_at, keys = records.layout(piece.columns), int(self._setup.clock.now_us()), piece.keys
-
-        def position(row: int, keys: Sequence[tuple[str, ...]] = keys) -> PolledPosition:
-            return PolledPosition(keys[row])
-
-        payloads = [records.of_row(layout, row, read_at) for row in piece.rows]
-        return TablePage(
-            payloads, [read_at] * len(payloads), position, lambda row: f"{self._table} {', '.join(keys[row])}"
-        )

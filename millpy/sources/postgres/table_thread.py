@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -75,7 +75,6 @@ class TableThread(PageThread):
             self._begin()
         if self.stopped():
             return
-        self._connected()
         try:
             self._follow(connection, facts, records)
         finally:
@@ -103,19 +102,13 @@ class TableThread(PageThread):
             if "snapshot" in self._source.operations:
                 limits, table = self._setup.limits, sql.Identifier(self._source.schema, self._source.name)
                 rows_max, bytes_max = limits.bundle_records_max, limits.bundle_bytes_max // 2
+
+                def position(key: tuple[str, ...]) -> TablePosition:
+                    return TablePosition(copies=(*parts, CopiedPart(snapshot, key)), until=until)
+
                 for piece in pieces(connection, table, facts, after, rows_max=rows_max, bytes_max=bytes_max):
-                    layout = records.layout(piece.columns)
-                    copied_at = int(self._setup.clock.now_us())
-
-                    def position(row: int, keys: Sequence[tuple[str, ...]] = piece.keys) -> TablePosition:
-                        return TablePosition(copies=(*parts, CopiedPart(snapshot, keys[row])), until=until)
-
-                    def place(row: int, keys: Sequence[tuple[str, ...]] = piece.keys) -> str:
-                        return f"{self._source.table} {', '.join(keys[row])}"
-
-                    payloads = [records.of_row(layout, row, copied_at) for row in piece.rows]
-                    self._put_page(TablePage(payloads, [copied_at] * len(payloads), position, place))
-                    self._position = position(len(payloads) - 1)
+                    self._put_page(self._copied_page(records, piece, position))
+                    self._position = position(piece.keys[-1])
                     self._is_new = False
                     if self.stopped():
                         return
@@ -146,10 +139,13 @@ class TableThread(PageThread):
 
     def _follow(self, connection: psycopg.Connection[Any], facts: TableFacts, records: ChangeRecords) -> None:
         self._stream = stream = self._open_stream(connection)
+        self._connected()
         self._heard_at = looked_at = self.now
         for page in self._changes(stream, connection, facts, records):
             if page is not None:
                 self._put_page(page)
+                self._position = page.position_of(len(page.payloads) - 1)
+                self._heard_at = self.now  # we did not listen while the page waited for room
             if self.stopped():
                 return
             now = self.now
@@ -177,21 +173,25 @@ class TableThread(PageThread):
         facts: TableFacts,
         records: ChangeRecords,
     ) -> Iterator[TablePage | None]:
-        """Yield pages of changes, and None from time to time while there are none."""
+        """Yield pages of changes, and None from time to time while there are none.
+
+        Changes that are not in a page yet are lost with the connection, so `self._position` is not behind them.
+        """
         decoder, layouts = PgoutputDecoder(), dict[int, Layout]()
-        begin, place = Begin(0, 0, 0), 0
-        rows = _ChangeRows(self._position, self._source.table)
+        begin, place, position = Begin(0, 0, 0), 0, self._position
+        rows = _ChangeRows(position, self._source.table)
         while True:
             message = stream.next(GATHER_S if rows.payloads else 0.25)
-            if message is None:
+            if message is not None:
+                self._heard_at = self.now
+            if not message:
                 if rows.payloads:
                     yield rows.page()
-                    rows = _ChangeRows(self._position, self._source.table)
+                    rows = _ChangeRows(position, self._source.table)
                 else:
                     self._note_drained(stream, connection)
                     yield None
                 continue
-            self._heard_at = self.now
             for found in decoder.decode(message):
                 if isinstance(found, Begin):
                     begin, place = found, 0
@@ -199,10 +199,10 @@ class TableThread(PageThread):
                     layouts[found.relation_id] = records.layout(found.columns)
                 elif (found.relation.schema, found.relation.name) == (self._source.schema, self._source.name):
                     place += 1
-                    if self._position.has(begin.lsn, place):
+                    if position.has(begin.lsn, place):
                         continue
-                    change = self._judged(connection, facts, begin, found) if self._position.copies else found
-                    self._position = self._position.advance(begin.lsn, place)
+                    change = self._judged(connection, facts, position, begin, found) if position.copies else found
+                    position = position.advance(begin.lsn, place)
                     if change is not None and change.operation in self._source.operations:
                         payload, why_not = records.of_change(
                             layouts[found.relation.relation_id], change, begin.committed_at
@@ -210,17 +210,21 @@ class TableThread(PageThread):
                         rows.add(payload, begin, place, why_not)
             if len(rows.payloads) >= PAGE_RECORDS or rows.size >= self._setup.limits.bundle_bytes_max // 4:
                 yield rows.page()
-                rows = _ChangeRows(self._position, self._source.table)
+                rows = _ChangeRows(position, self._source.table)
 
     def _judged(
-        self, connection: psycopg.Connection[Any], facts: TableFacts, begin: Begin, change: Change
+        self,
+        connection: psycopg.Connection[Any],
+        facts: TableFacts,
+        position: TablePosition,
+        begin: Begin,
+        change: Change,
     ) -> Change | None:
         """Return what of a change the first copy does not have; None if it has all.
 
         Raises:
             ConfigError: a part of the copy was truncated after another part had been copied.
         """
-        position = self._position
         if begin.lsn >= position.until:
             return change
         shown = [part.shows(begin.xid) for part in position.copies]
