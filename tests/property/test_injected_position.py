@@ -104,7 +104,7 @@ def test_a_snapshot_names_its_open_transactions() -> None:
 
 
 def test_second_cut_page_below_the_greatest_number_repeats_nothing() -> None:
-    # X injects 1, Y 2 and 3, Z 4; Z commits and all is read; then Y and X commit, and each read is cut after one record.
+    # X injects 1, Y 2 and 3, Z 4; Z commits and all is read; Y and X commit, and each read is cut after one record.
     check(
         [
             *[("begin", 0)] * 3, ("inject", 0), ("inject", 1), ("inject", 1), ("inject", 2), ("commit", 2), ("read", 5),
