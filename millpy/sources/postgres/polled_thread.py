@@ -19,7 +19,7 @@ from millpy.sources.postgres.change_records import ChangeRecords
 from millpy.sources.postgres.page_thread import PageThread
 from millpy.sources.postgres.polled import PolledTable
 from millpy.sources.postgres.table import NO_CHANGE_FIELDS, table_name
-from millpy.sources.postgres.table_checks import TableFacts, forms
+from millpy.sources.postgres.table_checks import TableFacts, forms, look_at_key
 from millpy.sources.postgres.table_copy import pieces
 from millpy.sources.postgres.table_reader import Call, PageReader, database_of
 from millpy.store.postgres.statements import statement
@@ -95,24 +95,25 @@ class PolledThread(PageThread):
             SourceUnavailableError: it is not there.
             ConfigError: it lacks the column, or a primary key.
         """
-        named = {"schema": self._schema, "table": self._name, "column": self._source.column}
+        named = {"schema": self._schema, "table": self._name}
         found = connection.execute(statement("look_at_polled_table"), named).fetchone()
         if found is None:
             raise SourceUnavailableError(
                 f"there is no table {self._schema}.{self._name}", hint="create it, or correct the name in the graph"
             )
-        type_, key, key_types, columns = found
-        if type_ is None or not key:
-            lacks = "a primary key" if type_ is not None else f"column {self._source.column!r}"
+        wanted = self._source.column
+        key = look_at_key(connection, self._schema, self._name, wanted)
+        if len(key) < 2 or key[0].name != wanted or wanted not in found[0]:
+            lacks = f"column {wanted!r}" if wanted not in found[0] else "a primary key"
             raise ConfigError(
                 f"table {self._schema}.{self._name} lacks {lacks}", hint="add it, or choose another table or column"
             )
-        return TableFacts((self._source.column, *key), (type_, *key_types), tuple(columns))
+        return TableFacts(key, tuple(found[0]))
 
     def _top(self, connection: psycopg.Connection[Any]) -> str | None:
-        query = sql.SQL("SELECT max({})::text FROM {}").format(
-            sql.Identifier(self._source.column), sql.Identifier(self._schema, self._name)
-        )
+        query = sql.SQL(
+            "SELECT {column}::text FROM {table} WHERE {column} IS NOT NULL ORDER BY {column} DESC LIMIT 1"
+        ).format(column=sql.Identifier(self._source.column), table=sql.Identifier(self._schema, self._name))
         (top,) = connection.execute(query).fetchone() or (None,)
         return top if top is None else str(top)
 

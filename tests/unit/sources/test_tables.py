@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from millpy.sources.postgres.table_position import CopiedPart, TablePosition
 from millpy.sources.postgres.table_reader import database_of
 
 HIGH = 7 << 32
+KEY = [("id", "integer", None, "pg_catalog")]
 
 
 @pytest.mark.parametrize("epoch", [0, HIGH])
@@ -87,10 +89,10 @@ def test_unknown_messages_are_faults_and_others_are_ignored() -> None:
 
 
 class Answer:
-    """A connection whose every statement has one answer."""
+    """A connection with one answer for a table, and one for its key."""
 
-    def __init__(self, row: tuple[Any, ...] | None) -> None:
-        self.row = row
+    def __init__(self, row: tuple[Any, ...] | None, key: Sequence[tuple[Any, ...]] = KEY) -> None:
+        self.row, self.key = row, key
 
     def execute(self, *_: Any) -> Answer:
         return self
@@ -98,8 +100,11 @@ class Answer:
     def fetchone(self) -> tuple[Any, ...] | None:
         return self.row
 
+    def fetchall(self) -> Sequence[tuple[Any, ...]]:
+        return self.key
 
-FACTS = ("logical", False, 1, ["id"], ["integer"], ["id"], True, True)
+
+FACTS = ("logical", False, False, ["id"], True, True)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +112,7 @@ FACTS = ("logical", False, 1, ["id"], ["integer"], ["id"], True, True)
     [
         (0, "replica", ConfigError, "wal_level is replica"),
         (1, True, ConfigError, "is a standby"),
-        (3, None, ConfigError, "has no primary key"),
-        (7, False, SourceUnavailableError, "does not have table public.t"),
+        (5, False, SourceUnavailableError, "does not have table public.t"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_refused_with_what_to_do(
@@ -119,7 +123,12 @@ def test_a_table_that_cannot_be_read_is_refused_with_what_to_do(
     with pytest.raises(error, match=said) as caught:
         look_at_table(Answer(row), PostgresTable("t"))  # type: ignore[arg-type]
     assert caught.value.hint  # type: ignore[attr-defined]
-    assert look_at_table(Answer(FACTS), PostgresTable("t")).key == ("id",)  # type: ignore[arg-type]
+
+
+def test_a_table_without_primary_key_is_refused() -> None:
+    assert look_at_table(Answer(FACTS), PostgresTable("t")).key_names == ("id",)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="has no primary key"):
+        look_at_table(Answer(FACTS, []), PostgresTable("t"))  # type: ignore[arg-type]
 
 
 class Item(msgspec.Struct):
