@@ -8,10 +8,14 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from millpy import PolledTable, milliseconds
 from millpy.embedded import EmbeddedPostgres
+from millpy.errors import ConfigError
 from millpy.limits import Limits
+from millpy.sources.postgres.table_copy import begin_snapshot
+from millpy.store.postgres.session import connect
 from tests.conformance.table_reading import reader, reader_of, table_of
 
 _secrets = itertools.count(1)
@@ -107,3 +111,71 @@ async def test_polling_goes_along_a_key_of_an_extension_and_a_column_without_a_g
         connection.cursor().executemany("INSERT INTO t VALUES (%s, %s)", rows)
         async with reader_of(source, foreign_url, secret=secret, limits=Limits(bundle_records_max=1)) as found:
             assert [record["a"] for record in await found.records(5)] == ["A", "b", "c", "D", "e"]
+
+
+async def test_copy_reads_the_rows_of_the_table_alone_by_its_key_alone(foreign_url: str, secret: str) -> None:
+    with table_of(foreign_url, "a int, b int, PRIMARY KEY (a) INCLUDE (b)") as connection:
+        connection.execute("DROP TABLE IF EXISTS heir; CREATE TABLE heir () INHERITS (t)")
+        connection.execute(
+            "INSERT INTO heir VALUES (9, 9); INSERT INTO t SELECT i, NULL FROM generate_series(1, 5) AS i"
+        )
+        limits = Limits(bundle_records_max=2)
+        async with reader(foreign_url, secret=secret, database=foreign_url, limits=limits) as found:
+            read = await found.records(5)
+            connection.execute("INSERT INTO heir VALUES (10, 10); INSERT INTO t VALUES (6, 6)")
+            read += await found.records(1)
+        connection.execute("DROP TABLE heir")
+
+    assert [record["a"] for record in read] == [1, 2, 3, 4, 5, 6]
+
+
+def test_table_is_locked_before_the_snapshot_that_copies_it(foreign_url: str) -> None:
+    with table_of(foreign_url, "a int PRIMARY KEY") as connection, connect(foreign_url) as copying:
+        begin_snapshot(copying, sql.Identifier("public", "t"), is_partitioned=False)
+        connection.execute("SET lock_timeout TO '50ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            connection.execute("ALTER TABLE t ALTER a TYPE bigint")  # which rewrites all rows
+
+
+async def test_copy_fails_where_row_security_would_hide_rows(foreign_url: str, secret: str) -> None:
+    with table_of(foreign_url, "a int PRIMARY KEY") as connection:
+        connection.execute("INSERT INTO t VALUES (1), (2); ALTER TABLE t ENABLE ROW LEVEL SECURITY")
+        connection.execute("CREATE POLICY most ON t USING (a > 1); CREATE ROLE tenant LOGIN REPLICATION")
+        connection.execute("GRANT SELECT ON t TO tenant; CREATE PUBLICATION millpy_public_t FOR TABLE t")
+        url = foreign_url.replace("//millpy@", "//tenant@")
+        try:
+            with pytest.raises(ConfigError, match="row-level security"):
+                async with reader(url, secret=secret, database=url) as found:
+                    await found.take()
+        finally:
+            connection.execute("DROP OWNED BY tenant; DROP ROLE tenant")
+
+
+async def test_changes_without_the_primary_key_stop_a_reader_whose_copy_was_interrupted(
+    foreign_url: str, secret: str
+) -> None:
+    with table_of(foreign_url, "a int PRIMARY KEY, b int NOT NULL UNIQUE") as connection:
+        connection.execute("INSERT INTO t SELECT i, i FROM generate_series(1, 6) AS i")
+        limits = Limits(bundle_records_max=2)
+        async with reader(foreign_url, secret=secret, database=foreign_url, limits=limits) as found:
+            await found.records(2)
+        connection.execute("ALTER TABLE t REPLICA IDENTITY USING INDEX t_b_key; DELETE FROM t WHERE a = 1")
+        with pytest.raises(ConfigError, match="replica identity of table t lacks the primary key"):
+            async with reader(foreign_url, found.position, secret=secret, database=foreign_url) as again:
+                await again.records(5)
+
+
+async def test_copy_has_the_columns_that_a_publication_has(foreign_url: str, secret: str) -> None:
+    with table_of(foreign_url, "a int PRIMARY KEY, b int, c int") as connection:
+        connection.execute("CREATE PUBLICATION millpy_public_t FOR TABLE t (a, c)")
+        connection.execute("INSERT INTO t VALUES (1, 2, 3)")
+        async with reader(foreign_url, secret=secret, database=foreign_url) as found:
+            read = await found.records(1)
+            connection.execute("INSERT INTO t VALUES (4, 5, 6)")
+            read += await found.records(1)
+        connection.execute("ALTER PUBLICATION millpy_public_t SET (publish = 'insert')")
+        with pytest.raises(ConfigError, match="lacks each update and delete and truncate of table"):
+            async with reader(foreign_url, found.position, secret=secret, database=foreign_url) as stopped:
+                await stopped.take()
+
+    assert [(record["a"], record.get("b"), record["c"]) for record in read] == [(1, None, 3), (4, None, 6)]

@@ -131,7 +131,7 @@ def _completed(layout: Layout, change: Change) -> tuple[Row, str]:
     row, lacking, taken = list(change.row), "", {place for place, _, _ in layout.taken}
     for place, value in enumerate(row):
         if isinstance(value, UnchangedValue):
-            if change.is_whole and change.before is not None:
+            if change.before is not None and (change.is_whole or layout.columns[place][2]):
                 row[place] = change.before[place]
             elif place in taken:
                 lacking = layout.columns[place][0]

@@ -77,7 +77,7 @@ class PolledThread(PageThread):
         while not self.stopped():
             looked_at, top = self.now, self._top(connection)
             if top is not None and len(tops) < TOPS_MAX and (not tops or tops[-1][1] != top):
-                tops.append((looked_at, top))
+                tops.append((self.now, top))  # it may be as new as the answer
             safe: str | None = None
             while tops and tops[0][0] <= looked_at - lag_s:
                 safe = tops.popleft()[1]

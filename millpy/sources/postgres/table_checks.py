@@ -88,32 +88,38 @@ def look_at_table(connection: Connection, source: PostgresTable) -> TableFacts:
         ConfigError: an operator has to do something.
         SourceUnavailableError: the table is not there, or not published, any more.
     """
-    named = {"schema": source.schema, "table": source.name, "publication": publication_name(source)}
+    table, publication = f"{source.schema}.{source.name}", publication_name(source)
+    named = {"schema": source.schema, "table": source.name, "publication": publication}
     found = connection.execute(statement("look_at_table"), named).fetchone()
     if found is None:
-        raise SourceUnavailableError(
-            f"there is no table {source.schema}.{source.name}", hint="create it, or correct the name in the graph"
-        )
-    wal_level, is_standby, is_partitioned, columns, exists, is_published = found
+        raise SourceUnavailableError(f"there is no table {table}", hint="create it, or correct the name in the graph")
+    wal_level, is_standby, is_partitioned, columns, is_filtered, published = found
     if is_standby:
         raise ConfigError("the database of the table is a standby", hint="give the URL of the primary")
     if wal_level != "logical":
         raise ConfigError(
-            f"the changes of {source.schema}.{source.name} are not in the log: wal_level is {wal_level}",
+            f"the changes of {table} are not in the log: wal_level is {wal_level}",
             hint="as an administrator: ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
         )
     key = look_at_key(connection, source.schema, source.name)
     if not key:
         raise ConfigError(
-            f"table {source.schema}.{source.name} has no primary key",
+            f"table {table} has no primary key",
             hint="add one, so that its rows can be copied piece by piece and its changes name them",
         )
-    if not exists:
+    if published is None:
         _create_publication(connection, source)
-    elif not is_published:
+        return look_at_table(connection, source)
+    if columns is None:
         raise SourceUnavailableError(
-            f"publication {publication_name(source)} does not have table {source.schema}.{source.name}",
-            hint="ALTER PUBLICATION … ADD TABLE …",
+            f"publication {publication} does not have table {table}", hint="ALTER PUBLICATION … ADD TABLE …"
+        )
+    lacking = [name for name in source.operations if name not in (*published, "snapshot")]
+    if lacking or is_filtered:
+        of = f"each {' and '.join(lacking)}" if lacking else "the rows that its filter leaves out"
+        raise ConfigError(
+            f"publication {publication} lacks {of} of table {table}",
+            hint="ALTER PUBLICATION … SET (publish = …), or filter the records in the graph (operations=, filter)",
         )
     return TableFacts(key, tuple(columns), is_partitioned)
 

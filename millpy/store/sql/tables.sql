@@ -1,12 +1,14 @@
 -- name: look_at_table
--- Reads what has to be so for the changes of a table. Zero rows: there is no such table.
-SELECT current_setting('wal_level'), pg_is_in_recovery(), c.relkind = 'p',
-       (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute AS a
-         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '') AS columns,
-       EXISTS (SELECT FROM pg_publication AS p WHERE p.pubname = %(publication)s),
-       EXISTS (SELECT FROM pg_publication_tables AS p WHERE p.pubname = %(publication)s
-                  AND p.schemaname = n.nspname AND p.tablename = c.relname)
+-- Reads what has to be so for the changes of a table, and what its publication has of it. Zero rows: there is no such
+-- table.
+SELECT current_setting('wal_level'), pg_is_in_recovery(), c.relkind = 'p', p.attnames::text[], p.rowfilter IS NOT NULL,
+       (SELECT array_remove(ARRAY[CASE WHEN o.pubinsert THEN 'insert' END, CASE WHEN o.pubupdate THEN 'update' END,
+                                  CASE WHEN o.pubdelete THEN 'delete' END, CASE WHEN o.pubtruncate THEN 'truncate' END],
+                            NULL)
+          FROM pg_publication AS o WHERE o.pubname = %(publication)s)
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+  LEFT JOIN pg_publication_tables AS p
+    ON p.pubname = %(publication)s AND p.schemaname = n.nspname AND p.tablename = c.relname
  WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p');
 
 -- name: look_at_polled_table
