@@ -131,11 +131,11 @@ def _is_behind(facts: TableFacts, values: Sequence[sql.Composable]) -> sql.Compo
 
 def _compared(column: KeyColumn, left: sql.Composable, operator: str, right: sql.Composable) -> sql.Composed:
     """Compare by the operator of the column's type: the search path may have another one, such as that of text."""
-    name = sql.SQL(operator)  # type: ignore[arg-type]
+    name = sql.SQL(operator)
     return sql.SQL("{} OPERATOR({}.{}) {}").format(left, sql.Identifier(column.operators), name, right)
 
 
 def _given(column: KeyColumn, name: str) -> sql.Composed:
-    type_, collation = sql.SQL(column.type), sql.SQL(column.collation or "")  # type: ignore[arg-type]
+    type_, collation = sql.SQL(column.type), sql.SQL(column.collation or "")
     value = sql.SQL("CAST({}::text AS {})").format(sql.Placeholder(name), type_)
     return sql.SQL("{} COLLATE {}").format(value, collation) if column.collation else value
