@@ -26,7 +26,7 @@ OWN, FAR = "millpy_own_", "millpy_far_"
 _SLOTS_FULL = "53400"
 
 
-class KeyColumn(NamedTuple):
+class SortColumn(NamedTuple):
     """A column of the order in which a table is read.
 
     Attributes:
@@ -52,7 +52,7 @@ class TableFacts:
         is_partitioned: whether its rows are in partitions; rows of tables that inherit from it are never read.
     """
 
-    key: tuple[KeyColumn, ...]
+    key: tuple[SortColumn, ...]
     columns: tuple[str, ...]
     is_partitioned: bool = True
 
@@ -62,10 +62,10 @@ class TableFacts:
         return tuple(column.name for column in self.key)
 
 
-def look_at_key(connection: Connection, schema: str, table: str, column: str | None = None) -> tuple[KeyColumn, ...]:
+def look_at_key(connection: Connection, schema: str, table: str, column: str | None = None) -> tuple[SortColumn, ...]:
     """Return the columns of the primary key, behind a given column."""
     named = {"schema": schema, "table": table, "column": column}
-    return tuple(KeyColumn(*row) for row in connection.execute(statement("look_at_key"), named).fetchall())
+    return tuple(SortColumn(*row) for row in connection.execute(statement("look_at_key"), named).fetchall())
 
 
 def slot_name(setup: SourceSetup, *, is_own: bool) -> str:

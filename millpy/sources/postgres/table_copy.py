@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from millpy.sources.postgres.pgoutput import Value
-from millpy.sources.postgres.table_checks import KeyColumn, TableFacts
+from millpy.sources.postgres.table_checks import SortColumn, TableFacts
 from millpy.store.postgres.statements import statement
 
 FIRST_ROWS = 100
@@ -129,13 +129,13 @@ def _is_behind(facts: TableFacts, values: Sequence[sql.Composable]) -> sql.Compo
     return condition
 
 
-def _compared(column: KeyColumn, left: sql.Composable, operator: str, right: sql.Composable) -> sql.Composed:
+def _compared(column: SortColumn, left: sql.Composable, operator: str, right: sql.Composable) -> sql.Composed:
     """Compare by the operator of the column's type: the search path may have another one, such as that of text."""
     name = sql.SQL(operator)
     return sql.SQL("{} OPERATOR({}.{}) {}").format(left, sql.Identifier(column.operators), name, right)
 
 
-def _given(column: KeyColumn, name: str) -> sql.Composed:
+def _given(column: SortColumn, name: str) -> sql.Composed:
     type_, collation = sql.SQL(column.type), sql.SQL(column.collation or "")
     value = sql.SQL("CAST({}::text AS {})").format(sql.Placeholder(name), type_)
     return sql.SQL("{} COLLATE {}").format(value, collation) if column.collation else value
