@@ -591,7 +591,7 @@ CREATE TABLE mill.injection_readers (
     waits       boolean NOT NULL DEFAULT false,  -- whether it sleeps, so that inject has to notify it
     read_number bigint NOT NULL,
     open_xids   xid8[] NOT NULL DEFAULT '{}',
-    rest_xids   xid8[] NOT NULL DEFAULT '{}',  -- of these, records up to rest_after were read
+    rest_xids   xid8[] NOT NULL DEFAULT '{}',  -- of these, records between rest_after and read_number are unread
     rest_after  bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (graph_id, source)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);

@@ -82,11 +82,11 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
         CorruptionError: an invariant is broken; the worker has stopped and kept all data.
         TransientError: the database is unreachable at the start, and `patient` is false.
     """
-    limits, stop, observer, clock = limits or Limits(), stop or asyncio.Event(), observer or Observers(), SystemClock()
-    (only, open_store, every_s), growth = _chosen(graph, only, archive, clock), SourceGrowth()
+    limits, stop, observer = limits or Limits(), stop or asyncio.Event(), observer or Observers()
+    clock, growth, previous_version = SystemClock(), SourceGrowth(), 0  # of the worker that ran before in this loop
+    only, open_store, every_s = _chosen(graph, only, archive, clock)
     common = partial(WorkerContext, limits=limits, host_clock=clock, failpoints=failpoints or NoFailpoints(), only=only)
     common = partial(common, start=start, observer=observer, archive_every_s=every_s, database=database_url)
-    previous_version = 0  # of the worker that ran before in this loop
     with short_pauses():
         while True:
             lease = Lease(limits, clock)

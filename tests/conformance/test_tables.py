@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import random
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -15,7 +14,6 @@ import psycopg
 import pytest
 
 from millpy import (
-    ChangeFields,
     Count,
     EventTime,
     FixedWindows,
@@ -30,71 +28,13 @@ from millpy.admin.diagnosis import read_facts
 from millpy.admin.doctor import examine
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError
-from millpy.ingest.protocol import SourceSetup
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
-from millpy.sources.postgres.table_reader import PageReader
+from millpy.sources.postgres import table_thread
 from millpy.store.postgres.store import PostgresStore
+from tests.conformance.table_reading import SLOTS, Reader, drop_slots, end_readers, reader, reader_of, table_of
 
-EVERY = ("snapshot", "insert", "update", "delete", "truncate")
-FIELDS = ChangeFields(operation="operation", before="before", committed_at="committed_at")
-SLOTS = "FROM pg_replication_slots WHERE database = current_database()"
 _secrets = itertools.count(1)
-
-
-@contextmanager
-def table_of(url: str, columns: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a database with table t; its slots are dropped at the end."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("SET search_path TO public")  # the role has a schema of its own name
-        connection.execute(f"DROP TABLE IF EXISTS t; CREATE TABLE t ({columns})")
-        try:
-            yield connection
-        finally:
-            connection.execute(f"SELECT pg_terminate_backend(active_pid, 1000) {SLOTS} AND active")
-            connection.execute(f"SELECT pg_drop_replication_slot(slot_name) {SLOTS}")
-
-
-class Reader:
-    def __init__(self, injector: PageReader, setup: SourceSetup) -> None:
-        self.injector, self.setup = injector, setup
-        self.position: bytes | None = None
-        self.places: list[str] = []
-        self.refused: list[str] = []
-
-    async def take(self) -> list[dict[str, Any]]:
-        while (taken := await self.injector.take()) is None:
-            self.setup.ready.clear()
-            await self.setup.ready.wait()
-        self.position = taken.position
-        self.places += [taken.describe(row) for row in range(len(taken.payloads))]
-        self.refused += [row.detail for row in taken.refused]
-        await self.injector.acknowledge(taken.token)
-        return [json.loads(payload) for payload in taken.payloads]
-
-    async def records(self, count: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        while len(found) < count:
-            found += await self.take()
-        return found
-
-
-@asynccontextmanager
-async def reader(
-    url: str, position: bytes | None = None, *, secret: str, limits: Limits | None = None, **options: Any
-) -> AsyncIterator[Reader]:
-    source = PostgresTable("t", **{"operations": EVERY, "fields": FIELDS, **options})
-    setup = SourceSetup(
-        graph="g", stream="s", partition="public.t", limits=limits or Limits(), clock=SystemClock(),
-        ready=asyncio.Event(), secret=secret, database=url,
-    )  # fmt: skip
-    found = Reader(source.connect(setup), setup)  # type: ignore[arg-type]
-    async with asyncio.timeout(25):
-        await found.injector.open(position)
-        try:
-            yield found
-        finally:
-            await found.injector.close()
 
 
 @pytest.fixture
@@ -215,6 +155,40 @@ async def test_copy_and_changes_are_exact_when_readers_die_at_any_position(datab
     assert sum(record["operation"] == "snapshot" for record in read) > 20
 
 
+async def test_changes_are_read_once_when_the_replication_connection_breaks_among_them(
+    database_url: str, secret: str
+) -> None:
+    with table_of(database_url, "id int PRIMARY KEY, name text") as connection:
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+            read: list[int] = []
+            for first in range(0, 60_000, 20_000):
+                connection.execute(
+                    "INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(%s::int, %s) AS i",
+                    [first, first + 19_999],
+                )
+                read += [record["id"] for record in await found.records(3_000)]
+                end_readers(connection)
+            while read[-1] != 59_999:
+                read += [record["id"] for record in await found.take()]
+
+    assert read == list(range(60_000))
+
+
+async def test_table_without_changes_and_reader_without_room_are_not_taken_for_a_lost_connection(
+    database_url: str, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_thread, "_SILENT_S_MAX", 1.5)
+    with table_of(database_url, "id int PRIMARY KEY") as connection:
+        async with reader(database_url, secret=secret, limits=Limits(bundle_records_max=1_000)) as found:
+            assert await found.take() == []
+            await SystemClock().sleep(3)  # idle
+            connection.execute("INSERT INTO t SELECT generate_series(1, 9000)")
+            await SystemClock().sleep(3)  # nobody takes
+            assert [record["id"] for record in await found.records(9_000)] == list(range(1, 9_001))
+            assert (found.setup.connection.is_connected, found.setup.connection.outage) == (True, None)
+
+
 async def test_large_value_that_did_not_change_is_a_dead_letter_without_full_identity(
     database_url: str, secret: str
 ) -> None:
@@ -250,9 +224,7 @@ async def test_what_an_operator_has_to_do_is_said(database_url: str, secret: str
         async with reader(database_url, secret=secret) as found:
             assert await found.take() == []  # the table is empty, and that is committed
             position = found.position
-        connection.execute(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name LIKE 'millpy%'"
-        )
+        drop_slots(connection)
         with pytest.raises(ConfigError, match="was dropped, so changes are missing"):
             async with reader(database_url, position, secret=secret) as found:
                 await found.take()
@@ -335,19 +307,8 @@ async def test_polling_reads_each_row_once_when_its_transaction_ends_within_the_
 ) -> None:
     source = PolledTable("t", column="number", lag=milliseconds(300), every=milliseconds(10))
 
-    @asynccontextmanager
-    async def polling(position: bytes | None) -> AsyncIterator[Reader]:
-        setup = SourceSetup(
-            graph="g", stream="s", partition="public.t", limits=Limits(bundle_records_max=3), clock=SystemClock(),
-            ready=asyncio.Event(), secret=secret, database=database_url,
-        )  # fmt: skip
-        found = Reader(source.connect(setup), setup)  # type: ignore[arg-type]
-        async with asyncio.timeout(25):
-            await found.injector.open(position)
-            try:
-                yield found
-            finally:
-                await found.injector.close()
+    def polling(position: bytes | None) -> AbstractAsyncContextManager[Reader]:
+        return reader_of(source, database_url, position, secret=secret, limits=Limits(bundle_records_max=3))
 
     with table_of(database_url, "id text PRIMARY KEY, number bigint") as connection:
         connection.execute("INSERT INTO t SELECT 'a' || i, i / 2 FROM generate_series(1, 7) AS i")

@@ -8,6 +8,7 @@ import pytest
 
 from millpy.embedded import EmbeddedPostgres, mosquitto_program
 from millpy.hosting.failpoints import Failpoint
+from tests.crash.cases.database_sources import INJECTED, TABLE, database_case
 from tests.crash.cases.sources import HORIZON_S, kafka_case, mqtt_case
 from tests.crash.conftest import Survives
 from tests.crash.world import Inputs, play
@@ -36,6 +37,14 @@ def test_committed_messages_redelivered_beyond_the_horizon_count_once(survives: 
 
 def test_offsets_of_an_uncommitted_turn_are_read_again(survives: Survives, kafka: KafkaServer) -> None:
     verdict = survives(kafka_case(Failpoint.BEFORE_COMMIT, server=kafka))
+
+    assert verdict.kills == 1
+
+
+@pytest.mark.parametrize("what", [INJECTED, TABLE])
+@pytest.mark.parametrize("point", [Failpoint.AFTER_FENCE, Failpoint.AFTER_COMMIT])
+def test_reader_of_postgres_is_killed_around_a_commit(survives: Survives, what: str, point: Failpoint) -> None:
+    verdict = survives(database_case(point, what))
 
     assert verdict.kills == 1
 

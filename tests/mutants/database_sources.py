@@ -21,4 +21,40 @@ MUTANTS = [
         killers=("tests/conformance/test_tables.py::test_copy_and_changes_are_exact_when_readers_die_at_any_position",),
         line="Each change of a table counts once",
     ),
+    Mutant(
+        "millpy/sources/postgres/injected_position.py",
+        "        if self.rest:\n            return self.without_rest() if whole else msgspec.structs.replace(self, after=end)\n",
+        "",
+        killers=(
+            "tests/property/test_injected_position.py::test_second_cut_page_below_the_greatest_number_repeats_nothing",
+        ),
+        line="An injected record counts once if its transaction commits, and not at all otherwise",
+    ),
+    Mutant(
+        "millpy/sources/postgres/table_thread.py",
+        "                    position = position.advance(begin.lsn, place)\n",
+        "                    self._position = position = position.advance(begin.lsn, place)\n",
+        killers=(
+            "tests/conformance/test_tables.py::test_changes_are_read_once_when_the_replication_connection_breaks_among_them",
+        ),
+        line="Each change of a table counts once",
+    ),
+    Mutant(
+        "millpy/sources/postgres/table_copy.py",
+        'return sql.SQL("{} COLLATE {}").format(value, collation) if column.collation else value',
+        "return value",
+        killers=(
+            "tests/conformance/test_table_keys.py::test_copy_that_is_interrupted_within_any_kind_of_key_has_each_change_once",
+        ),
+        line="Each change of a table counts once",
+    ),
+    Mutant(
+        "millpy/sources/postgres/table_checks.py",
+        "    if confirmed > committed:\n",
+        "    if confirmed > committed + 1_000_000_000:\n",
+        killers=(
+            "tests/conformance/test_table_slots.py::test_reader_stops_when_the_slot_or_the_log_does_not_fit_what_is_committed",
+        ),
+        line="Each change of a table counts once",
+    ),
 ]

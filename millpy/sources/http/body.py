@@ -18,6 +18,7 @@ import msgspec
 
 from millpy.formats import Cbor, Csv, Format, Message, MessagePack
 from millpy.formats.gzipped import expanded
+from millpy.formats.message import encoded_names
 from millpy.ingest.expansion import Expander, Expansion
 from millpy.ingest.json_append import completed
 from millpy.ingest.protocol import RejectedRow, SourceSetup
@@ -120,7 +121,7 @@ class BodyReader:
         self._limits = setup.limits
         self._replays = replays
         self._arrays = not record_type.struct.__struct_config__.array_like
-        names = dict(zip(record_type.fields, record_type.struct.__struct_encode_fields__, strict=True))
+        names = encoded_names(record_type)
         self._begin = b"" if key_field is None else b"," + msgspec.json.encode(names[key_field]) + b":"
         self._expanders: dict[str, Expander] = {}
         if form is not None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from millpy.formats.message import encoded_names
 from millpy.model.record import RecordType
+from millpy.model.time import Instant, to_datetime
 from millpy.sources.postgres.column_json import ToJson
 from millpy.sources.postgres.pgoutput import UNCHANGED, Change, Relation, Row, UnchangedValue
 from millpy.sources.postgres.table import ChangeFields
 
 UNCHANGED_REASON = "unchanged_value"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Columns = Sequence[tuple[str, int, bool]]
 
 
@@ -53,7 +53,7 @@ class ChangeRecords:
         self._taken: dict[str, bytes] | None = None
         names = {name: name for name in fields.names()}
         if record_type is not None:
-            names = dict(zip(record_type.fields, record_type.struct.__struct_encode_fields__, strict=True))
+            names = encoded_names(record_type)
             filled = fields.names()
             self._taken = {name: _member(name) for field, name in names.items() if field not in filled}
         self._operation = _member(names[fields.operation]) if fields.operation else b""
@@ -106,13 +106,11 @@ class ChangeRecords:
         if self._before:
             members.append(self._before + before)
         if self._committed_at:
-            written = b"%d" % committed_at if self._as_number else msgspec.json.encode(_moment(committed_at))
+            written = (
+                b"%d" % committed_at if self._as_number else msgspec.json.encode(to_datetime(Instant(committed_at)))
+            )
             members.append(self._committed_at + written)
         return b"{" + b",".join(members) + b"}"
-
-
-def _moment(instant: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=instant)
 
 
 def _member(name: str) -> bytes:
@@ -133,7 +131,7 @@ def _completed(layout: Layout, change: Change) -> tuple[Row, str]:
     row, lacking, taken = list(change.row), "", {place for place, _, _ in layout.taken}
     for place, value in enumerate(row):
         if isinstance(value, UnchangedValue):
-            if change.is_whole and change.before is not None:
+            if change.before is not None and (change.is_whole or layout.columns[place][2]):
                 row[place] = change.before[place]
             elif place in taken:
                 lacking = layout.columns[place][0]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from millpy.errors import ConfigError, GraphError
+from millpy.formats.message import check_field
 from millpy.ingest.protocol import Injector, Source, SourceSetup
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
@@ -58,16 +59,14 @@ class InjectedStream(Source):
         """Check that `id_field` exists and holds text. Raises GraphError."""
         if self.id_field is None:
             return
-        struct = record_type.struct.__name__
-        if self.id_field not in record_type.annotations:
+        if check_field(record_type, self.id_field, "id_field=") not in (str, UUID):
+            raise GraphError(f"id_field={self.id_field!r} is filled from millpy.inject and must be str or UUID")
+        struct = record_type.struct
+        if struct.__struct_config__.array_like:
             raise GraphError(
-                f"cannot fill {self.id_field!r} from millpy.inject: {struct} has no such field",
-                hint=f"its fields are {', '.join(record_type.fields)}",
+                f"fields filled from millpy.inject do not fit {struct.__name__}, which is written as an array",
+                hint="remove array_like=True from the class",
             )
-        if record_type.field_type(self.id_field) not in (str, UUID):
-            raise GraphError(f"field {self.id_field!r} is filled from millpy.inject and must be str or UUID")
-        if record_type.struct.__struct_config__.array_like:
-            raise GraphError(f"fields filled from millpy.inject do not fit {struct}, which is written as an array")
 
     def connect(self, setup: SourceSetup) -> Injector:
         """Return the injector, not yet connected.

@@ -14,7 +14,8 @@ after that, A's number is smaller, and every snapshot that shows B shows A: A co
 transaction.
 
 A page that is cut may end at a smaller number than the greatest one read before: it then has records of transactions
-that committed late, and `rest` keeps those of which only the records up to `after` were read.
+that committed late. `rest` keeps those of them that the page's snapshot shows as ended, and until their records up to
+the greatest number are read, nothing else is. What they have beyond it comes later, in the order of all numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class InjectedPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         last: the greatest number that was read.
         open: transactions that were open at the last read.
-        rest: transactions of which records beyond `after` are unread.
+        rest: transactions that have ended, of which records between `after` and `last` are unread.
         after: the number up to which records of `rest` were read.
     """
 
@@ -39,18 +40,24 @@ class InjectedPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     rest: tuple[int, ...] = ()
     after: int = 0
 
-    def advance(self, numbers: Sequence[int], open_xids: Sequence[int], *, whole: bool) -> InjectedPosition:
-        """Return the position behind a page.
+    def advance(self, end: int, open_xids: Sequence[int], *, whole: bool) -> InjectedPosition:
+        """Return the position behind a page, or behind a part of it.
 
         Args:
-            numbers: its records, ascending; at least one.
+            end: the number of its last record.
             open_xids: the transactions that were open in its snapshot.
-            whole: whether the page has all unread records that its snapshot shows.
+            whole: whether it has all unread records that its snapshot shows.
         """
-        end = numbers[-1]
+        if self.rest:
+            return self.without_rest() if whole else msgspec.structs.replace(self, after=end)
         if whole or end >= self.last:
             return InjectedPosition(max(self.last, end), tuple(open_xids))
-        return InjectedPosition(self.last, tuple(open_xids), tuple(sorted({*self.open, *self.rest})), end)
+        ended = tuple(sorted({*self.open} - {*open_xids}))
+        return InjectedPosition(self.last, tuple(open_xids), ended, end)
+
+    def without_rest(self) -> InjectedPosition:
+        """Return the position when nothing of `rest` is unread."""
+        return InjectedPosition(self.last, self.open)
 
     def parameters(self) -> dict[str, int | str]:
         """Return the position as parameters of a statement."""

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from millpy.errors import ConfigError, TransientError
+from millpy.formats.message import encoded_names
 from millpy.ingest.json_append import completed
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.model.record import Instants
@@ -45,26 +46,30 @@ _PROOF_S = 3.0
 _RETRY_S_MIN, _RETRY_S_MAX = 0.1, 5.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class InjectedPage:
-    """Records that one statement has read, and the transactions that were open in its snapshot."""
+    """Records that one statement has read behind a position, and the transactions that were open in its snapshot."""
 
+    before: InjectedPosition
     numbers: Sequence[int]
     payloads: Sequence[bytes]
     arrivals: Sequence[int]
     open_xids: Sequence[int]
     whole: bool
 
+    @property
+    def position(self) -> InjectedPosition:
+        """The position behind the page."""
+        return self.before.advance(self.numbers[-1], self.open_xids, whole=self.whole)
+
     def cut(self, count: int) -> tuple[InjectedPage, InjectedPage]:
         """Split the page into its first records and the rest."""
-        return (
-            InjectedPage(
-                self.numbers[:count], self.payloads[:count], self.arrivals[:count], self.open_xids, whole=False
-            ),
-            InjectedPage(
-                self.numbers[count:], self.payloads[count:], self.arrivals[count:], self.open_xids, self.whole
-            ),
-        )
+        first, rest = slice(count), slice(count, None)
+        return self._part(first, whole=False), self._part(rest, whole=self.whole)
+
+    def _part(self, part: slice, *, whole: bool) -> InjectedPage:
+        columns = (self.numbers[part], self.payloads[part], self.arrivals[part])
+        return InjectedPage(self.before, *columns, self.open_xids, whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +93,9 @@ class InjectedReader:
         self._listening: Connection | None = None
         self._id = b""
         if source.id_field is not None and setup.record_type is not None:
-            encoded = dict(
-                zip(setup.record_type.fields, setup.record_type.struct.__struct_encode_fields__, strict=True)
-            )
-            self._id = b"," + msgspec.json.encode(encoded[source.id_field]) + b":"
+            self._id = b"," + msgspec.json.encode(encoded_names(setup.record_type)[source.id_field]) + b":"
         self._graph_id = 0
-        self._taken = self._read_to = InjectedPosition(0)
+        self._read_to = InjectedPosition(0)
         self._pages: deque[InjectedPage] = deque()
         self._total = 0
         self._room = asyncio.Event()
@@ -127,11 +129,10 @@ class InjectedReader:
             )
         self._graph_id, last, open_xids, rest, after = found[0]
         if position is None:
-            self._taken = InjectedPosition(last, tuple(open_xids), tuple(rest), after)
+            self._read_to = InjectedPosition(last, tuple(open_xids), tuple(rest), after)
         else:
-            self._taken = msgspec.json.decode(position, type=InjectedPosition)
-        self._read_to = self._taken
-        await self._forget(self._taken, None)
+            self._read_to = msgspec.json.decode(position, type=InjectedPosition)
+        await self._forget(self._read_to, None)
         setup.connection.managed = True
         setup.connection.connected()
         self._keeper = asyncio.create_task(self._keep(), name=f"millpy-injected-{self._source.stream}")
@@ -164,7 +165,7 @@ class InjectedReader:
             await self._room.wait()
         page = await self._read()
         if page is not None:
-            self._read_to = self._read_to.advance(page.numbers, page.open_xids, whole=page.whole)
+            self._read_to = page.position
             self._pages.append(page)
             self._setup.ready.set()
             if not page.whole or len(page.numbers) >= BUSY_RECORDS:
@@ -180,19 +181,18 @@ class InjectedReader:
         return min(NAP_S_MAX, nap_s * 2)
 
     async def _read(self) -> InjectedPage | None:
-        limits, position = self._setup.limits, self._read_to
-        parameters = {
-            **position.parameters(),
-            "stream": self._source.stream,
-            "records_max": limits.bundle_records_max,
-            "bytes_max": limits.bundle_bytes_max,
-        }
+        limits, stream = self._setup.limits, self._source.stream
+        bounds = {"stream": stream, "records_max": limits.bundle_records_max, "bytes_max": limits.bundle_bytes_max}
         async with self._read_channel.use() as connection:
-            rows = await all_rows(connection, statement("read_injected"), parameters)
+            rows = await all_rows(connection, statement("read_injected"), {**self._read_to.parameters(), **bounds})
+            if not rows and self._read_to.rest:
+                self._read_to = self._read_to.without_rest()
+                rows = await all_rows(connection, statement("read_injected"), {**self._read_to.parameters(), **bounds})
         if not rows:
             return None
         whole = len(rows) == rows[0][5] < limits.bundle_records_max
         return InjectedPage(
+            self._read_to,
             [row[0] for row in rows],
             [row[1] for row in rows] if not self._id else [self._with_id(row[1], row[2]) for row in rows],
             [row[3] for row in rows],
@@ -280,7 +280,7 @@ class InjectedReader:
         self._room.set()
         if self._pages:
             self._setup.ready.set()
-        self._taken = self._taken.advance(page.numbers, page.open_xids, whole=page.whole)
+        position = page.position
         self._total += len(page.numbers)
         stream, numbers, arrivals = self._source.stream, page.numbers, page.arrivals
         return SourceBatch(
@@ -289,8 +289,8 @@ class InjectedReader:
             arrivals=lambda: _instants(arrivals),
             payloads=page.payloads,
             describe=lambda row: f"{stream}#{numbers[row]}",
-            position=msgspec.json.encode(self._taken),
-            token=DeliveredBatch(self._taken, numbers),
+            position=msgspec.json.encode(position),
+            token=DeliveredBatch(position, numbers),
             total=self._total,
         )
 

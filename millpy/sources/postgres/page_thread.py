@@ -15,7 +15,9 @@ import psycopg
 
 from millpy.errors import CorruptionError, MillError, SourceUnavailableError, TransientError
 from millpy.ingest.protocol import SourceSetup
+from millpy.sources.postgres.change_records import ChangeRecords
 from millpy.sources.postgres.replication import SETTINGS, ReplicationError
+from millpy.sources.postgres.table_copy import CopyPiece
 from millpy.store.postgres.errors import translate
 from millpy.store.postgres.session import connect
 from millpy.store.postgres.timeouts import hang_up
@@ -106,8 +108,9 @@ class PageThread(threading.Thread, ABC):
         self._stopping.set()
         with self.changed:
             self.changed.notify_all()
-        if self._connection is not None:
-            hang_up(self._connection)
+        connection = self._connection
+        if connection is not None:
+            hang_up(connection)
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
@@ -170,6 +173,18 @@ class PageThread(threading.Thread, ABC):
 
     def _wait(self, seconds: float) -> None:
         self._stopping.wait(seconds)
+
+    def _copied_page(
+        self, records: ChangeRecords, piece: CopyPiece, position: Callable[[tuple[str, ...]], Any]
+    ) -> TablePage:
+        """Return copied rows as a page. `position` returns the position behind a key."""
+        layout, copied_at, keys = records.layout(piece.columns), int(self._setup.clock.now_us()), piece.keys
+        return TablePage(
+            [records.of_row(layout, row, copied_at) for row in piece.rows],
+            [copied_at] * len(piece.rows),
+            lambda row: position(keys[row]),
+            lambda row: f"{self._table} {', '.join(keys[row])}",
+        )
 
     def _put_page(self, page: TablePage) -> None:
         """Hand a page to the injector; wait for room."""

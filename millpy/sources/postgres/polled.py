@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from millpy.errors import ConfigError, GraphError
+from millpy.errors import ConfigError
 from millpy.ingest.protocol import Injector, Source, SourceSetup
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
-from millpy.sources.postgres.table import table_name
+from millpy.sources.postgres.table import check_named, table_name
 
 DEFAULT_LAG = timedelta(seconds=10)
 DEFAULT_EVERY = timedelta(seconds=1)
+EVERY_MIN = timedelta(milliseconds=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,7 @@ class PolledTable(Source):
         column: the column; it should have an index that begins with it. Rows with NULL are not read.
         lag: the time within which every transaction commits after it has taken a value, at least 0.
         every: how often to look, at least 10 ms.
-        database: the URL of another database than that of the workers; it leaves out what `MILLPY_SOURCE_DATABASE_URL`
-            says.
+        database: the URL of another database than that of the workers; it overrides `MILLPY_SOURCE_DATABASE_URL`.
     """
 
     table: str
@@ -45,11 +45,9 @@ class PolledTable(Source):
                 f"PolledTable needs the name of a column that grows, not {self.column!r}",
                 hint='an example: PolledTable("plant.events", column="number")',
             )
-        if self.lag < timedelta(0) or self.every < timedelta(milliseconds=10):
-            raise ConfigError(
-                f"lag={self.lag} and every={self.every} cannot be",
-                hint="choose a lag of at least 0, and a period of at least 10 ms",
-            )
+        for setting, value, least in (("lag", self.lag, timedelta(0)), ("every", self.every, EVERY_MIN)):
+            if value < least:
+                raise ConfigError(f"{setting}={value} is out of range", hint=f"choose at least {least}")
 
     def identity(self) -> Identity:
         """Describe the table and the column."""
@@ -62,10 +60,7 @@ class PolledTable(Source):
 
     def validate(self, record_type: RecordType) -> None:
         """Check that records are objects. Raises GraphError."""
-        if record_type.struct.__struct_config__.array_like:
-            raise GraphError(
-                f"columns of a table do not fit {record_type.struct.__name__}, which is written as an array"
-            )
+        check_named(record_type)
 
     def connect(self, setup: SourceSetup) -> Injector:
         """Return the injector, not yet connected.

@@ -7,7 +7,6 @@ one have committed since. Rows up to it are read behind the last one, in the ord
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,11 +16,11 @@ from psycopg import sql
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import SourceSetup
 from millpy.sources.postgres.change_records import ChangeRecords
-from millpy.sources.postgres.page_thread import PageThread, TablePage
+from millpy.sources.postgres.page_thread import PageThread
 from millpy.sources.postgres.polled import PolledTable
 from millpy.sources.postgres.table import NO_CHANGE_FIELDS, table_name
-from millpy.sources.postgres.table_checks import TableFacts, forms
-from millpy.sources.postgres.table_copy import CopyPiece, pieces
+from millpy.sources.postgres.table_checks import TableFacts, forms, look_at_key
+from millpy.sources.postgres.table_copy import pieces
 from millpy.sources.postgres.table_reader import Call, PageReader, database_of
 from millpy.store.postgres.statements import statement
 
@@ -78,7 +77,7 @@ class PolledThread(PageThread):
         while not self.stopped():
             looked_at, top = self.now, self._top(connection)
             if top is not None and len(tops) < TOPS_MAX and (not tops or tops[-1][1] != top):
-                tops.append((looked_at, top))
+                tops.append((self.now, top))  # it may be as new as the answer
             safe: str | None = None
             while tops and tops[0][0] <= looked_at - lag_s:
                 safe = tops.popleft()[1]
@@ -96,24 +95,25 @@ class PolledThread(PageThread):
             SourceUnavailableError: it is not there.
             ConfigError: it lacks the column, or a primary key.
         """
-        named = {"schema": self._schema, "table": self._name, "column": self._source.column}
+        named = {"schema": self._schema, "table": self._name}
         found = connection.execute(statement("look_at_polled_table"), named).fetchone()
         if found is None:
             raise SourceUnavailableError(
                 f"there is no table {self._schema}.{self._name}", hint="create it, or correct the name in the graph"
             )
-        type_, key, key_types, columns = found
-        if type_ is None or not key:
-            lacks = "a primary key" if type_ is not None else f"column {self._source.column!r}"
+        wanted = self._source.column
+        key = look_at_key(connection, self._schema, self._name, wanted)
+        if len(key) < 2 or key[0].name != wanted or wanted not in found[0]:
+            lacks = f"column {wanted!r}" if wanted not in found[0] else "a primary key"
             raise ConfigError(
                 f"table {self._schema}.{self._name} lacks {lacks}", hint="add it, or choose another table or column"
             )
-        return TableFacts((self._source.column, *key), (type_, *key_types), tuple(columns))
+        return TableFacts(key, tuple(found[0]))
 
     def _top(self, connection: psycopg.Connection[Any]) -> str | None:
-        query = sql.SQL("SELECT max({})::text FROM {}").format(
-            sql.Identifier(self._source.column), sql.Identifier(self._schema, self._name)
-        )
+        query = sql.SQL(
+            "SELECT {column}::text FROM {table} WHERE {column} IS NOT NULL ORDER BY {column} DESC LIMIT 1"
+        ).format(column=sql.Identifier(self._source.column), table=sql.Identifier(self._schema, self._name))
         (top,) = connection.execute(query).fetchone() or (None,)
         return top if top is None else str(top)
 
@@ -123,18 +123,7 @@ class PolledThread(PageThread):
         limits, place = self._setup.limits, sql.Identifier(self._schema, self._name)
         rows_max, bytes_max = limits.bundle_records_max, limits.bundle_bytes_max // 2
         for piece in pieces(connection, place, facts, self._key, rows_max=rows_max, bytes_max=bytes_max, upto=upto):
-            self._put_page(self._page(records, piece))
+            self._put_page(self._copied_page(records, piece, PolledPosition))
             if self.stopped():
                 return
             self._key = piece.keys[-1]
-
-    def _page(self, records: ChangeRecords, piece: CopyPiece) -> TablePage:
-        layout, read_at, keys = records.layout(piece.columns), int(self._setup.clock.now_us()), piece.keys
-
-        def position(row: int, keys: Sequence[tuple[str, ...]] = keys) -> PolledPosition:
-            return PolledPosition(keys[row])
-
-        payloads = [records.of_row(layout, row, read_at) for row in piece.rows]
-        return TablePage(
-            payloads, [read_at] * len(payloads), position, lambda row: f"{self._table} {', '.join(keys[row])}"
-        )

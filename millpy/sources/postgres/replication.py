@@ -80,7 +80,7 @@ class ReplicationStream:
         """The position of the log up to which the server has looked."""
 
     def next(self, wait_s: float) -> bytes | None:
-        """Return the next message of pgoutput; None when none comes within `wait_s`.
+        """Return the next message of pgoutput; b"" for a sign of life; None when neither comes within `wait_s`.
 
         Raises:
             ReplicationError: the stream has ended.
@@ -93,7 +93,7 @@ class ReplicationStream:
                 if found[:1] == b"w":
                     return found[1 + _DATA.size :]
                 self.reached = max(self.reached, _KEEPALIVE.unpack_from(found, 1)[0])
-                return None
+                return b""
             if size < 0:
                 raise ReplicationError(self._said() or "the server has ended the stream of changes")
             if not select.select([connection.socket], [], [], wait_s)[0]:

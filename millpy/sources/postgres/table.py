@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from millpy.errors import ConfigError, GraphError
+from millpy.formats.message import check_field
 from millpy.ingest.protocol import Injector, Source, SourceSetup
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
@@ -52,21 +53,14 @@ class ChangeFields(GraphPart):
         struct, names = record_type.struct.__name__, self.names()
         if len(set(names)) < len(names):
             raise GraphError(f"two parts of a change fill the same field of {struct}: {', '.join(names)}")
-        if names and record_type.struct.__struct_config__.array_like:
-            raise GraphError(f"columns of a table do not fit {struct}, which is written as an array")
-        for name in names:
-            if name not in record_type.annotations:
-                raise GraphError(
-                    f"cannot fill {name!r} from a change: {struct} has no such field",
-                    hint=f"its fields are {', '.join(record_type.fields)}",
-                )
-        wanted: list[tuple[str | None, tuple[Any, ...]]] = [
-            (self.operation, (str,)),
-            (self.committed_at, (datetime, int)),
+        wanted: list[tuple[str, str | None, tuple[Any, ...]]] = [
+            ("operation", self.operation, (str,)),
+            ("before", self.before, ()),
+            ("committed_at", self.committed_at, (datetime, int)),
         ]
-        for named, kinds in wanted:
-            if named is not None and record_type.field_type(named) not in kinds:
-                raise GraphError(f"field {named!r} must be {' or '.join(kind.__name__ for kind in kinds)}")
+        for part, name, kinds in wanted:
+            if name is not None and check_field(record_type, name, f"{part}=") not in kinds and kinds:
+                raise GraphError(f"{part}={name!r} must be {' or '.join(kind.__name__ for kind in kinds)}")
 
 
 NO_CHANGE_FIELDS = ChangeFields()
@@ -86,6 +80,15 @@ def table_name(table: str, kind: str) -> tuple[str, str]:
     return ("public", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
 
 
+def check_named(record_type: RecordType) -> None:
+    """Refuse record classes that are written as arrays, which have no names for columns. Raises GraphError."""
+    if record_type.struct.__struct_config__.array_like:
+        raise GraphError(
+            f"columns of a table do not fit {record_type.struct.__name__}, which is written as an array",
+            hint="remove array_like=True from the class",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresTable(Source):
     """The rows of a table, and then each change of it, in the order of commits, exactly once.
@@ -98,8 +101,7 @@ class PostgresTable(Source):
         fields: the fields that the change itself fills; by default none.
         operations: what becomes records: by default all but "truncate", which has no row.
         copy: whether to begin with the rows that the table has; otherwise with the changes after the deployment.
-        database: the URL of another database than that of the workers; it leaves out what `MILLPY_SOURCE_DATABASE_URL`
-            says.
+        database: the URL of another database than that of the workers; it overrides `MILLPY_SOURCE_DATABASE_URL`.
         publication: the publication to read; by default one of its own, which the first worker creates.
     """
 
@@ -142,12 +144,9 @@ class PostgresTable(Source):
         return (f"{self.schema}.{self.name}",)
 
     def validate(self, record_type: RecordType) -> None:
-        """Check the fields that the change fills. Raises GraphError."""
+        """Check the class, and the fields that the change fills. Raises GraphError."""
+        check_named(record_type)
         self.fields.validate(record_type)
-        if record_type.struct.__struct_config__.array_like:
-            raise GraphError(
-                f"columns of a table do not fit {record_type.struct.__name__}, which is written as an array"
-            )
 
     def connect(self, setup: SourceSetup) -> Injector:
         """Return the injector, not yet connected.

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 import xxhash
@@ -26,18 +26,46 @@ OWN, FAR = "millpy_own_", "millpy_far_"
 _SLOTS_FULL = "53400"
 
 
+class SortColumn(NamedTuple):
+    """A column of the order in which a table is read.
+
+    Attributes:
+        name: its name.
+        type: its type in SQL.
+        collation: its collation in SQL; None for a type without one.
+        operators: the schema of the operators that compare its values as ORDER BY does.
+    """
+
+    name: str
+    type: str
+    collation: str | None
+    operators: str
+
+
 @dataclass(frozen=True, slots=True)
 class TableFacts:
     """The table as it is.
 
     Attributes:
-        key, key_types: the columns of its primary key, and their types in SQL.
-        columns: all columns that the log has.
+        key: the columns of the order in which it is read, which end with those of its primary key.
+        columns: the columns to read.
+        is_partitioned: whether its rows are in partitions; rows of tables that inherit from it are never read.
     """
 
-    key: tuple[str, ...]
-    key_types: tuple[str, ...]
+    key: tuple[SortColumn, ...]
     columns: tuple[str, ...]
+    is_partitioned: bool = True
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The names of the columns of the key."""
+        return tuple(column.name for column in self.key)
+
+
+def look_at_key(connection: Connection, schema: str, table: str, column: str | None = None) -> tuple[SortColumn, ...]:
+    """Return the columns of the primary key, behind a given column."""
+    named = {"schema": schema, "table": table, "column": column}
+    return tuple(SortColumn(*row) for row in connection.execute(statement("look_at_key"), named).fetchall())
 
 
 def slot_name(setup: SourceSetup, *, is_own: bool) -> str:
@@ -60,33 +88,40 @@ def look_at_table(connection: Connection, source: PostgresTable) -> TableFacts:
         ConfigError: an operator has to do something.
         SourceUnavailableError: the table is not there, or not published, any more.
     """
-    named = {"schema": source.schema, "table": source.name, "publication": publication_name(source)}
+    table, publication = f"{source.schema}.{source.name}", publication_name(source)
+    named = {"schema": source.schema, "table": source.name, "publication": publication}
     found = connection.execute(statement("look_at_table"), named).fetchone()
     if found is None:
-        raise SourceUnavailableError(
-            f"there is no table {source.schema}.{source.name}", hint="create it, or correct the name in the graph"
-        )
-    wal_level, is_standby, _, key, key_types, columns, exists, is_published = found
+        raise SourceUnavailableError(f"there is no table {table}", hint="create it, or correct the name in the graph")
+    wal_level, is_standby, is_partitioned, columns, is_filtered, published = found
     if is_standby:
         raise ConfigError("the database of the table is a standby", hint="give the URL of the primary")
     if wal_level != "logical":
         raise ConfigError(
-            f"the changes of {source.schema}.{source.name} are not in the log: wal_level is {wal_level}",
+            f"the changes of {table} are not in the log: wal_level is {wal_level}",
             hint="as an administrator: ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
         )
+    key = look_at_key(connection, source.schema, source.name)
     if not key:
         raise ConfigError(
-            f"table {source.schema}.{source.name} has no primary key",
+            f"table {table} has no primary key",
             hint="add one, so that its rows can be copied piece by piece and its changes name them",
         )
-    if not exists:
+    if published is None:
         _create_publication(connection, source)
-    elif not is_published:
+        return look_at_table(connection, source)
+    if columns is None:
         raise SourceUnavailableError(
-            f"publication {publication_name(source)} does not have table {source.schema}.{source.name}",
-            hint="ALTER PUBLICATION … ADD TABLE …",
+            f"publication {publication} does not have table {table}", hint="ALTER PUBLICATION … ADD TABLE …"
         )
-    return TableFacts(tuple(key), tuple(key_types), tuple(columns))
+    lacking = [name for name in source.operations if name not in (*published, "snapshot")]
+    if lacking or is_filtered:
+        of = f"each {' and '.join(lacking)}" if lacking else "the rows that its filter leaves out"
+        raise ConfigError(
+            f"publication {publication} lacks {of} of table {table}",
+            hint="ALTER PUBLICATION … SET (publish = …), or filter the records in the graph (operations=, filter)",
+        )
+    return TableFacts(key, tuple(columns), is_partitioned)
 
 
 def _create_publication(connection: Connection, source: PostgresTable) -> None:
@@ -104,28 +139,63 @@ def _create_publication(connection: Connection, source: PostgresTable) -> None:
         ) from error
 
 
-def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, *, is_new: bool) -> None:
+def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, committed: int | None) -> int:
     """Check the slot, and create it for a source that has read nothing yet.
 
+    Args:
+        connection: to the database of the table.
+        setup: what the slot is for.
+        slot: its name.
+        committed: the position of the log up to which changes are committed; None for a source that has read nothing.
+
+    Returns:
+        The position of the log from which the slot has changes.
+
     Raises:
-        ConfigError: it cannot be created, or is gone although changes were read from it.
+        ConfigError: it cannot be created, or lacks changes that are not committed.
     """
     found = connection.execute(statement("look_at_slot"), {"slot": slot}).fetchone()
-    if found is not None and found[0] and found[1] and found[2] != "lost":
-        return
-    if not is_new:
-        why = "was dropped" if found is None else "has lost a part of the log (max_slot_wal_keep_size)"
-        raise ConfigError(
-            f"{setup.stream}: replication slot {slot} {why}, so changes are missing",
-            hint="deploy a new generation of the graph, which copies the table anew",
+    is_usable, confirmed, _ = found or (False, 0, 0)
+    if committed is not None:
+        why = _why_unfit(slot, found, committed)
+        if why:
+            raise ConfigError(
+                f"{setup.stream}: {why}", hint="deploy a new generation of the graph, which copies the table anew"
+            )
+    if is_usable:
+        return int(confirmed)
+    return _create_slot(connection, setup, slot, is_there=found is not None)
+
+
+def _why_unfit(slot: str, found: tuple[bool, int, int] | None, committed: int) -> str:
+    """Return why a slot lacks changes behind what is committed; "" if it has them."""
+    if found is None:
+        return f"replication slot {slot} was dropped, so changes are missing"
+    is_usable, confirmed, end = found
+    if not is_usable:
+        return f"replication slot {slot} has lost a part of the log (max_slot_wal_keep_size), so changes are missing"
+    if confirmed > committed:
+        return (
+            f"replication slot {slot} begins at {as_lsn(confirmed)}, and changes are committed up to"
+            f" {as_lsn(committed)}, so some are missing: another program has read the slot, or the workers' database is"
+            " an older state"
         )
-    if found is not None:
+    if end < committed:
+        return (
+            f"the log ends at {as_lsn(end)}, and changes are committed up to {as_lsn(committed)}: the database of the"
+            " table is an older state, and its next changes would count as read"
+        )
+    return ""
+
+
+def _create_slot(connection: Connection, setup: SourceSetup, slot: str, *, is_there: bool) -> int:
+    if is_there:
         connection.execute(statement("drop_slot"), {"slot": slot})
     if slot.startswith(OWN):
         of = {"graph": setup.graph, "generation": setup.generation, "source": setup.stream, "slot": slot}
         connection.execute(statement("note_slot"), of)
     try:
-        connection.execute(statement("create_slot"), {"slot": slot})
+        (begin,) = connection.execute(statement("create_slot"), {"slot": slot}).fetchone() or (0,)
     except psycopg.errors.InsufficientPrivilege as error:
         role = connection.info.user
         raise ConfigError(
@@ -139,6 +209,12 @@ def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, *, is_new
             f"no replication slot is free: {error.diag.message_primary}",
             hint="drop an unused one (`millpy doctor` lists them), or raise max_replication_slots",
         ) from error
+    return int(begin)
+
+
+def as_lsn(position: int) -> str:
+    """Return a position of the log as PostgreSQL writes it."""
+    return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
 
 
 def forms(connection: Connection) -> Callable[[int], ToJson]:

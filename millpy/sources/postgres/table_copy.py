@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 
 from millpy.sources.postgres.pgoutput import Value
-from millpy.sources.postgres.table_checks import TableFacts
+from millpy.sources.postgres.table_checks import SortColumn, TableFacts
 from millpy.store.postgres.statements import statement
 
 FIRST_ROWS = 100
@@ -32,11 +32,22 @@ class CopyPiece:
     keys: Sequence[tuple[str, ...]]
 
 
-def begin_snapshot(connection: psycopg.Connection[Any]) -> tuple[str, int]:
-    """Begin the transaction of the copy. Return its snapshot, and the position of the log behind it."""
-    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+def begin_snapshot(
+    connection: psycopg.Connection[Any], table: sql.Identifier, *, is_partitioned: bool
+) -> tuple[str, int]:
+    """Begin the transaction of the copy. Return its snapshot, and the position of the log behind it.
+
+    The table is locked first: a snapshot does not show the rows of a table that is truncated, or rewritten by ALTER
+    TABLE, behind it. Without rights to all rows, the copy fails, because changes come of all rows.
+    """
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL row_security TO off")
+    connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(_rows_of(table, is_partitioned)))
     snapshot, until = connection.execute(statement("read_snapshot")).fetchone() or ("", 0)
     return str(snapshot), int(until)
+
+
+def _rows_of(table: sql.Identifier, is_partitioned: bool) -> sql.Composed:
+    return sql.SQL("{}" if is_partitioned else "ONLY {}").format(table)
 
 
 def pieces(
@@ -55,13 +66,13 @@ def pieces(
     """
     count = min(FIRST_ROWS, rows_max)
     while True:
-        given = [*(after or ()), *([] if upto is None else [upto]), count]
+        given = {"count": count, "upto": upto, **_bound(after or ())}
         query = _query(table, facts, has_begun=after is not None, has_end=upto is not None)
         cursor = connection.execute(query, given, prepare=False)
         result = cursor.pgresult
         assert result is not None and cursor.description is not None
-        named = [(column.name, column.type_code, column.name in facts.key) for column in cursor.description]
-        places = [[name for name, _, _ in named].index(name) for name in facts.key]
+        named = [(column.name, column.type_code, column.name in facts.key_names) for column in cursor.description]
+        places = [[name for name, _, _ in named].index(name) for name in facts.key_names]
         rows = [[result.get_value(row, column) for column in range(len(named))] for row in range(result.ntuples)]
         keys = [tuple((row[place] or b"").decode() for place in places) for row in rows]
         if rows:
@@ -74,18 +85,18 @@ def pieces(
 
 
 def _query(table: sql.Identifier, facts: TableFacts, *, has_begun: bool, has_end: bool) -> sql.Composed:
-    key = sql.SQL(", ").join(map(sql.Identifier, facts.key))
-    casts = [sql.SQL("CAST(%s::text AS {})").format(sql.SQL(type_)) for type_ in facts.key_types]
-    conditions: list[sql.Composable] = []
+    key = [sql.Identifier(column.name) for column in facts.key]
+    conditions: list[sql.Composable] = [sql.SQL("true")]
     if has_begun:
-        conditions.append(sql.SQL("({}) > ({})").format(key, sql.SQL(", ").join(casts)))
+        conditions.append(_is_behind(facts, key))
     if has_end:
-        conditions.append(sql.SQL("{} <= {}").format(sql.Identifier(facts.key[0]), casts[0]))
-    return sql.SQL("SELECT {columns} FROM {table} WHERE {where} ORDER BY {key} LIMIT %s").format(
+        conditions.append(_compared(facts.key[0], key[0], "<=", _given(facts.key[0], "upto")))
+    return sql.SQL("SELECT {columns} FROM {table} WHERE {where} ORDER BY {key} LIMIT {count}").format(
         columns=sql.SQL(", ").join(map(sql.Identifier, facts.columns)),
-        table=table,
-        where=sql.SQL(" AND ").join([sql.SQL("true"), *conditions]),
-        key=key,
+        table=_rows_of(table, facts.is_partitioned),
+        where=sql.SQL(" AND ").join(conditions),
+        key=sql.SQL(", ").join(key),
+        count=sql.Placeholder("count"),
     )
 
 
@@ -93,6 +104,38 @@ def is_upto(
     connection: psycopg.Connection[Any], facts: TableFacts, key: Sequence[str], bounds: Sequence[tuple[str, ...]]
 ) -> list[bool]:
     """Tell for each bound whether a key is at or before it, in the order of the table's types and collations."""
-    side = sql.SQL(", ").join(sql.SQL("CAST(%s::text AS {})").format(sql.SQL(type_)) for type_ in facts.key_types)
-    query = sql.SQL("SELECT ({}) <= ({})").format(side, side)
-    return [bool((connection.execute(query, [*key, *bound]).fetchone() or (False,))[0]) for bound in bounds]
+    values = [_given(column, f"value{place}") for place, column in enumerate(facts.key)]
+    query = sql.SQL("SELECT NOT {}").format(_is_behind(facts, values))
+    given = {f"value{place}": value for place, value in enumerate(key)}
+    return [bool((connection.execute(query, given | _bound(bound)).fetchone() or (False,))[0]) for bound in bounds]
+
+
+def _bound(values: Sequence[str]) -> dict[str, str]:
+    return {f"bound{place}": value for place, value in enumerate(values)}
+
+
+def _is_behind(facts: TableFacts, values: Sequence[sql.Composable]) -> sql.Composed:
+    """Return the condition that values are behind the bound, in the order of the key."""
+    bounds = [_given(column, f"bound{place}") for place, column in enumerate(facts.key)]
+    if len({column.operators for column in facts.key}) == 1:
+        rows = [sql.SQL("({})").format(sql.SQL(", ").join(side)) for side in (values, bounds)]
+        return _compared(facts.key[0], rows[0], ">", rows[1])
+    *first, (column, value, bound) = zip(facts.key, values, bounds, strict=True)
+    condition = _compared(column, value, ">", bound)
+    for column, value, bound in reversed(first):
+        condition = sql.SQL("({} AND ({} OR {}))").format(
+            _compared(column, value, ">=", bound), _compared(column, value, ">", bound), condition
+        )
+    return condition
+
+
+def _compared(column: SortColumn, left: sql.Composable, operator: str, right: sql.Composable) -> sql.Composed:
+    """Compare by the operator of the column's type: the search path may have another one, such as that of text."""
+    name = sql.SQL(operator)
+    return sql.SQL("{} OPERATOR({}.{}) {}").format(left, sql.Identifier(column.operators), name, right)
+
+
+def _given(column: SortColumn, name: str) -> sql.Composed:
+    type_, collation = sql.SQL(column.type), sql.SQL(column.collation or "")
+    value = sql.SQL("CAST({}::text AS {})").format(sql.Placeholder(name), type_)
+    return sql.SQL("{} COLLATE {}").format(value, collation) if column.collation else value

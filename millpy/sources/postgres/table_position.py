@@ -47,8 +47,10 @@ class TablePosition(msgspec.Struct, frozen=True, omit_defaults=True):
         copied: whether the first copy has ended, or was not wanted.
         copies: its parts, in the order of the key; the last one may go on.
         until: the position of the log before which a snapshot of the copy may show a transaction.
-        lsn: the position of the commit of the last change that was read; 0 before the first.
-        done: the number of that transaction's changes that were read.
+        lsn: the position of the log up to which changes were read: at first where the slot begins, then that of a
+            commit. The slot never hears of more than what is committed here, so one that is further lacks changes.
+        done: the number of changes that were read of the transaction that commits there.
+        key: the columns of the key of the copy, until it is forgotten.
     """
 
     copied: bool = False
@@ -56,6 +58,7 @@ class TablePosition(msgspec.Struct, frozen=True, omit_defaults=True):
     until: int = 0
     lsn: int = 0
     done: int = 0
+    key: tuple[str, ...] = ()
 
     def has(self, lsn: int, place: int) -> bool:
         """Tell whether a change was read: the `place`th, from 1, of the transaction that commits at `lsn`."""
@@ -65,4 +68,4 @@ class TablePosition(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the position behind a change."""
         if self.copies and lsn >= self.until:
             return TablePosition(copied=True, lsn=lsn, done=place)
-        return TablePosition(self.copied, self.copies, self.until, lsn, place)
+        return msgspec.structs.replace(self, lsn=lsn, done=place)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import select
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import psycopg
 from psycopg import sql
 
@@ -15,12 +17,15 @@ from millpy.sources.postgres.page_thread import CONNECT_S_MAX, PageThread, Table
 from millpy.sources.postgres.pgoutput import Begin, Change, PgoutputDecoder, Relation
 from millpy.sources.postgres.replication import ReplicationError, ReplicationStream
 from millpy.sources.postgres.table import PostgresTable
-from millpy.sources.postgres.table_checks import TableFacts, ensure_slot, forms, look_at_table, publication_name
+from millpy.sources.postgres.table_checks import TableFacts, as_lsn, ensure_slot, forms, look_at_table, publication_name
 from millpy.sources.postgres.table_copy import begin_snapshot, is_upto, pieces
 from millpy.sources.postgres.table_position import CopiedPart, TablePosition
 from millpy.store.postgres.statements import statement
 
 PAGE_RECORDS = 2_000
+LOG_BYTES_MAX = 1_000_000
+"""How much of the log without changes of the table is read before that is committed, so that the slot may forget it."""
+COPY_ANEW = "deploy a new generation of the graph, which copies the table anew"
 GATHER_S = 0.005
 """How long a page waits for more changes."""
 _STATUS_EVERY_S, _LOOK_EVERY_S = 1.0, 10.0
@@ -66,62 +71,79 @@ class TableThread(PageThread):
 
     def _read(self, connection: psycopg.Connection[Any]) -> None:
         """Copy what is not copied yet, and follow."""
-        facts = look_at_table(connection, self._source)
-        ensure_slot(connection, self._setup, self._slot, is_new=self._is_new)
+        self._look_at_table(connection)
+        position = self._position
+        begin = ensure_slot(connection, self._setup, self._slot, None if self._is_new else position.lsn)
+        if self._is_new:
+            self._position = msgspec.structs.replace(position, lsn=begin)
         records = ChangeRecords(self._setup.record_type, self._source.fields, forms(connection))
-        if not self._position.copied:
-            self._copy(connection, facts, records)
+        if not position.copied:
+            self._copy(connection, records)
         elif self._is_new:
             self._begin()
         if self.stopped():
             return
-        self._connected()
         try:
-            self._follow(connection, facts, records)
+            self._follow(connection, self._look_at_table(connection), records)
         finally:
             stream, self._stream = self._stream, None
             if stream is not None:
                 stream.close()
 
+    def _look_at_table(self, connection: psycopg.Connection[Any]) -> TableFacts:
+        """Check the table.
+
+        Raises:
+            ConfigError: an operator has to do something.
+            SourceUnavailableError: the table is not there, or not published, any more.
+        """
+        facts = look_at_table(connection, self._source)
+        if self._position.key not in ((), facts.key_names):
+            raise ConfigError(
+                f"the primary key of table {self._table} was changed while its first copy was interrupted",
+                hint=COPY_ANEW,
+            )
+        return facts
+
     def _begin(self) -> None:
         """Let the position be committed without a record, so that the slot is never made anew."""
         self._is_new = False
-        begun = self._position
-        self._put_page(TablePage([], [], lambda _: begun, lambda _: self._source.table))
+        self._put_page(self._page_of(self._position))
+
+    def _page_of(self, position: TablePosition) -> TablePage:
+        """Return a page without records, by which a position is committed."""
+        return TablePage([], [], lambda _: position, lambda _: self._table)
 
     # -- the first copy -------------------------------------------------------------------------------------------
 
-    def _copy(self, connection: psycopg.Connection[Any], facts: TableFacts, records: ChangeRecords) -> None:
+    def _copy(self, connection: psycopg.Connection[Any], records: ChangeRecords) -> None:
         if self._is_new:
             self._await_open(connection)
         self._connected()
-        parts = self._position.copies
+        begin, table = self._position, sql.Identifier(self._source.schema, self._source.name)
+        parts = begin.copies
         after = parts[-1].upto if parts else None
-        snapshot, until = begin_snapshot(connection)
-        until = max(until, self._position.until)
+        is_partitioned = self._look_at_table(connection).is_partitioned
         try:
+            snapshot, until = begin_snapshot(connection, table, is_partitioned=is_partitioned)
+            facts = self._look_at_table(connection)  # as the snapshot shows it
+
+            def position(key: tuple[str, ...] | None) -> TablePosition:
+                copies = (*parts, CopiedPart(snapshot, key))
+                return TablePosition(key is None, copies, max(until, begin.until), begin.lsn, key=facts.key_names)
+
             if "snapshot" in self._source.operations:
-                limits, table = self._setup.limits, sql.Identifier(self._source.schema, self._source.name)
+                limits = self._setup.limits
                 rows_max, bytes_max = limits.bundle_records_max, limits.bundle_bytes_max // 2
                 for piece in pieces(connection, table, facts, after, rows_max=rows_max, bytes_max=bytes_max):
-                    layout = records.layout(piece.columns)
-                    copied_at = int(self._setup.clock.now_us())
-
-                    def position(row: int, keys: Sequence[tuple[str, ...]] = piece.keys) -> TablePosition:
-                        return TablePosition(copies=(*parts, CopiedPart(snapshot, keys[row])), until=until)
-
-                    def place(row: int, keys: Sequence[tuple[str, ...]] = piece.keys) -> str:
-                        return f"{self._source.table} {', '.join(keys[row])}"
-
-                    payloads = [records.of_row(layout, row, copied_at) for row in piece.rows]
-                    self._put_page(TablePage(payloads, [copied_at] * len(payloads), position, place))
-                    self._position = position(len(payloads) - 1)
+                    self._put_page(self._copied_page(records, piece, position))
+                    self._position = position(piece.keys[-1])
                     self._is_new = False
                     if self.stopped():
                         return
         finally:
             connection.execute("ROLLBACK")
-        self._position = TablePosition(copied=True, copies=(*parts, CopiedPart(snapshot)), until=until)
+        self._position = position(None)
         self._begin()
 
     def _await_open(self, connection: psycopg.Connection[Any]) -> None:
@@ -146,10 +168,13 @@ class TableThread(PageThread):
 
     def _follow(self, connection: psycopg.Connection[Any], facts: TableFacts, records: ChangeRecords) -> None:
         self._stream = stream = self._open_stream(connection)
+        self._connected()
         self._heard_at = looked_at = self.now
         for page in self._changes(stream, connection, facts, records):
             if page is not None:
                 self._put_page(page)
+                self._position = page.position_of(len(page.payloads) - 1)
+                self._heard_at = self.now  # we did not listen while the page waited for room
             if self.stopped():
                 return
             now = self.now
@@ -159,7 +184,7 @@ class TableThread(PageThread):
                 raise SourceUnavailableError(f"the database of {self._table} is silent")
             if page is None and now - looked_at >= _LOOK_EVERY_S:
                 looked_at = now
-                look_at_table(connection, self._source)
+                self._look_at_table(connection)
 
     def _open_stream(self, connection: psycopg.Connection[Any]) -> ReplicationStream:
         try:
@@ -177,21 +202,26 @@ class TableThread(PageThread):
         facts: TableFacts,
         records: ChangeRecords,
     ) -> Iterator[TablePage | None]:
-        """Yield pages of changes, and None from time to time while there are none."""
+        """Yield pages of changes, and None from time to time while there are none.
+
+        Changes that are not in a page yet are lost with the connection, so `self._position` is not behind them.
+        """
         decoder, layouts = PgoutputDecoder(), dict[int, Layout]()
-        begin, place = Begin(0, 0, 0), 0
-        rows = _ChangeRows(self._position, self._source.table)
+        begin, place, position = Begin(0, 0, 0), 0, self._position
+        rows = _ChangeRows(position, self._source.table)
         while True:
             message = stream.next(GATHER_S if rows.payloads else 0.25)
-            if message is None:
+            if message is not None:
+                self._heard_at = self.now
+            if not message:
                 if rows.payloads:
                     yield rows.page()
-                    rows = _ChangeRows(self._position, self._source.table)
+                    rows = _ChangeRows(position, self._source.table)
                 else:
                     self._note_drained(stream, connection)
-                    yield None
+                    position, page = self._reached(stream, position)
+                    yield page
                 continue
-            self._heard_at = self.now
             for found in decoder.decode(message):
                 if isinstance(found, Begin):
                     begin, place = found, 0
@@ -199,10 +229,10 @@ class TableThread(PageThread):
                     layouts[found.relation_id] = records.layout(found.columns)
                 elif (found.relation.schema, found.relation.name) == (self._source.schema, self._source.name):
                     place += 1
-                    if self._position.has(begin.lsn, place):
+                    if position.has(begin.lsn, place):
                         continue
-                    change = self._judged(connection, facts, begin, found) if self._position.copies else found
-                    self._position = self._position.advance(begin.lsn, place)
+                    change = self._judged(connection, facts, position, begin, found) if position.copies else found
+                    position = position.advance(begin.lsn, place)
                     if change is not None and change.operation in self._source.operations:
                         payload, why_not = records.of_change(
                             layouts[found.relation.relation_id], change, begin.committed_at
@@ -210,17 +240,28 @@ class TableThread(PageThread):
                         rows.add(payload, begin, place, why_not)
             if len(rows.payloads) >= PAGE_RECORDS or rows.size >= self._setup.limits.bundle_bytes_max // 4:
                 yield rows.page()
-                rows = _ChangeRows(self._position, self._source.table)
+                rows = _ChangeRows(position, self._source.table)
+
+    def _reached(self, stream: ReplicationStream, position: TablePosition) -> tuple[TablePosition, TablePage | None]:
+        """Return the position behind what has no changes of the table, and a page that commits it if that is much."""
+        if stream.reached - position.lsn < LOG_BYTES_MAX:
+            return position, None
+        position = position.advance(stream.reached, 0)
+        return position, self._page_of(position)
 
     def _judged(
-        self, connection: psycopg.Connection[Any], facts: TableFacts, begin: Begin, change: Change
+        self,
+        connection: psycopg.Connection[Any],
+        facts: TableFacts,
+        position: TablePosition,
+        begin: Begin,
+        change: Change,
     ) -> Change | None:
         """Return what of a change the first copy does not have; None if it has all.
 
         Raises:
             ConfigError: a part of the copy was truncated after another part had been copied.
         """
-        position = self._position
         if begin.lsn >= position.until:
             return change
         shown = [part.shows(begin.xid) for part in position.copies]
@@ -229,12 +270,18 @@ class TableThread(PageThread):
         if change.operation == "truncate":
             raise ConfigError(
                 f"table {self._source.table} was truncated while its first copy was interrupted",
-                hint="deploy a new generation of the graph, which copies the table anew",
+                hint=COPY_ANEW,
+            )
+        identity = {name for name, _, is_key in change.relation.columns if is_key}
+        if not identity.issuperset(facts.key_names):
+            raise ConfigError(
+                f"the replica identity of table {self._table} lacks the primary key, and its copy was interrupted",
+                hint=COPY_ANEW,
             )
         bounds = [part.upto for part in position.copies[:-1] if part.upto is not None]
 
         def is_shown(row: Any) -> bool:
-            key = key_of(change.relation, facts.key, row)
+            key = key_of(change.relation, facts.key_names, row)
             if key is None:
                 return shown[-1]
             return shown[[*is_upto(connection, facts, key, bounds), True].index(True)]
@@ -262,13 +309,14 @@ class TableThread(PageThread):
             self._awaited = (asked_at, end)
 
     def _send_status(self) -> None:
-        stream = self._stream
-        if stream is None:
+        """Say what is committed. Notice a server that shuts down: it waits for the end of the stream, and ends this."""
+        stream, connection = self._stream, self._connection
+        if stream is None or connection is None:
             return
+        if select.select([connection], [], [], 0)[0]:
+            connection.execute("SELECT 1")
         with self.changed:
             flushed = self._committed_lsn
-            if self._committed == self._put:
-                flushed = max(flushed, stream.reached)
         stream.send_status(flushed, asks=True)
         self._sent_at = self.now
 
@@ -307,6 +355,6 @@ class _ChangeRows:
 
         def place(row: int) -> str:
             lsn, number = places[row]
-            return f"{table}@{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}:{number}"
+            return f"{table}@{as_lsn(lsn)}:{number}"
 
         return TablePage(self.payloads, self._arrivals, position, place, self._refused)

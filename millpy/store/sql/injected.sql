@@ -25,18 +25,20 @@ UPDATE mill.injection_readers AS r SET waiting_max = %(waiting_max)s, waits = tr
 RETURNING r.graph_id, r.read_number, r.open_xids::text[]::bigint[], r.rest_xids::text[]::bigint[], r.rest_after;
 
 -- name: read_injected
--- Reads the next unread records in the order of their numbers. Only the first row has the snapshot, which says which
--- transactions were open. `found` counts those up to `records_max` before the bound on bytes. Zero rows: nothing is new.
+-- Reads the next unread records in the order of their numbers: what is left of a page that was cut first, alone. Only
+-- the first row has the snapshot, which says which transactions were open. `found` counts those up to `records_max`
+-- before the bound on bytes. Zero rows: nothing is new, or nothing is left of that page.
 WITH unread AS (
     (SELECT i.number FROM mill.injected_records AS i
-      WHERE i.stream = %(stream)s AND i.number > %(last)s ORDER BY i.number LIMIT %(records_max)s)
+      WHERE %(rest)s = '' AND i.stream = %(stream)s AND i.number > %(last)s ORDER BY i.number LIMIT %(records_max)s)
     UNION
     (SELECT i.number FROM mill.injected_records AS i
-      WHERE i.stream = %(stream)s AND i.xid = ANY (string_to_array(%(open)s, ',')::xid8[])
+      WHERE %(rest)s = '' AND i.stream = %(stream)s AND i.xid = ANY (string_to_array(%(open)s, ',')::xid8[])
       ORDER BY i.number LIMIT %(records_max)s)
     UNION
     (SELECT i.number FROM mill.injected_records AS i
-      WHERE i.stream = %(stream)s AND i.xid = ANY (string_to_array(%(rest)s, ',')::xid8[]) AND i.number > %(after)s
+      WHERE i.stream = %(stream)s AND i.xid = ANY (string_to_array(%(rest)s, ',')::xid8[])
+        AND i.number > %(after)s AND i.number <= %(last)s
       ORDER BY i.number LIMIT %(records_max)s)
 ), page AS (
     SELECT i.number, i.injected_at, i.dedupe_id, i.record, sum(i.bytes) OVER rows_before - i.bytes AS bytes_before,

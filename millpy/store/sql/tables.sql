@@ -1,46 +1,66 @@
 -- name: look_at_table
--- Reads what has to be so for the changes of a table. Zero rows: there is no such table.
-SELECT current_setting('wal_level'), pg_is_in_recovery(), c.oid::bigint,
-       (SELECT array_agg(a.attname::text ORDER BY k.place) FROM pg_index AS i
-         CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (attnum, place)
-          JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = k.attnum
-         WHERE i.indrelid = c.oid AND i.indisprimary) AS key,
-       (SELECT array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY k.place) FROM pg_index AS i
-         CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (attnum, place)
-          JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = k.attnum
-         WHERE i.indrelid = c.oid AND i.indisprimary) AS key_types,
-       (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute AS a
-         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '') AS columns,
-       EXISTS (SELECT FROM pg_publication AS p WHERE p.pubname = %(publication)s),
-       EXISTS (SELECT FROM pg_publication_tables AS p WHERE p.pubname = %(publication)s
-                  AND p.schemaname = n.nspname AND p.tablename = c.relname)
+-- Reads what has to be so for the changes of a table, and what its publication has of it. Zero rows: there is no such
+-- table.
+SELECT current_setting('wal_level'), pg_is_in_recovery(), c.relkind = 'p', p.attnames::text[], p.rowfilter IS NOT NULL,
+       (SELECT array_remove(ARRAY[CASE WHEN o.pubinsert THEN 'insert' END, CASE WHEN o.pubupdate THEN 'update' END,
+                                  CASE WHEN o.pubdelete THEN 'delete' END, CASE WHEN o.pubtruncate THEN 'truncate' END],
+                            NULL)
+          FROM pg_publication AS o WHERE o.pubname = %(publication)s)
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+  LEFT JOIN pg_publication_tables AS p
+    ON p.pubname = %(publication)s AND p.schemaname = n.nspname AND p.tablename = c.relname
  WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p');
 
 -- name: look_at_polled_table
--- Reads what has to be so for a table that is polled. Zero rows: there is no such table.
-SELECT (SELECT format_type(a.atttypid, a.atttypmod) FROM pg_attribute AS a
-         WHERE a.attrelid = c.oid AND a.attname = %(column)s AND a.attnum > 0 AND NOT a.attisdropped),
-       k.key, k.key_types,
-       (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute AS a
+-- Reads the columns of a table that is polled. Zero rows: there is no such table.
+SELECT (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute AS a
          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
- CROSS JOIN LATERAL (
-       SELECT array_agg(a.attname::text ORDER BY i.place) AS key,
-              array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY i.place) AS key_types
-         FROM pg_index AS p CROSS JOIN LATERAL unnest(p.indkey) WITH ORDINALITY AS i (attnum, place)
-         JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = i.attnum
-        WHERE p.indrelid = c.oid AND p.indisprimary) AS k
  WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p');
 
+-- name: look_at_key
+-- Reads a column, if one is given, and those of the primary key: the type, the collation, and the schema of the operators
+-- that compare its values in the order of ORDER BY. Zero rows: the table has neither.
+WITH RECURSIVE key AS (
+    SELECT k.place, a.attname, a.atttypid, a.atttypmod, a.attcollation
+      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+     CROSS JOIN LATERAL (
+           SELECT 0 AS place, a.attnum FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attname = %(column)s
+            UNION ALL
+           SELECT u.place, u.attnum FROM pg_index AS i
+            CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS u (attnum, place)
+            WHERE i.indrelid = c.oid AND i.indisprimary AND u.place <= i.indnkeyatts) AS k (place, attnum)
+      JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = k.attnum AND a.attnum > 0 AND NOT a.attisdropped
+     WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p')
+), base AS (
+    SELECT k.place, k.atttypid AS type FROM key AS k
+     UNION ALL
+    SELECT b.place, t.typbasetype FROM base AS b JOIN pg_type AS t ON t.oid = b.type WHERE t.typtype = 'd'
+)
+SELECT k.attname::text, format_type(k.atttypid, k.atttypmod), quote_ident(cn.nspname) || '.' || quote_ident(co.collname),
+       coalesce((SELECT pn.nspname::text FROM base AS b
+                   JOIN pg_opclass AS c ON c.opcintype = b.type AND c.opcdefault
+                   JOIN pg_am AS m ON m.oid = c.opcmethod AND m.amname = 'btree'
+                   JOIN pg_amop AS o ON o.amopfamily = c.opcfamily AND o.amopstrategy = 5
+                    AND o.amoplefttype = c.opcintype AND o.amoprighttype = c.opcintype
+                   JOIN pg_operator AS p ON p.oid = o.amopopr
+                   JOIN pg_namespace AS pn ON pn.oid = p.oprnamespace
+                  WHERE b.place = k.place LIMIT 1), 'pg_catalog')
+  FROM key AS k
+  LEFT JOIN pg_collation AS co ON co.oid = k.attcollation
+  LEFT JOIN pg_namespace AS cn ON cn.oid = co.collnamespace
+ ORDER BY k.place;
+
 -- name: look_at_slot
--- Reads a replication slot. Zero rows: there is none of this name.
-SELECT s.database = current_database(), s.plugin = 'pgoutput', coalesce(s.wal_status, ''), s.active_pid
+-- Reads a replication slot, and the end of the log. Zero rows: there is none of this name.
+SELECT s.database = current_database() AND s.plugin = 'pgoutput' AND coalesce(s.wal_status, '') <> 'lost',
+       coalesce(s.confirmed_flush_lsn - '0/0'::pg_lsn, 0)::bigint,
+       (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint
   FROM pg_replication_slots AS s WHERE s.slot_name = %(slot)s;
 
 -- name: create_slot
--- Always one row. It waits for the transactions that are open.
-SELECT slot_name::text FROM pg_create_logical_replication_slot(%(slot)s, 'pgoutput');
+-- Always one row: where the slot begins. It waits for the transactions that are open.
+SELECT (lsn - '0/0'::pg_lsn)::bigint FROM pg_create_logical_replication_slot(%(slot)s, 'pgoutput');
 
 -- name: look_at_type
 -- Reads what a type is made of. Zero rows: the type is gone.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.crash.cases import (
     broker,
     database,
+    database_sources,
     early,
     failover,
     freezing,
@@ -26,7 +27,7 @@ from tests.crash.world import Case
 
 def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
-    first = (killing, freezing, database, network, pressure, failover, broker, sources)
+    first = (killing, freezing, database, network, pressure, failover, broker, sources, database_sources)
     parts = (*first, takes, early, panes, retention, live, tools, joins, lookups, sinks)
     return [case for part in parts for case in part.cases()]
 

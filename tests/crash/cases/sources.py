@@ -73,8 +73,8 @@ def kafka_case(point: Failpoint, graph: Path = kafka.GRAPH, server: KafkaServer 
     return Case(f"SIGKILL at {point}, reading Kafka", "", partial(_kafka, point=point, graph=graph, server=server))
 
 
-def _is_of_source(point: Failpoint) -> bool:
-    """Only a stage loads state; all else an injector reaches by itself."""
+def is_of_source(point: Failpoint) -> bool:
+    """Tell whether an injector reaches the point by itself: only a stage loads state."""
     return point is not Failpoint.AFTER_LOAD
 
 
@@ -86,7 +86,7 @@ def trap(point: Failpoint) -> str:
 def _mqtt(world: World, point: Failpoint, graph: Path, horizon_s: float) -> None:
     load = MessageLoad(START_US, 10_000)
     scene = Scene(world, load, saves=False, settings=SETTINGS, graph=graph, horizon_s=horizon_s)
-    source, rest = ("messages", "per_window,marker") if _is_of_source(point) else ("", "")
+    source, rest = ("messages", "per_window,marker") if is_of_source(point) else ("", "")
     first = scene.start_worker()
     scene.await_listening()
     first.drain()
@@ -117,7 +117,7 @@ def _kafka(world: World, point: Failpoint, graph: Path, server: KafkaServer | No
     def worker(only: str, failpoint: str = "") -> Worker:
         return world.worker(graph=graph, environment=environment, only=only, failpoint=failpoint, **SETTINGS)
 
-    source, rest = ("readings", "sums") if _is_of_source(point) else ("", "")
+    source, rest = ("readings", "sums") if is_of_source(point) else ("", "")
     others = [worker(rest)] if rest else []
     victim = worker(source, trap(point))
     spring(victim, point)

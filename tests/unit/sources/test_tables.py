@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from millpy import ChangeFields, PostgresTable
+from millpy import ChangeFields, PolledTable, PostgresTable, milliseconds
 from millpy.errors import ConfigError, GraphError, SourceUnavailableError
+from millpy.ingest.protocol import SourceSetup
+from millpy.limits import Limits
 from millpy.model.record import RecordType
 from millpy.sources.postgres import column_json
-from millpy.sources.postgres.pgoutput import Change, PgoutputDecoder
+from millpy.sources.postgres.change_records import ChangeRecords
+from millpy.sources.postgres.pgoutput import UNCHANGED, Change, PgoutputDecoder, Relation
+from millpy.sources.postgres.polled_thread import PolledThread
 from millpy.sources.postgres.table_checks import look_at_table
 from millpy.sources.postgres.table_position import CopiedPart, TablePosition
 from millpy.sources.postgres.table_reader import database_of
+from millpy.testing.clock import ManualClock
 
 HIGH = 7 << 32
+KEY = [("id", "integer", None, "pg_catalog")]
 
 
 @pytest.mark.parametrize("epoch", [0, HIGH])
@@ -86,11 +94,57 @@ def test_unknown_messages_are_faults_and_others_are_ignored() -> None:
         decoder.decode(b"?")
 
 
-class Answer:
-    """A connection whose every statement has one answer."""
+def test_a_key_that_is_stored_out_of_line_comes_from_the_key_before_the_change() -> None:
+    relation = Relation(7, "public", "t", (("id", 25, True), ("n", 23, False)))
+    records = ChangeRecords(None, ChangeFields(), lambda _: column_json.text)
+    change = Change(relation, "update", [UNCHANGED, b"2"], [b"long", None], is_whole=False)
 
-    def __init__(self, row: tuple[Any, ...] | None) -> None:
-        self.row = row
+    payload, lacking = records.of_change(records.layout(relation.columns), change, 0)
+
+    assert (json.loads(payload), lacking) == ({"id": "long", "n": "2"}, "")
+
+
+class SlowPolling(PolledThread):
+    """Polling of a table that takes a second to tell its greatest value, and rows that commit meanwhile."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        setup = SourceSetup(
+            graph="g", stream="s", partition="t", limits=Limits(), clock=clock, ready=asyncio.Event(), database="-"
+        )
+        super().__init__(setup, PolledTable("t", column="n", lag=milliseconds(1750)), "", None, lambda call: call())
+        self.clock = clock
+        self.read_at: list[float] = []
+
+    def _facts(self, connection: Any) -> Any:
+        return None
+
+    def _top(self, connection: Any) -> str:
+        self.clock.advance(1.5)
+        return "10"
+
+    def _read_to(self, connection: Any, facts: Any, records: Any, upto: str) -> None:
+        self.read_at.append(self.clock.monotonic())
+        self._stopping.set()
+
+    def _wait(self, seconds: float) -> None:
+        self.clock.advance(0.25)
+
+
+def test_lag_begins_when_a_value_was_seen_not_when_the_look_began() -> None:
+    clock = ManualClock()
+    thread = SlowPolling(clock)
+    begun_at = clock.monotonic()
+
+    thread._read(None)  # type: ignore[arg-type]
+
+    assert thread.read_at == [begun_at + 5.0]  # seen at 1.5, safe at the look that began at 3.5
+
+
+class Answer:
+    """A connection with one answer for a table, and one for its key."""
+
+    def __init__(self, row: tuple[Any, ...] | None, key: Sequence[tuple[Any, ...]] = KEY) -> None:
+        self.row, self.key = row, key
 
     def execute(self, *_: Any) -> Answer:
         return self
@@ -98,8 +152,11 @@ class Answer:
     def fetchone(self) -> tuple[Any, ...] | None:
         return self.row
 
+    def fetchall(self) -> Sequence[tuple[Any, ...]]:
+        return self.key
 
-FACTS = ("logical", False, 1, ["id"], ["integer"], ["id"], True, True)
+
+FACTS = ("logical", False, False, ["id"], False, ["insert", "update", "delete"])
 
 
 @pytest.mark.parametrize(
@@ -107,8 +164,9 @@ FACTS = ("logical", False, 1, ["id"], ["integer"], ["id"], True, True)
     [
         (0, "replica", ConfigError, "wal_level is replica"),
         (1, True, ConfigError, "is a standby"),
-        (3, None, ConfigError, "has no primary key"),
-        (7, False, SourceUnavailableError, "does not have table public.t"),
+        (3, None, SourceUnavailableError, "does not have table public.t"),
+        (4, True, ConfigError, "lacks the rows that its filter leaves out"),
+        (5, ["insert"], ConfigError, "lacks each update and delete of table public.t"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_refused_with_what_to_do(
@@ -119,7 +177,12 @@ def test_a_table_that_cannot_be_read_is_refused_with_what_to_do(
     with pytest.raises(error, match=said) as caught:
         look_at_table(Answer(row), PostgresTable("t"))  # type: ignore[arg-type]
     assert caught.value.hint  # type: ignore[attr-defined]
-    assert look_at_table(Answer(FACTS), PostgresTable("t")).key == ("id",)  # type: ignore[arg-type]
+
+
+def test_a_table_without_primary_key_is_refused() -> None:
+    assert look_at_table(Answer(FACTS), PostgresTable("t")).key_names == ("id",)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="has no primary key"):
+        look_at_table(Answer(FACTS, []), PostgresTable("t"))  # type: ignore[arg-type]
 
 
 class Item(msgspec.Struct):
@@ -134,7 +197,7 @@ def test_wrong_settings_are_refused() -> None:
     for operations in ((), ("inserts",), "insert"):
         with pytest.raises(ConfigError, match="unknown value operations="):
             PostgresTable("t", operations=operations)
-    with pytest.raises(GraphError, match="has no such field"):
+    with pytest.raises(GraphError, match="before=: Item has no field"):
         PostgresTable("t", fields=ChangeFields(before="old")).validate(RecordType(Item))
     with pytest.raises(GraphError, match="must be str"):
         PostgresTable("t", fields=ChangeFields(operation="operation")).validate(RecordType(Item))

@@ -1,0 +1,103 @@
+"""Slots of tables: they hear of nothing that is not committed, and a reader stops when changes are missing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+
+from millpy.clock import SystemClock
+from millpy.embedded import EmbeddedPostgres
+from millpy.errors import ConfigError
+from millpy.limits import Limits
+from millpy.sources.postgres.table_position import TablePosition
+from tests.conformance.table_reading import SLOTS, Reader, reader, table_of
+
+_secrets = itertools.count(1)
+MUCH_LOG = "SELECT pg_logical_emit_message(false, 'none', repeat('x', 500000)) FROM generate_series(1, 5)"
+
+
+@pytest.fixture
+def secret() -> str:
+    return f"slots {next(_secrets)}"
+
+
+def confirmed(connection: psycopg.Connection[Any]) -> int:
+    (found,) = connection.execute(f"SELECT (confirmed_flush_lsn - '0/0')::bigint {SLOTS}").fetchone() or (0,)
+    return int(found)
+
+
+def committed(found: Reader) -> int:
+    return msgspec.json.decode(found.position or b"", type=TablePosition).lsn
+
+
+async def test_slot_hears_of_the_log_without_changes_when_that_is_committed(database_url: str, secret: str) -> None:
+    with table_of(database_url, "id int PRIMARY KEY") as connection:
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+            begin = confirmed(connection)
+            assert committed(found) == begin
+            connection.execute(MUCH_LOG)
+            taken = None
+            while taken is None:
+                taken = await found.injector.take()
+                await SystemClock().sleep(0.01)
+            await SystemClock().sleep(2.5)  # of statuses every second
+            assert confirmed(connection) == begin
+            await found.injector.acknowledge(taken.token)
+            position = msgspec.json.decode(taken.position, type=TablePosition)
+            assert position.lsn >= begin + 1_000_000
+            while confirmed(connection) == begin:
+                await SystemClock().sleep(0.05)
+            assert confirmed(connection) <= position.lsn
+            connection.execute("INSERT INTO t VALUES (1)")
+            assert [record["id"] for record in await found.records(1)] == [1]
+
+
+async def test_reader_stops_when_the_slot_or_the_log_does_not_fit_what_is_committed(
+    database_url: str, secret: str
+) -> None:
+    with table_of(database_url, "id int PRIMARY KEY") as connection:
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+        position = msgspec.json.decode(found.position or b"", type=TablePosition)
+        future = msgspec.json.encode(msgspec.structs.replace(position, lsn=1 << 60))
+        with pytest.raises(ConfigError, match=r"the log ends at .* is an older state"):
+            async with reader(database_url, future, secret=secret) as stopped:
+                await stopped.take()
+        connection.execute("INSERT INTO t VALUES (1)")
+        connection.execute(
+            "SELECT pg_logical_slot_get_binary_changes(slot_name, NULL, NULL,"
+            f" 'proto_version', '1', 'publication_names', 'millpy_public_t') {SLOTS}"
+        )
+        with pytest.raises(ConfigError, match="another program has read the slot"):
+            async with reader(database_url, found.position, secret=secret) as stopped:
+                await stopped.take()
+
+
+async def test_server_shuts_down_while_changes_are_not_committed(tmp_path: Path, secret: str) -> None:
+    tmp_path.chmod(0o755)
+    server = EmbeddedPostgres(tmp_path / "postgres", settings={"wal_level": "logical"})
+    with server:
+        url = server.url()
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("CREATE TABLE public.t (id int PRIMARY KEY)")
+        limits = Limits(bundle_records_max=100)
+        async with reader(url, secret=secret, database=url, limits=limits) as found:
+            assert await found.take() == []
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute("INSERT INTO public.t SELECT generate_series(1, 20000)")
+            await found.take()  # the others wait for room
+            await SystemClock().sleep(0.5)
+            pid = server.pid()
+            os.kill(pid, signal.SIGINT)  # a fast shutdown
+            async with asyncio.timeout(8):
+                while Path("/proc", str(pid)).exists():
+                    await SystemClock().sleep(0.05)
