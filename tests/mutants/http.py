@@ -11,8 +11,8 @@ OF_HTTP = "tests/unit/sources/test_http.py::"
 MUTANTS = [
     Mutant(
         INJECTOR,
-        "        batch = self._batch_of(taken)\n        self._total",
-        "        batch = self._batch_of(taken)\n        await self.acknowledge(taken)\n        self._total",
+        "        self._total += batch.records\n",
+        "        self._total += batch.records\n        await self.acknowledge(batch.token)\n",
         killers=(f"{OF_HTTP}test_answer_comes_after_the_commit_and_requests_share_a_bundle",),
         line="HTTP: status 200 comes after the commit, never before",
     ),
@@ -25,8 +25,8 @@ MUTANTS = [
     ),
     Mutant(
         INJECTOR,
-        "        return [request for request in taken if not request.bad]\n",
-        "        return taken\n",
+        "        good = [request for request in taken if not request.bad]\n",
+        "        good = taken\n",
         killers=(f"{OF_HTTP}test_bad_record_is_named_and_none_of_its_request_is_taken",),
     ),
     Mutant(

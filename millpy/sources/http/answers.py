@@ -53,6 +53,11 @@ class RefusedRequestError(Exception):
         if retry_after_s is not None:
             self.headers["Retry-After"] = str(retry_after_s)
 
+    @property
+    def is_sent_again(self) -> bool:
+        """Whether its client will send the request again; not if it is to be corrected first."""
+        return self.closes or self.status in (408, 429, 503)
+
     def body(self) -> bytes:
         """Return the problem document."""
         problem: dict[str, object] = {"status": self.status, "detail": self.detail}

@@ -43,7 +43,7 @@ class Endpoint:
         setup: the worker's setup of the source.
         tokens: the tokens of clients.
         relay: passes requests on to the owners of partitions.
-        release: called by a user that needs it no more.
+        release: called by a user that no longer needs it.
         port: the port at which clients reach it.
 
     Attributes:
@@ -97,8 +97,13 @@ class Endpoint:
         return found | {"last": self._last_refusal}
 
     async def release(self) -> None:
-        """Stop to use it; the last user ends it."""
+        """Stop using it; the last user closes it."""
         await self._release(self)
+
+    def note_refusal(self) -> None:
+        """Note that a client was sent away and will come again, so that no partition of this worker is quiet."""
+        for injector in self.injectors.values():
+            injector.note_refusal()
 
     async def respond(self, request: web.BaseRequest, *, of_peer: bool) -> web.Response:
         """Answer a request; `of_peer` says that another worker of this graph passes it on."""
@@ -108,6 +113,8 @@ class Endpoint:
             log.debug("%s: answered %d: %s", self.source.path, error.status, error.detail)
             self._refused[str(error.status)] += 1
             self._last_refusal = error.detail
+            if error.is_sent_again:
+                self.note_refusal()
             answer = web.Response(
                 status=error.status, body=error.body(), content_type=PROBLEM_TYPE, headers=error.headers
             )
@@ -161,7 +168,7 @@ class Endpoint:
     def _check_requests(self, but: int = 0) -> None:
         """Refuse a request if too many wait, not counting `but` of them. Raises RefusedRequestError."""
         if self._requests - but >= self.source.bounds.waiting_requests:
-            raise self._no_room("too many requests wait for their commit")
+            raise _full("too many requests wait for their commit")
 
     @contextmanager
     def room(self, more: int) -> Iterator[None]:
@@ -169,15 +176,10 @@ class Endpoint:
         self._bytes += more
         try:
             if more and self._bytes > self.source.bounds.waiting_bytes:
-                raise self._no_room("too many bytes wait for their commit")
+                raise _full("too many bytes wait for their commit")
             yield
         finally:
             self._bytes -= more
-
-    def _no_room(self, why: str) -> RefusedRequestError:
-        for injector in self.injectors.values():
-            injector.note_refusal()
-        return RefusedRequestError(429, f"{why}: send the request again later", retry_after_s=RETRY_S)
 
     async def _read_body(self, request: web.BaseRequest) -> bytes:
         """Return the body, whose bytes count as waiting until the caller subtracts them.
@@ -198,7 +200,7 @@ class Endpoint:
                     if len(content) > self._body_bytes_max:
                         raise self._too_large()
                     if self._bytes > self.source.bounds.waiting_bytes:
-                        raise self._no_room("too many bytes wait for their commit")
+                        raise _full("too many bytes wait for their commit")
         except BaseException as error:
             self._bytes -= len(content)
             if isinstance(error, TimeoutError):
@@ -243,3 +245,7 @@ class Endpoint:
             return own[self._turn % len(own)]
         digest = xxhash.xxh3_64_intdigest(content if key is None else key.encode())
         return self._partitions[digest % len(self._partitions)]
+
+
+def _full(why: str) -> RefusedRequestError:
+    return RefusedRequestError(429, f"{why}: send the request again later", retry_after_s=RETRY_S)

@@ -20,7 +20,7 @@ import pytest
 import trustme
 
 from millpy import Csv, EventTime, Graph, Http, HttpBounds, Json
-from millpy.clock import SystemClock
+from millpy.clock import Clock, SystemClock
 from millpy.embedded import free_port
 from millpy.errors import ConfigError, GraphError
 from millpy.ingest.connection_state import ConnectionState
@@ -29,7 +29,7 @@ from millpy.ingest.record_check import record_check
 from millpy.limits import Limits
 from millpy.model.finding import Severity
 from millpy.model.record import RecordType
-from millpy.model.time import seconds
+from millpy.model.time import ClockReading, Instant, seconds
 from millpy.sources.http import endpoint as endpoints
 from millpy.sources.http import injector as injectors
 from millpy.sources.http import listener as listeners
@@ -53,6 +53,10 @@ class Reading(msgspec.Struct):
 
 RECORD_TYPE = RecordType(Reading)
 EVENT_TIME = EventTime("at", unit="s", max_disorder=seconds(10))
+
+
+def certain(clock: Clock) -> Callable[[], ClockReading]:
+    return lambda: ClockReading.certain(clock.now_us())
 
 
 def reading(number: int = 0) -> dict[str, Any]:
@@ -113,20 +117,20 @@ class Client:
             return Answer(answer.status, text, dict(answer.headers))
 
 
-def setups_of(source: Http, limits: Limits, **more: Any) -> list[SourceSetup]:
-    ready = asyncio.Event()
+def setups_of(source: Http, limits: Limits, clock: Clock | None = None, **more: Any) -> list[SourceSetup]:
+    ready, clock = asyncio.Event(), clock or SystemClock()
     return [
         SourceSetup(
             graph="g",
             stream="s",
             partition=partition,
             limits=limits,
-            clock=SystemClock(),
+            clock=clock,
             ready=ready,
             record_type=RECORD_TYPE,
             secret="secret",
             connection=ConnectionState(),
-            make_check=lambda: record_check(RECORD_TYPE, EVENT_TIME, (), limits),
+            make_check=lambda: record_check(RECORD_TYPE, EVENT_TIME, (), limits, certain(clock)),
             **more,
         )
         for partition in source.partitions()
@@ -134,10 +138,12 @@ def setups_of(source: Http, limits: Limits, **more: Any) -> list[SourceSetup]:
 
 
 @asynccontextmanager
-async def accepting(path: str = "/readings", *, limits: Limits | None = None, **settings: Any) -> AsyncIterator[Client]:
+async def accepting(
+    path: str = "/readings", *, limits: Limits | None = None, clock: Clock | None = None, **settings: Any
+) -> AsyncIterator[Client]:
     source = Http(path, url=URL, **settings)
     events: list[tuple[str, Any]] = []
-    setups = setups_of(source, limits or Limits(), tell=lambda kind, detail: events.append((kind, detail)))
+    setups = setups_of(source, limits or Limits(), clock, tell=lambda kind, detail: events.append((kind, detail)))
     made = [source.connect(setup) for setup in setups]
     for injector in made:
         await injector.open(None)
@@ -150,6 +156,19 @@ async def accepting(path: str = "/readings", *, limits: Limits | None = None, **
             working.cancel()
             for injector in made:
                 await injector.close()
+
+
+@asynccontextmanager
+async def half_a_body(port: int) -> AsyncIterator[asyncio.StreamReader]:
+    """Send a head and the first byte of its body, and no more."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = b"POST /readings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+    writer.write(head + b"{")
+    try:
+        async with asyncio.timeout(10):
+            yield reader
+    finally:
+        writer.close()
 
 
 async def until(claim: Callable[[], bool]) -> None:
@@ -280,6 +299,26 @@ async def test_answer_comes_after_the_commit_and_requests_share_a_bundle() -> No
         assert client.batches[-1].total == 6
 
 
+class TickingClock(ManualClock):
+    """Later each time it is read."""
+
+    def now_us(self) -> Instant:
+        self.advance(1)
+        return super().now_us()
+
+
+async def test_records_are_judged_and_taken_at_one_time() -> None:
+    async with accepting(clock=TickingClock()) as client:
+        (injector,) = client.injectors
+        judged: list[Instant] = []
+        check = injector._check
+        injector._check = lambda batch: judged.append(batch.arrived_at) or check(batch)
+        answers = await asyncio.gather(client.post(reading()), client.post({}), client.post(reading()))
+
+        assert [answer.status for answer in answers] == [200, 400, 200]
+        assert {batch.arrived_at for batch in client.batches} <= set(judged)
+
+
 async def test_requests_are_taken_whole_within_the_bound_of_a_turn() -> None:
     source = Http("/readings", url=URL)
     (setup,) = setups_of(source, Limits(), bound=FixedBound(3, 1_000_000))
@@ -319,7 +358,7 @@ async def test_requests_are_refused_when_the_turn_fails_or_takes_too_long() -> N
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
 
 
-async def test_too_much_that_waits_is_pushed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_much_that_waits_is_pushed_back() -> None:
     async with accepting(bounds=HttpBounds(waiting_requests=2, body_bytes=200, waiting_bytes=200)) as client:
         client.committing = False
         first = asyncio.create_task(client.post([reading()]))
@@ -336,11 +375,32 @@ async def test_too_much_that_waits_is_pushed_back(monkeypatch: pytest.MonkeyPatc
         assert "requests" in third.body["detail"]
         assert third.headers["Retry-After"] == "1"
         assert [(await post).status for post in (first, second)] == [200, 200]
-        assert not client.injectors[0].quiet()  # the clients will come again
-        monkeypatch.setattr(injectors, "REFUSED_LATELY_S", -1.0)
-        assert client.injectors[0].quiet()
         client.committing = True
         assert (await client.post([reading()])).status == 200
+
+
+@pytest.mark.parametrize("status", [400, 408, 413, 429, 503])
+async def test_source_is_not_quiet_while_a_client_will_come_again(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "BODY_S_MAX", 0.05)
+    clock = ManualClock()
+    bounds = {429: {"requests_per_s": 0.001}, 503: {"answer_s": 0.05}, 413: {"body_bytes": 10}}.get(status, {})
+    async with accepting(clock=clock, bounds=HttpBounds(**bounds)) as client:
+        if status == 429:
+            assert (await client.post(reading())).status == 200
+        clock.advance(injectors.REFUSED_LATELY_S + 1)
+        assert client.injectors[0].quiet()
+
+        client.committing = status != 503
+        if status == 408:
+            async with half_a_body(client.port) as reader:
+                assert (await reader.read()).split()[1] == b"408"
+        else:
+            assert (await client.post([{}] if status == 400 else reading())).status == status
+        for injector in client.injectors:
+            injector._taken.clear()  # after 503, what is taken is not quiet either
+        assert client.injectors[0].quiet() == (status in (400, 413))
+        clock.advance(injectors.REFUSED_LATELY_S + 1)
+        assert client.injectors[0].quiet()
 
 
 async def test_bytes_that_wait_count_as_they_are_after_decompression() -> None:
@@ -534,16 +594,12 @@ async def test_half_open_and_slow_clients_end(monkeypatch: pytest.MonkeyPatch) -
         silent = await asyncio.open_connection("127.0.0.1", client.port)
         slow = await asyncio.open_connection("127.0.0.1", client.port)
         slow[1].write(b"POST /readings HTTP/1.1\r\nHost: x\r\nX: ")
-        body = await asyncio.open_connection("127.0.0.1", client.port)
-        body[1].write(
-            b"POST /readings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
-        )
-        async with asyncio.timeout(10):
+        async with half_a_body(client.port) as body:
             assert await silent[0].read() == b""
             assert await slow[0].read() == b""
-            assert (await body[0].read()).split()[1] == b"408"
-            for _, writer in (silent, slow, body):
-                writer.close()
+            assert (await body.read()).split()[1] == b"408"
+        for _, writer in (silent, slow):
+            writer.close()
         assert (await client.post(reading())).status == 200
 
 
