@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 ENDPOINT = "millpy/sources/http/endpoint.py"
 INJECTOR = "millpy/sources/http/injector.py"
 OF_HTTP = "tests/unit/sources/test_http.py::"
+OF_WORKERS = "tests/unit/sources/test_http_workers.py::"
 
 MUTANTS = [
     Mutant(
@@ -20,7 +21,7 @@ MUTANTS = [
         ENDPOINT,
         "        digest = xxhash.xxh3_64_intdigest(content if key is None else key.encode())\n",
         "        self._turn += 1\n        digest = self._turn // 3\n",
-        killers=(f"{OF_HTTP}test_worker_without_the_partition_passes_a_request_on_or_says_so",),
+        killers=(f"{OF_WORKERS}test_worker_without_the_partition_passes_a_request_on_or_says_so",),
         line="An HTTP request that is sent again counts once, whichever worker takes it",
     ),
     Mutant(
@@ -33,7 +34,7 @@ MUTANTS = [
         "millpy/sources/http/relay.py",
         "        raise RefusedRequestError(401, NOT_OURS)\n",
         '        return ""\n',
-        killers=(f"{OF_HTTP}test_worker_without_the_partition_passes_a_request_on_or_says_so",),
+        killers=(f"{OF_WORKERS}test_worker_without_the_partition_passes_a_request_on_or_says_so",),
     ),
     Mutant(
         "millpy/sources/http/tokens.py",

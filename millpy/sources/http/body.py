@@ -167,13 +167,16 @@ class BodyReader:
         """Return the objects of a JSON text, or of lines."""
         content = content.removeprefix(b"\xef\xbb\xbf")
         if lines:
+            self._check_lines(content)
             payloads = [line for line in content.split(b"\n") if line.strip(_SPACE)]
         elif self._arrays and content.lstrip(_SPACE)[:1] == b"[":
             try:
                 content.decode()  # msgspec does not check the text that it skips
-                payloads = [bytes(item) for item in _ITEMS.decode(content)]
+                items = _ITEMS.decode(content)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise RefusedRequestError(400, f"the body is not a JSON array: {error}") from None
+            self._check_count(len(items))
+            payloads = [bytes(item) for item in items]
         elif content.strip(_SPACE):
             payloads = [content]
         else:
@@ -187,8 +190,9 @@ class BodyReader:
         if expander is None:
             form = _FORMATS[kind]
             expander = self._expanders[kind] = Expander(form, self._record_type, self._limits, self._setup)
+        if lines:
+            self._check_lines(content)
         parts: Sequence[bytes] = content.split(b"\n") if lines else (content,)
-        self._check_count(len(parts))
         messages = [Message(part, topic=self._setup.partition, arrived_at=body.arrived_at) for part in parts]
         found = expander.expand(
             messages,
@@ -210,6 +214,11 @@ class BodyReader:
         if len(found.payloads) >= self._limits.message_records_max or found.bytes:
             raise RefusedRequestError(413, "the request has too many records, or too many bytes of them: send fewer")
         raise RefusedRequestError(503, "the schema of the body is being read", retry_after_s=RETRY_S)
+
+    def _check_lines(self, content: bytes) -> None:
+        """Refuse a body of very many lines, most of them blank, before they are told apart."""
+        if content.count(b"\n") > 2 * self._limits.message_records_max:
+            self._check_count(content.count(b"\n"))
 
     def _check_count(self, count: int) -> None:
         if count > self._limits.message_records_max:

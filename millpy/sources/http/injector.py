@@ -117,12 +117,11 @@ class HttpInjector:
                 return await waiting.answer
         except TimeoutError:
             if waiting in self._taken:
-                raise RefusedRequestError(503, _UNKNOWN, retry_after_s=RETRY_S) from None
+                raise RefusedRequestError(503, _UNKNOWN, retry_after_s=RETRY_S, reason="uncommitted") from None
             with suppress(ValueError):  # the injector was closed at the same moment
                 self._waiting.remove(waiting)
-            raise RefusedRequestError(
-                503, "the worker has taken nothing in time: send the request again", retry_after_s=RETRY_S
-            ) from None
+            why = "the worker has taken nothing in time: send the request again"
+            raise RefusedRequestError(503, why, retry_after_s=RETRY_S, reason="uncommitted") from None
 
     def note_refusal(self) -> None:
         """Note that a client of this worker was sent away and will come again."""
@@ -227,7 +226,8 @@ class HttpInjector:
         for request in self._waiting:
             _refuse(request, RefusedRequestError(503, NOT_HERE, retry_after_s=RETRY_S, closes=True))
         for request in self._taken:
-            _refuse(request, RefusedRequestError(503, _UNKNOWN, retry_after_s=RETRY_S, closes=True))
+            unknown = RefusedRequestError(503, _UNKNOWN, retry_after_s=RETRY_S, closes=True, reason="uncommitted")
+            _refuse(request, unknown)
         self._waiting.clear()
         self._taken.clear()
         endpoint, self._endpoint = self._endpoint, None
