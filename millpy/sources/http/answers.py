@@ -26,9 +26,9 @@ _REASONS: Final[Mapping[int, str]] = {
     429: "full", 500: "fault", 503: "no_owner",
 }  # fmt: skip
 REFUSAL_REASONS: Final = frozenset(
-    {*_REASONS.values(), "bad_records", "connections", "cut_off", "malformed", "rate", "uncommitted"}
+    {*_REASONS.values(), "bad_records", "connections", "cut_off", "malformed", "rate", "uncommitted"} - {"path"}
 )
-"""Why requests are refused, for metrics."""
+"""Why requests to a source are refused, for metrics."""
 
 
 class RefusedRequestError(Exception):

@@ -20,6 +20,7 @@ from aiohttp import web
 
 from millpy.errors import ConfigError
 from millpy.ingest.protocol import WorkerSetup
+from millpy.ingest.request_traffic import RequestTraffic
 from millpy.sources.http.address import URL_VARIABLE, ListenAddress
 from millpy.sources.http.answers import RefusedRequestError
 from millpy.sources.http.connections import BoundedServer, connections_max
@@ -184,12 +185,12 @@ async def acquire(source: Http, setup: WorkerSetup) -> Endpoint:
 
 
 @asynccontextmanager
-async def serving(source: Http, setup: WorkerSetup) -> AsyncIterator[Endpoint]:
+async def serving(source: Http, setup: WorkerSetup) -> AsyncIterator[RequestTraffic]:
     """Accept requests inside the block, also while this worker owns no partition. Raises ConfigError."""
     endpoint = await acquire(source, setup)
     if setup.addresses is not None:
         endpoint.setup = setup  # an injector may have come first, which does not know the other workers
     try:
-        yield endpoint
+        yield endpoint.traffic
     finally:
         await endpoint.release()
