@@ -216,7 +216,7 @@ class BodyReader:
         raise RefusedRequestError(503, "the schema of the body is being read", retry_after_s=RETRY_S)
 
     def _check_lines(self, content: bytes) -> None:
-        """Refuse a body of very many lines, most of them blank, before they are told apart."""
+        """Refuse a body of far too many lines before it is split; a few of them may be blank."""
         if content.count(b"\n") > 2 * self._limits.message_records_max:
             self._check_count(content.count(b"\n"))
 
