@@ -211,9 +211,9 @@ class BoundedServer(web.Server):
         return self.signed(answer)
 
     def signed(self, answer: web.Response) -> web.Response:
-        """Add who answers: the name without versions, and the graph."""
+        """Add who answers: the name without versions, and the graph, so that those of another keep away."""
         answer.headers["Server"] = "millpy"
-        if answer.status in (404, 405):
+        if answer.status >= 400:
             answer.headers[GRAPH_HEADER] = self._mark
         return answer
 

@@ -18,11 +18,12 @@ from weakref import WeakKeyDictionary
 import aiohttp
 from aiohttp import web
 
+from millpy.clock import SystemClock
 from millpy.errors import ConfigError
 from millpy.ingest.protocol import WorkerSetup
 from millpy.ingest.request_traffic import RequestTraffic
 from millpy.sources.http.address import URL_VARIABLE, ListenAddress
-from millpy.sources.http.answers import RefusedRequestError
+from millpy.sources.http.answers import RETRY_S, RefusedRequestError
 from millpy.sources.http.connections import BoundedServer, connections_max
 from millpy.sources.http.endpoint import Endpoint
 from millpy.sources.http.port_check import check_port, graph_mark
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from millpy.sources.http.source import Http
 
 log = logging.getLogger(__name__)
+
+STARTS_S = 10.0
+"""Seconds after it began to listen in which a worker may still add sources."""
 
 
 class Listener:
@@ -55,6 +59,9 @@ class Listener:
         self.peer_address = ""
         self.session: aiohttp.ClientSession | None = None
         self._servers: list[BoundedServer] = []
+        self._left: set[str] = set()
+        self._clock = SystemClock()
+        self._opened_at = self._clock.monotonic()
 
     async def open(self) -> None:
         """Listen. Raises ConfigError."""
@@ -93,8 +100,21 @@ class Listener:
     async def _respond(self, request: web.BaseRequest, *, of_peer: bool) -> web.Response:
         endpoint = self.endpoints.get(request.path)
         if endpoint is None:
-            return RefusedRequestError(404, "there is no source at this path").answer()
+            return self._without_source(request.path).answer()
         return await endpoint.respond(request, of_peer=of_peer)
+
+    def _without_source(self, path: str) -> RefusedRequestError:
+        """Return why there is no source; 404 only if there will be none, because a client drops its records then."""
+        starts = self._clock.monotonic() - self._opened_at < STARTS_S
+        if starts or path in self._left:
+            why = "there is no source at this path " + ("yet" if starts else "any more: the worker ends")
+            return RefusedRequestError(503, why, retry_after_s=RETRY_S, closes=True)
+        return RefusedRequestError(404, "there is no source at this path")
+
+    def remove(self, endpoint: Endpoint) -> None:
+        """Accept no more requests to a source."""
+        del self.endpoints[endpoint.source.path]
+        self._left.add(endpoint.source.path)
 
     def _note_refusal(self, status: int, reason: str) -> None:
         """Count at each source what none has seen; a client that is not at fault will come again."""
@@ -153,7 +173,7 @@ class _Listeners:
             endpoint.users -= 1
             if endpoint.users:
                 return
-            del listener.endpoints[endpoint.source.path]
+            listener.remove(endpoint)
             if not listener.endpoints:
                 del self._open[listener.address]
                 await listener.close()

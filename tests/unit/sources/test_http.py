@@ -385,7 +385,7 @@ async def test_doctor_says_who_may_send_and_whether_a_worker_answers() -> None:
     await injector.open(None)
     try:
         assert await found(source) == [Severity.NOTE, Severity.OK]
-        assert await found(other) == [Severity.NOTE, Severity.WARNING]  # 404: of another graph
+        assert await found(other) == [Severity.NOTE, Severity.WARNING]  # no source there
     finally:
         await injector.close()
     everywhere = Http("/readings", url=str(source.address()).replace("127.0.0.1", "0.0.0.0"))

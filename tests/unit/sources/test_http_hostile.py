@@ -61,8 +61,9 @@ async def test_half_open_and_slow_clients_end(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 async def test_malformed_head_is_refused_and_not_logged_as_a_fault(
-    head: bytes, caplog: pytest.LogCaptureFixture
+    head: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(listeners, "STARTS_S", 0.0)
     async with accepting() as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
         writer.write(head + b"\r\n\r\n")

@@ -197,6 +197,20 @@ async def test_worker_that_ends_answers_what_is_committed_and_refuses_the_rest()
             await asyncio.open_connection("127.0.0.1", port)
 
 
+async def test_only_a_path_that_never_had_a_source_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with accepting("/a") as first, accepting("/b") as second:
+        assert second.port == first.port
+
+        async def status(path: str) -> int:
+            async with first.session.post(f"http://127.0.0.1:{first.port}{path}", json=[]) as answer:
+                return answer.status
+
+        assert [await status(path) for path in ("/a", "/b", "/c")] == [200, 200, 503]
+        await second.injectors[0].close()
+        monkeypatch.setattr(listeners, "STARTS_S", 0.0)
+        assert [await status(path) for path in ("/a", "/b", "/c")] == [200, 503, 404]
+
+
 async def test_requests_of_one_connection_are_answered_in_order() -> None:
     async with accepting() as client:
         client.committing = False
