@@ -10,6 +10,7 @@ import pytest
 from psycopg import conninfo
 
 from millpy.embedded import EmbeddedPostgres, free_port
+from millpy.hosting.failpoints import Failpoint
 from millpy.testing.crash_test.database import url_through_proxy
 from millpy.testing.proxy import CommitFault, PostgresProxy
 from tests.crash.harness import Worker, await_true
@@ -121,7 +122,7 @@ def test_each_record_counts_once_while_workers_are_replaced(begin: Begin) -> Non
         scene.await_share(share, running)
         following = scene.worker()
         if share < 0.5:
-            await_true(lambda worker=following: "listening at" in worker.log, "listens")  # type: ignore[misc]
+            following.await_reached(Failpoint.AFTER_CLAIM)
         running.drain()
         running.await_finished()
         running = following
