@@ -159,11 +159,11 @@ class Decoder:
         return batch
 
     def _lines(self, taken: SourceBatch, lines: Sequence[bytes], skip: Sequence[bool]) -> DecodeResult:
-        refused: list[RejectedRow] = []
+        refused = list(taken.refused)
         if max(map(len, lines), default=0) > self._record_bytes_max:
-            long = [row for row, line in enumerate(lines) if len(line) > self._record_bytes_max]
-            refused = [RejectedRow(row, "oversize", self._too_long(lines[row])) for row in long]
-        refused.extend(taken.refused)
+            known = {rejected.row for rejected in refused}
+            long = [row for row, line in enumerate(lines) if len(line) > self._record_bytes_max and row not in known]
+            refused += [RejectedRow(row, "oversize", self._too_long(lines[row])) for row in long]
         rows = np.arange(len(lines))
         if skip or refused:
             passed = np.array(skip or [False] * len(lines))

@@ -25,6 +25,7 @@ import pyarrow as pa
 from millpy.clock import Clock
 from millpy.formats import Format, Message
 from millpy.ingest.connection_state import ConnectionState
+from millpy.ingest.request_traffic import RequestTraffic
 from millpy.limits import Limits
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
@@ -277,11 +278,11 @@ class Source(GraphPart, ABC):
     def connect(self, setup: SourceSetup) -> Injector:
         """Return an injector for `setup.partition`, not yet open."""
 
-    def serve(self, setup: WorkerSetup) -> AbstractAsyncContextManager[object] | None:
+    def serve(self, setup: WorkerSetup) -> AbstractAsyncContextManager[RequestTraffic | None] | None:
         """Return what a worker enters before its first turn and leaves after its last, whatever partitions it owns.
 
-        For a source to which clients connect: a worker that owns no partition can say so, or pass requests on. None for
-        nothing.
+        For a source to which clients connect: a worker that owns no partition can say so, or pass requests on. What is
+        entered is the traffic for the metrics, if the source counts it. None for nothing.
         """
         del setup
         return None

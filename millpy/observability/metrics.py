@@ -18,6 +18,7 @@ from millpy.errors import MillError
 from millpy.hosting.interval_state import PauseState
 from millpy.model.checkpoint import Checkpoint, Kind
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN
+from millpy.observability.request_metrics import request_metrics
 from millpy.operators.interval_join import IntervalJoin
 from millpy.operators.keyed import KeyedInterval
 from millpy.runtime.observer import TurnTimes
@@ -151,7 +152,7 @@ class Gauges(Collector):
         return [
             *(self._lease(None), *self._of_computations([]), *self._of_backlog(None)),
             *(*self._of_joins([]), self._of_silences([]), *self._of_lookups(None), *self._of_sources(None)),
-            *self._of_sinks(None),
+            *(*self._of_sinks(None), *request_metrics(self._graph, {})),
         ]
 
     def collect(self) -> Iterable[Metric]:
@@ -162,6 +163,7 @@ class Gauges(Collector):
             *(self._lease(worker), *self._of_computations(intervals), *self._of_backlog(worker)),
             *(*self._of_joins(intervals), self._of_silences(intervals)),
             *(*self._of_lookups(worker), *self._of_sources(worker), *self._of_sinks(worker)),
+            *request_metrics(self._graph, {} if worker is None else dict(worker.context.sources.traffic)),
         ]
 
     def _gauge(self, name: str, help_text: str, *labels: str) -> GaugeMetricFamily:

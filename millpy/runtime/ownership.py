@@ -326,7 +326,9 @@ class OwnedIntervals:
             deduplicated=node.dedupe is not None,
             tell=self._context.events.add,
             connection=self._connection_of(node, deployed),
-            make_check=partial(record_check, node.record_type, node.event_time, node.lax, self._limits),
+            make_check=partial(
+                record_check, node.record_type, node.event_time, node.lax, self._limits, self._clock.read
+            ),
             database=self._context.database,
             gained=self._context.growth.reporter(
                 node.name, self._plan.deployment.intervals_of(node.name), self._context.wake.set

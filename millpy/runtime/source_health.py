@@ -21,6 +21,7 @@ from uuid import UUID
 from millpy.clock import Clock
 from millpy.errors import TransientError
 from millpy.ingest.connection_state import ConnectionState, Outage
+from millpy.ingest.request_traffic import RequestTraffic
 from millpy.model.time import Instant, describe
 from millpy.runtime.database_health import DatabaseHealth
 from millpy.runtime.events import EventQueue
@@ -71,6 +72,7 @@ class SourceHealth:
     Attributes:
         parts: interval id -> its connection.
         database: whether the database answers.
+        traffic: stream -> the requests of its clients, if the source accepts requests.
     """
 
     def __init__(self, store: Store, worker_id: UUID, clock: Clock, host_clock: Clock, events: EventQueue) -> None:
@@ -80,6 +82,7 @@ class SourceHealth:
         self._events = events
         self.parts: dict[int, SourcePart] = {}
         self.database = DatabaseHealth(host_clock)
+        self.traffic: dict[str, RequestTraffic] = {}
 
     def connection_of(self, interval_id: int, stream: str, partition: str) -> ConnectionState:
         """Return the connection of a source partition that this worker owns; the same one until it is released."""

@@ -20,8 +20,8 @@ async def serving_sources(context: WorkerContext) -> AsyncIterator[None]:
             if not isinstance(node, InjectorNode) or (context.only and computation.name not in context.only):
                 continue
             server = node.source.serve(_setup(context, computation, node))
-            if server is not None:
-                await running.enter_async_context(server)
+            if server is not None and (traffic := await running.enter_async_context(server)) is not None:
+                context.sources.traffic[computation.name] = traffic
         yield
 
 

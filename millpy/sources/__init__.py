@@ -3,6 +3,7 @@
 from millpy.formats import BadPart, Format, Message
 from millpy.ingest.expansion import Expander, Expansion
 from millpy.ingest.protocol import Injector, RejectedRow, Source, SourceBatch, SourceSetup, WorkerSetup
+from millpy.ingest.request_traffic import RequestTraffic
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, Wait
 from millpy.sources.files.source import File
 from millpy.sources.mqtt.source import Mqtt
@@ -21,6 +22,7 @@ __all__ = [
     "Message",
     "Mqtt",
     "RejectedRow",
+    "RequestTraffic",
     "Source",
     "SourceBatch",
     "SourceSetup",

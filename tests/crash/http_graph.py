@@ -1,4 +1,4 @@
-"""Readings over HTTP: two source partitions, ids from the Idempotency-Key of each request."""
+"""Readings over HTTP: two source partitions, ids from each request (Idempotency-Key) or from each record."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ class Reading(msgspec.Struct):
     device: str
     at: int
     value: int
+    id: str = ""
     request: str = ""
 
 
+of_request = os.environ["HTTP_IDS"] == "request"
 graph = Graph("posted")
 readings = graph.inject(
     "readings",
-    Http("/readings", partitions=2, key_field="request", url=os.environ["HTTP_URL"]),
+    Http("/readings", partitions=2, key_field="request" if of_request else None, url=os.environ["HTTP_URL"]),
     schema=Reading,
     event_time=EventTime("at", unit="s", max_disorder=hours(1)),
-    dedupe=Dedupe("request", within=hours(1)),
+    dedupe=Dedupe("request" if of_request else "id", within=hours(1)),
 )
 (
     readings.key_by("device")

@@ -1,131 +1,130 @@
-"""Clients that post over HTTP and send again what was not answered, while workers are killed around their commits."""
+"""Clients that post over HTTP and send again what was not answered, while workers are killed, frozen and cut off."""
 
 from __future__ import annotations
 
-import http.client
-import json
-import os
-import socket
-import threading
-import time
-from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import psycopg
+import pytest
+from psycopg import conninfo
 
-from millpy.embedded import free_port
+from millpy.embedded import EmbeddedPostgres, free_port
+from millpy.hosting.failpoints import Failpoint
+from millpy.testing.crash_test.database import url_through_proxy
+from millpy.testing.proxy import CommitFault, PostgresProxy
 from tests.crash.harness import Worker, await_true
+from tests.crash.posts import WITHIN_S, Ids, Posts, expected, listens, windows
 
 GRAPH = Path(__file__).with_name("http_graph.py")
-CLIENTS = 6
-REQUESTS = int(os.environ.get("HTTP_REQUESTS", "25"))
-"""Requests of each client, of ten records."""
-START = 1_700_000_000
-ATTEMPT_S_MAX = 3.0
-WITHIN_S = 120.0
 
 
-class Client(threading.Thread):
-    """Posts its requests in order; sends each again, with the same key, until it is answered with success."""
+class Scene:
+    """Workers that share a port, and clients that post there."""
 
-    def __init__(self, port: int, name: str, requests: list[list[dict[str, Any]]]) -> None:
-        super().__init__(name=name, daemon=True)
-        self.port, self.requests = port, requests
-        self.answers: Counter[object] = Counter()
-        self.done = 0
+    def __init__(self, directory: Path, url: str, ids: Ids, running: ExitStack) -> None:
+        self.url, self.posts = url, Posts(free_port(), ids)
+        self._directory, self._running = directory, running
+        self._variables = {"HTTP_URL": f"http://127.0.0.1:{self.posts.port}", "HTTP_IDS": ids}
 
-    def run(self) -> None:
-        for number, records in enumerate(self.requests):
-            deadline = time.monotonic() + WITHIN_S
-            while not self.post(f"{self.name}-{number}", records):
-                if time.monotonic() > deadline:
-                    return
-                time.sleep(0.02)
-            self.done += 1
+    def worker(self, failpoint: str = "", url: str = "") -> Worker:
+        worker = Worker(
+            self._directory, url or self.url, self._directory, graph=GRAPH, failpoint=failpoint,
+            environment=self._variables,
+        )  # fmt: skip
+        return self._running.enter_context(worker)
 
-    def post(self, key: str, records: list[dict[str, Any]]) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ATTEMPT_S_MAX)
-        try:
-            headers = {"Content-Type": "application/json", "Idempotency-Key": key}
-            connection.request("POST", "/readings", json.dumps(records), headers)
-            answer = connection.getresponse()
-            answer.read()
-            self.answers[answer.status] += 1
-            assert answer.status in (200, 429, 503), answer.status
-            return answer.status == 200
-        except (OSError, http.client.HTTPException) as error:
-            self.answers[type(error).__name__] += 1
-            return False
-        finally:
-            connection.close()
+    def begin(self, worker: Worker) -> None:
+        """Let the clients begin when a worker listens."""
+        worker.await_while_running(lambda: listens(self.posts.port), "listens")
+        self.posts.begin()
 
+    def await_share(self, share: float, worker: Worker) -> None:
+        worker.await_while_running(lambda: self.posts.share >= share, f"{share:.0%} are answered", WITHIN_S)
 
-def reading(client: int, number: int) -> dict[str, Any]:
-    return {"device": f"d{number % 7}", "at": START + number // 10, "value": client * 1_000 + number}
+    def finish(self, *workers: Worker) -> None:
+        """Await all answers, close the windows, and let the workers leave; nothing may be lost or doubled."""
+        workers[0].await_while_running(self.posts.are_over, "all are answered", WITHIN_S)
+        self.posts.close_windows()
+        await_true(lambda: len(windows(self.url)) >= len(expected()), "windows close")
+        for worker in workers:
+            worker.drain()
+        for worker in workers:
+            worker.await_finished()
+        assert self.posts.faults(self.url) == []
 
 
-def feeds() -> list[list[list[dict[str, Any]]]]:
-    """client -> its requests."""
-    return [
-        [[reading(client, request * 10 + n) for n in range(10)] for request in range(REQUESTS)]
-        for client in range(CLIENTS)
-    ]
+Begin = Callable[[Ids], Scene]
 
 
-def expected() -> dict[tuple[str, int], tuple[int, int]]:
-    found: dict[tuple[str, int], tuple[int, int]] = {}
-    for record in (record for requests in feeds() for records in requests for record in records):
-        name = (record["device"], record["at"] // 10 * 10)
-        n, total = found.get(name, (0, 0))
-        found[name] = (n + 1, total + record["value"])
-    return found
+@pytest.fixture
+def begin(tmp_path: Path, database_url: str) -> Iterator[Begin]:
+    with ExitStack() as running:
+        yield lambda ids: Scene(tmp_path, database_url, ids, running)
 
 
-def windows(url: str) -> dict[tuple[str, int], tuple[int, int]]:
-    query = "SELECT device, extract(epoch FROM window_start)::int, n, total FROM posted.per_device_10s"
-    with psycopg.connect(url) as connection:
-        return {(device, start): (n, int(total)) for device, start, n, total in connection.execute(query).fetchall()}
+@pytest.mark.parametrize("ids", ["request", "record"])
+def test_each_record_counts_once_through_kills_with_clients_that_send_again(begin: Begin, ids: Ids) -> None:
+    scene = begin(ids)
+    first, second = scene.worker("after_commit:12:kill"), scene.worker("before_commit:18:kill")
+    scene.begin(first)
+    first.await_killed()
+    second.await_killed()
+    third, fourth = scene.worker("after_fence:9:kill"), scene.worker()
+    third.await_killed()
+
+    scene.finish(fourth)
 
 
-def listens(port: int) -> bool:
-    with socket.socket() as taken:
-        return taken.connect_ex(("127.0.0.1", port)) == 0
+@pytest.mark.parametrize("point", ["after_poll", "before_commit", "after_commit"])
+def test_each_record_counts_once_when_a_worker_is_frozen_and_comes_back(begin: Begin, point: str) -> None:
+    scene = begin("record" if point == "before_commit" else "request")
+    frozen, other = scene.worker(f"{point}:12:stop"), scene.worker()
+    scene.begin(other)
+    frozen.await_frozen()
+    before = scene.posts.share
+    scene.await_share(min(0.9, before + 0.3), other)
+    frozen.thaw()
+
+    scene.finish(other, frozen)
 
 
-def test_each_record_counts_once_through_kills_with_clients_that_send_again(tmp_path: Path, database_url: str) -> None:
-    port = free_port()
-    environment = {"HTTP_URL": f"http://127.0.0.1:{port}"}
+def test_each_record_counts_once_when_a_worker_is_cut_off_from_the_database(
+    begin: Begin, postgres: EmbeddedPostgres
+) -> None:
+    scene = begin("record")
+    parts = conninfo.conninfo_to_dict(postgres.tcp_url())
+    with PostgresProxy(str(parts["host"]), int(str(parts["port"]))) as proxy:
+        by_tcp = postgres.tcp_url(str(conninfo.conninfo_to_dict(scene.url)["dbname"]))
+        cut_off = scene.worker(url=url_through_proxy(by_tcp, proxy.port))
+        scene.begin(cut_off)
+        scene.await_share(0.1, cut_off)
+        proxy.arm(CommitFault.SWALLOW)
+        cut_off.await_while_running(lambda: proxy.struck == 1, "the answer to a commit is lost")
+        scene.await_share(0.25, cut_off)
+        other = scene.worker()
+        proxy.arm(CommitFault.LATE_PIPELINE)
+        cut_off.await_while_running(lambda: proxy.struck == 2, "a commit comes late")
+        proxy.stall(True)
+        before = scene.posts.share
+        scene.await_share(min(0.8, before + 0.3), other)
+        proxy.stall(False)
+        proxy.cut()
 
-    def worker(failpoint: str = "") -> Worker:
-        return Worker(tmp_path, database_url, tmp_path, graph=GRAPH, failpoint=failpoint, environment=environment)
+        scene.finish(other, cut_off)
 
-    with worker("after_commit:12:kill") as first, worker("before_commit:18:kill") as second:
-        first.await_while_running(lambda: listens(port), "listens")
-        clients = [Client(port, f"c{number}", requests) for number, requests in enumerate(feeds())]
-        for client in clients:
-            client.start()
-        first.await_killed()
-        second.await_killed()
-        with worker("after_fence:9:kill") as third, worker() as fourth:
-            third.await_killed()
-            fourth.await_while_running(
-                lambda: not any(client.is_alive() for client in clients), "all are answered", WITHIN_S
-            )
-            last = Client(port, "last", [[{"device": "last", "at": START + 86_400, "value": 0}]] * 8)
-            last.run()  # keys of both partitions, which close the windows
-            await_true(lambda: len(windows(database_url)) >= len(expected()), "windows close")
-            fourth.drain()
-            fourth.await_finished()
 
-    assert [client.done for client in [*clients, last]] == [REQUESTS] * CLIENTS + [8]
-    assert windows(database_url) == expected()
-    answers = sum((client.answers for client in clients), Counter())
-    assert answers[200] == CLIENTS * REQUESTS
-    assert answers.total() > answers[200], "no attempt failed"
-    with psycopg.connect(database_url) as connection:
-        (counts,) = connection.execute(
-            "SELECT sum(accepted)::int, sum(dead_lettered)::int, bool_and(balanced), sum(duplicate) > 0"
-            " FROM millpy.accounting WHERE source_partition IS NOT NULL"
-        ).fetchall()
-    assert counts == (CLIENTS * REQUESTS * 10 + 8, 0, True, True)
+def test_each_record_counts_once_while_workers_are_replaced(begin: Begin) -> None:
+    scene = begin("request")
+    running = scene.worker()
+    scene.begin(running)
+    for share in (0.2, 0.4, 0.6, 0.8):
+        scene.await_share(share, running)
+        following = scene.worker()
+        if share < 0.5:
+            following.await_reached(Failpoint.AFTER_CLAIM)
+        running.drain()
+        running.await_finished()
+        running = following
+
+    scene.finish(running)

@@ -7,12 +7,13 @@ from tests.mutants.mutant import Mutant
 ENDPOINT = "millpy/sources/http/endpoint.py"
 INJECTOR = "millpy/sources/http/injector.py"
 OF_HTTP = "tests/unit/sources/test_http.py::"
+OF_WORKERS = "tests/unit/sources/test_http_workers.py::"
 
 MUTANTS = [
     Mutant(
         INJECTOR,
-        "        batch = self._batch_of(taken)\n        self._total",
-        "        batch = self._batch_of(taken)\n        await self.acknowledge(taken)\n        self._total",
+        "        self._total += batch.records\n",
+        "        self._total += batch.records\n        await self.acknowledge(batch.token)\n",
         killers=(f"{OF_HTTP}test_answer_comes_after_the_commit_and_requests_share_a_bundle",),
         line="HTTP: status 200 comes after the commit, never before",
     ),
@@ -20,20 +21,38 @@ MUTANTS = [
         ENDPOINT,
         "        digest = xxhash.xxh3_64_intdigest(content if key is None else key.encode())\n",
         "        self._turn += 1\n        digest = self._turn // 3\n",
-        killers=(f"{OF_HTTP}test_worker_without_the_partition_passes_a_request_on_or_says_so",),
+        killers=(f"{OF_WORKERS}test_worker_without_the_partition_passes_a_request_on_or_says_so",),
         line="An HTTP request that is sent again counts once, whichever worker takes it",
     ),
     Mutant(
         INJECTOR,
-        "        return [request for request in taken if not request.bad]\n",
-        "        return taken\n",
+        "        good = [request for request in taken if not request.bad]\n",
+        "        good = taken\n",
         killers=(f"{OF_HTTP}test_bad_record_is_named_and_none_of_its_request_is_taken",),
     ),
     Mutant(
         "millpy/sources/http/relay.py",
         "        raise RefusedRequestError(401, NOT_OURS)\n",
         '        return ""\n',
-        killers=(f"{OF_HTTP}test_worker_without_the_partition_passes_a_request_on_or_says_so",),
+        killers=(f"{OF_WORKERS}test_worker_without_the_partition_passes_a_request_on_or_says_so",),
+    ),
+    Mutant(
+        "millpy/sources/http/relay.py",
+        '            raise self._no_answer("something else answers at its address")\n',
+        "            pass\n",
+        killers=(f"{OF_WORKERS}test_success_of_another_program_at_the_address_of_an_owner_is_none",),
+    ),
+    Mutant(
+        "millpy/sources/http/listener.py",
+        "        if starts or path in self._left:\n",
+        "        if starts:\n",
+        killers=(f"{OF_WORKERS}test_only_a_path_that_never_had_a_source_is_not_found",),
+    ),
+    Mutant(
+        ENDPOINT,
+        "        if error.is_sent_again:\n",
+        "        if error.status == 503:\n",
+        killers=(f"{OF_HTTP}test_source_is_not_quiet_while_a_client_will_come_again",),
     ),
     Mutant(
         "millpy/sources/http/tokens.py",

@@ -74,7 +74,7 @@ def listen_address(url: str | None) -> ListenAddress:
     """Return an address from a URL, by default from MILLPY_INGEST_URL or the file that MILLPY_INGEST_URL_FILE names.
 
     Raises:
-        ConfigError: it is no such URL.
+        ConfigError: it is not such a URL.
     """
     given = url or secret(URL_VARIABLE) or DEFAULT_URL
     name = "url=" if url else URL_VARIABLE

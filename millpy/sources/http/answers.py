@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
+from aiohttp import web
 
 from millpy.ingest.protocol import RejectedRow
 
@@ -19,6 +21,14 @@ SHOWN_RECORDS_MAX = 100
 _DETAIL_CHARACTERS_MAX = 500
 RETRY_S = 1
 """Seconds after which a client may send a request again that no worker could take."""
+_REASONS: Final[Mapping[int, str]] = {
+    400: "body", 401: "token", 403: "token", 404: "path", 405: "method", 408: "slow", 413: "size", 415: "type",
+    429: "full", 500: "fault", 503: "no_owner",
+}  # fmt: skip
+REFUSAL_REASONS: Final = frozenset(
+    {*_REASONS.values(), "bad_records", "connections", "cut_off", "malformed", "rate", "uncommitted"} - {"path"}
+)
+"""Why requests to a source are refused, for metrics."""
 
 
 class RefusedRequestError(Exception):
@@ -31,6 +41,7 @@ class RefusedRequestError(Exception):
         retry_after_s: seconds after which the client may try again; None if trying again does not help.
         closes: whether the connection ends, because another worker may answer the next one.
         headers: further headers of the answer.
+        reason: one of REFUSAL_REASONS; by default that of the status.
     """
 
     def __init__(
@@ -42,6 +53,7 @@ class RefusedRequestError(Exception):
         retry_after_s: int | None = None,
         closes: bool = False,
         headers: Mapping[str, str] | None = None,
+        reason: str = "",
     ) -> None:
         super().__init__(detail)
         self.status = status
@@ -49,13 +61,27 @@ class RefusedRequestError(Exception):
         self.records = records
         self.retry_after_s = retry_after_s
         self.closes = closes
+        self.reason = reason or ("bad_records" if records else _REASONS[status])
         self.headers = dict(headers or {})
         if retry_after_s is not None:
             self.headers["Retry-After"] = str(retry_after_s)
 
+    @property
+    def is_sent_again(self) -> bool:
+        """Whether its client will send the request again; not if it is to be corrected first."""
+        return self.status in (408, 429) or self.status >= 500 or self.reason == "cut_off"
+
+    def answer(self) -> web.Response:
+        """Return the answer to the client."""
+        answer = web.Response(status=self.status, body=self.body(), content_type=PROBLEM_TYPE, headers=self.headers)
+        if self.closes:
+            answer.force_close()
+        return answer
+
     def body(self) -> bytes:
         """Return the problem document."""
-        problem: dict[str, object] = {"status": self.status, "detail": self.detail}
+        detail = self.detail.encode(errors="backslashreplace").decode()  # headers may have bytes that are no text
+        problem: dict[str, object] = {"status": self.status, "detail": detail}
         return msgspec.json.encode(problem | described(self.records) if self.records else problem)
 
 

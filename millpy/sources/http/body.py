@@ -35,6 +35,7 @@ _FORMATS: dict[str, Format] = {
     "application/cbor": Cbor(),
     "text/csv": Csv(),
 }
+_GZIP = b"\x1f\x8b"
 _SPACE = b" \t\r\n"
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _UTF8 = ("", "utf-8", "utf8", "us-ascii")
@@ -156,6 +157,8 @@ class BodyReader:
 
     def _decompressed(self, body: PostedBody) -> bytes:
         if body.encoding in ("", "identity"):
+            if body.content.startswith(_GZIP) and body.content_type not in _FORMATS and self._form is None:
+                raise RefusedRequestError(415, "the body is compressed: send the header Content-Encoding: gzip")
             return body.content
         if body.encoding not in ("gzip", "x-gzip", "deflate"):
             raise RefusedRequestError(415, f"Content-Encoding {body.encoding[:40]!r} is not read: send gzip or deflate")
@@ -168,13 +171,16 @@ class BodyReader:
         """Return the objects of a JSON text, or of lines."""
         content = content.removeprefix(b"\xef\xbb\xbf")
         if lines:
+            self._check_lines(content)
             payloads = [line for line in content.split(b"\n") if line.strip(_SPACE)]
         elif self._arrays and content.lstrip(_SPACE)[:1] == b"[":
             try:
                 content.decode()  # msgspec does not check the text that it skips
-                payloads = [bytes(item) for item in _ITEMS.decode(content)]
+                items = _ITEMS.decode(content)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise RefusedRequestError(400, f"the body is not a JSON array: {error}") from None
+            self._check_count(len(items))
+            payloads = [bytes(item) for item in items]
         elif content.strip(_SPACE):
             payloads = [content]
         else:
@@ -188,8 +194,9 @@ class BodyReader:
         if expander is None:
             form = _FORMATS[kind]
             expander = self._expanders[kind] = Expander(form, self._record_type, self._limits, self._setup)
+        if lines:
+            self._check_lines(content)
         parts: Sequence[bytes] = content.split(b"\n") if lines else (content,)
-        self._check_count(len(parts))
         messages = [Message(part, topic=self._setup.partition, arrived_at=body.arrived_at) for part in parts]
         found = expander.expand(
             messages,
@@ -211,6 +218,11 @@ class BodyReader:
         if len(found.payloads) >= self._limits.message_records_max or found.bytes:
             raise RefusedRequestError(413, "the request has too many records, or too many bytes of them: send fewer")
         raise RefusedRequestError(503, "the schema of the body is being read", retry_after_s=RETRY_S)
+
+    def _check_lines(self, content: bytes) -> None:
+        """Refuse a body of far too many lines before it is split; a few of them may be blank."""
+        if content.count(b"\n") > 2 * self._limits.message_records_max:
+            self._check_count(content.count(b"\n"))
 
     def _check_count(self, count: int) -> None:
         if count > self._limits.message_records_max:

@@ -116,17 +116,15 @@ class HttpInjector:
             async with asyncio.timeout(answer_s_max):
                 return await waiting.answer
         except TimeoutError:
-            self.note_refusal()
             if waiting in self._taken:
-                raise RefusedRequestError(503, _UNKNOWN, retry_after_s=RETRY_S) from None
+                raise RefusedRequestError(503, _UNKNOWN, retry_after_s=RETRY_S, reason="uncommitted") from None
             with suppress(ValueError):  # the injector was closed at the same moment
                 self._waiting.remove(waiting)
-            raise RefusedRequestError(
-                503, "the worker has taken nothing in time: send the request again", retry_after_s=RETRY_S
-            ) from None
+            why = "the worker has taken nothing in time: send the request again"
+            raise RefusedRequestError(503, why, retry_after_s=RETRY_S, reason="uncommitted") from None
 
     def note_refusal(self) -> None:
-        """Note that the client of a request was sent away, and will come again."""
+        """Note that a client of this worker was sent away and will come again."""
         self._refused_at = self._setup.clock.monotonic()
 
     async def take(self) -> SourceBatch | None:
@@ -136,13 +134,13 @@ class HttpInjector:
         """
         if self._endpoint is not None and (refused := self._endpoint.refusals()) is not None:
             self._setup.tell("requests_refused", refused)
-        taken = self._judged(self._next())
+        taken = self._next()
         if self._waiting:
             self._setup.ready.set()
-        if not taken:
+        batch = self._judged(taken) if taken else None
+        if batch is None:
             return None
-        self._taken |= dict.fromkeys(taken)
-        batch = self._batch_of(taken)
+        self._taken |= dict.fromkeys(batch.token)
         self._total += batch.records
         batch.total = self._total
         return batch
@@ -161,11 +159,9 @@ class HttpInjector:
             taken.append(self._waiting.popleft())
         return taken
 
-    def _judged(self, taken: list[_WaitingRequest]) -> list[_WaitingRequest]:
-        """Check the records of all requests at once; return the requests that are taken."""
-        if not taken:
-            return taken
-        batch = self._batch_of(taken)
+    def _judged(self, taken: list[_WaitingRequest]) -> SourceBatch | None:
+        """Check the records of all requests at once; return a batch of the requests that are taken, if any."""
+        batch = self._batch_of(taken, self._setup.clock.now_us())
         bad: dict[int, list[RejectedRow]] = {}
         begins = list(accumulate((len(request.records.payloads) for request in taken), initial=0))
         for refused in batch.refused if self._check is None else self._check(batch):
@@ -175,13 +171,14 @@ class HttpInjector:
         for place, rows in bad.items():
             taken[place].bad = rows
         if self._dead_letters or not bad:
-            return taken
+            return batch
         for request in (taken[place] for place in bad):
             why = f"{len(request.bad)} of {len(request.records.payloads)} records are bad, and none is taken"
             _refuse(request, RefusedRequestError(400, why, records=request.bad))
-        return [request for request in taken if not request.bad]
+        good = [request for request in taken if not request.bad]
+        return self._batch_of(good, batch.arrived_at) if good else None
 
-    def _batch_of(self, taken: Sequence[_WaitingRequest]) -> SourceBatch:
+    def _batch_of(self, taken: Sequence[_WaitingRequest], arrived_at: Instant) -> SourceBatch:
         begins = list(accumulate((len(request.records.payloads) for request in taken), initial=0))
         refused: list[RejectedRow] = []
         messages: dict[int, Message] = {}
@@ -199,7 +196,7 @@ class HttpInjector:
 
         return SourceBatch(
             format="json",
-            arrived_at=self._setup.clock.now_us(),
+            arrived_at=arrived_at,
             payloads=[payload for request in taken for payload in request.records.payloads],
             refused=refused,
             messages=messages,
@@ -229,7 +226,8 @@ class HttpInjector:
         for request in self._waiting:
             _refuse(request, RefusedRequestError(503, NOT_HERE, retry_after_s=RETRY_S, closes=True))
         for request in self._taken:
-            _refuse(request, RefusedRequestError(503, _UNKNOWN, retry_after_s=RETRY_S, closes=True))
+            unknown = RefusedRequestError(503, _UNKNOWN, retry_after_s=RETRY_S, closes=True, reason="uncommitted")
+            _refuse(request, unknown)
         self._waiting.clear()
         self._taken.clear()
         endpoint, self._endpoint = self._endpoint, None

@@ -1,32 +1,32 @@
 """The server of a process: one for each address, with the sources of all graphs that listen there, by path.
 
 Several processes of one machine listen at the same port, and the system spreads the connections among them
-(SO_REUSEPORT). aiohttp parses requests, and bounds their heads; this module bounds connections.
+(SO_REUSEPORT).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import resource
-import socket
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+import ssl
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 
+from millpy.clock import SystemClock
 from millpy.errors import ConfigError
 from millpy.ingest.protocol import WorkerSetup
+from millpy.ingest.request_traffic import RequestTraffic
 from millpy.sources.http.address import URL_VARIABLE, ListenAddress
-from millpy.sources.http.answers import PROBLEM_TYPE, RefusedRequestError
+from millpy.sources.http.answers import RETRY_S, RefusedRequestError
+from millpy.sources.http.connections import BoundedServer, connections_max
 from millpy.sources.http.endpoint import Endpoint
-from millpy.sources.http.port_check import GRAPH_HEADER, check_port, graph_mark
+from millpy.sources.http.port_check import check_port, graph_mark
 from millpy.sources.http.relay import PEER_VARIABLE, PeerRelay, peer_address
 from millpy.sources.http.tokens import TOKENS_VARIABLE, TokenList
 
@@ -35,94 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS_MAX = 10_000
-SPARE_FILES = 200
-"""Files that a worker needs beside its connections to clients."""
-IDLE_S = 30.0
-"""Seconds until a connection ends on which no request is complete; also the time that a client has for its head."""
-LINGER_S = 2.0
-"""Seconds for which a client may still send a body that was refused, so that it reads the answer."""
-HANDSHAKE_S = 10.0
-LEAVE_S = 5.0
-"""Seconds for which the last answers may take when a worker ends."""
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-_Handler = Callable[[web.BaseRequest], Awaitable[web.Response]]
-
-
-def connections_max() -> int:
-    """Return how many connections fit beside the other files of this process."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else max(16, min(CONNECTIONS_MAX, soft - SPARE_FILES))
-
-
-class _RequestLog(logging.LoggerAdapter[logging.Logger]):
-    """Logs our own faults; malformed requests only at level debug, as anybody can send them."""
-
-    def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
-        """Log an error of a handler."""
-        level = logging.DEBUG if isinstance(exc_info, HttpProcessingError) else logging.ERROR
-        self.log(level, msg, *args, exc_info=exc_info, **more)
-
-
-class BoundedServer(web.Server):
-    """A server with a bounded number of connections.
-
-    Beyond the bound, the oldest connection of the address with the most connections ends, if it has no request;
-    otherwise the new one is refused.
-    """
-
-    def __init__(self, handler: _Handler, most: int, mark: str) -> None:
-        super().__init__(
-            self._handle,
-            keepalive_timeout=IDLE_S,
-            lingering_time=LINGER_S,
-            max_headers=64,
-            auto_decompress=False,
-            access_log=None,
-            logger=_RequestLog(log, {}),
-        )
-        self._handler = handler
-        self._most = most
-        self._mark = mark
-        self._hosts: dict[Any, str] = {}
-        self._busy: set[Any] = set()
-
-    async def _handle(self, request: web.BaseRequest) -> web.Response:
-        connection = request.protocol
-        self._busy.add(connection)
-        try:
-            answer = await self._handler(request)
-        finally:
-            self._busy.discard(connection)
-        answer.headers["Server"] = "millpy"  # without the versions of libraries
-        if answer.status in (404, 405):
-            answer.headers[GRAPH_HEADER] = self._mark
-        return answer
-
-    def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
-        """Count a connection, and make room for it."""
-        super().connection_made(handler, transport)
-        if len(self._hosts) >= self._most and not self._make_room():
-            transport.write(_FULL)
-            transport.close()
-            return
-        peer = transport.get_extra_info("peername")
-        self._hosts[handler] = str(peer[0]) if peer else ""
-
-    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
-        """Forget a connection."""
-        self._hosts.pop(handler, None)
-        super().connection_lost(handler, exc)
-
-    def _make_room(self) -> bool:
-        """End a connection without a request, and tell whether there was one."""
-        ((most, _),) = Counter(self._hosts.values()).most_common(1)
-        for handler, host in self._hosts.items():
-            if host == most and handler not in self._busy:
-                del self._hosts[handler]
-                handler.force_close()
-                return True
-        return False
+STARTS_S = 10.0
+"""Seconds after it began to listen in which a worker may still add sources."""
 
 
 class Listener:
@@ -144,7 +58,10 @@ class Listener:
         self.port = 0
         self.peer_address = ""
         self.session: aiohttp.ClientSession | None = None
-        self._servers: list[tuple[asyncio.Server, BoundedServer]] = []
+        self._servers: list[BoundedServer] = []
+        self._left: set[str] = set()
+        self._clock = SystemClock()
+        self._opened_at = self._clock.monotonic()
 
     async def open(self) -> None:
         """Listen. Raises ConfigError."""
@@ -165,41 +82,56 @@ class Listener:
         )
         log.info("http: listening at %s", self.address, extra={"port": self.port})
 
-    async def _listen(self, host: str, port: int, most: int, tls: Any, *, of_peer: bool) -> int:
-        server = BoundedServer(partial(self._respond, of_peer=of_peer), most, self._mark)
+    async def _listen(self, host: str, port: int, most: int, tls: ssl.SSLContext | None, *, of_peer: bool) -> int:
+        respond = partial(self._respond, of_peer=of_peer)
+        server = BoundedServer(respond, most, self._mark)
+        if not of_peer:  # metrics tell of clients, not of other workers
+            server.on_refusal, server.on_change = self._note_refusal, self._note_connections
         try:
-            listening = await asyncio.get_running_loop().create_server(
-                server,
-                host or None,
-                port,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
-                backlog=1_024,
-                reuse_port=True if not of_peer and hasattr(socket, "SO_REUSEPORT") else None,
-            )
+            found = await server.listen(host, port, tls, shared=not of_peer)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen at {host or '*'}:{port}: {error.strerror or error}",
                 hint=f"set {PEER_VARIABLE if of_peer else URL_VARIABLE} to a free address",
             ) from None
-        self._servers.append((listening, server))
-        found: int = listening.sockets[0].getsockname()[1]
+        self._servers.append(server)
         return found
 
     async def _respond(self, request: web.BaseRequest, *, of_peer: bool) -> web.Response:
         endpoint = self.endpoints.get(request.path)
         if endpoint is None:
-            error = RefusedRequestError(404, "there is no source at this path")
-            return web.Response(status=404, body=error.body(), content_type=PROBLEM_TYPE)
+            return self._without_source(request.path).answer()
         return await endpoint.respond(request, of_peer=of_peer)
+
+    def _without_source(self, path: str) -> RefusedRequestError:
+        """Return why there is no source; 404 only if there will be none, because a client drops its records then."""
+        starts = self._clock.monotonic() - self._opened_at < STARTS_S
+        if starts or path in self._left:
+            why = "there is no source at this path " + ("yet" if starts else "any more: the worker ends")
+            return RefusedRequestError(503, why, retry_after_s=RETRY_S, closes=True)
+        return RefusedRequestError(404, "there is no source at this path")
+
+    def remove(self, endpoint: Endpoint) -> None:
+        """Accept no more requests to a source."""
+        del self.endpoints[endpoint.source.path]
+        self._left.add(endpoint.source.path)
+
+    def _note_refusal(self, status: int, reason: str) -> None:
+        """Count at each source what none has seen; a client that is not at fault will come again."""
+        for endpoint in self.endpoints.values():
+            endpoint.count_answer(status, reason)
+            if status >= 500:
+                endpoint.note_refusal()
+
+    def _note_connections(self, count: int) -> None:
+        for endpoint in self.endpoints.values():
+            endpoint.traffic.connections = count
 
     async def close(self) -> None:
         """Accept nothing more, wait for the last answers, and end all connections."""
-        for listening, server in self._servers:
-            listening.close()
-            server.pre_shutdown()
-        for _, server in self._servers:
-            await server.shutdown(LEAVE_S)
+        for server in self._servers:
+            server.stop_listening()
+        await asyncio.gather(*(server.close() for server in self._servers))
         if self.session is not None:
             await self.session.close()
         self._servers.clear()
@@ -241,7 +173,7 @@ class _Listeners:
             endpoint.users -= 1
             if endpoint.users:
                 return
-            del listener.endpoints[endpoint.source.path]
+            listener.remove(endpoint)
             if not listener.endpoints:
                 del self._open[listener.address]
                 await listener.close()
@@ -273,12 +205,12 @@ async def acquire(source: Http, setup: WorkerSetup) -> Endpoint:
 
 
 @asynccontextmanager
-async def serving(source: Http, setup: WorkerSetup) -> AsyncIterator[Endpoint]:
+async def serving(source: Http, setup: WorkerSetup) -> AsyncIterator[RequestTraffic]:
     """Accept requests inside the block, also while this worker owns no partition. Raises ConfigError."""
     endpoint = await acquire(source, setup)
     if setup.addresses is not None:
         endpoint.setup = setup  # an injector may have come first, which does not know the other workers
     try:
-        yield endpoint
+        yield endpoint.traffic
     finally:
         await endpoint.release()

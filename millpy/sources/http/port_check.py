@@ -1,7 +1,8 @@
-"""Look who listens at an address before listening there, too.
+"""Find out which graph listens at an address before listening there, too.
 
-The processes of one graph share a port, and nothing keeps those of two graphs from it: each would get some requests of
-the other's clients. So a worker asks first, and refuses to share the port of another graph, or of another generation.
+The processes of one graph share a port. The system would let those of two graphs share it as well, and each would get
+some of the requests that are meant for the other. So a worker asks first, and refuses to share the port of another
+graph, or of another generation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _HEAD_BYTES_MAX = 8_192
 
 
 def graph_mark(graph: str, secret: str) -> str:
-    """Return what shows, in answers without content, to which graph of which deployment a worker belongs."""
+    """Return the value of GRAPH_HEADER, which shows to which graph of which deployment a worker belongs."""
     return blake2b(graph.encode(), key=secret.encode()[:64], digest_size=8).hexdigest()
 
 
@@ -52,7 +53,7 @@ async def check_port(address: ListenAddress, mark: str) -> None:
     tls = None
     if address.certificate is not None:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE  # it only asks who it is, and trusts nobody
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE  # it sends no secret, and trusts no answer
     try:
         async with asking(address, "/", tls, ANSWER_S_MAX) as (reader, _):
             head = (await reader.read(_HEAD_BYTES_MAX)).decode("latin-1").lower()

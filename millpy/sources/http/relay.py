@@ -3,8 +3,9 @@
 Each worker listens at a second address, for the other workers of its graph, and the database says which worker owns a
 partition and where that worker listens. A request that is passed on carries a signature, made with the secret of the
 deployment, over the time, the path, the key and the body. It shows that a worker has checked who sends; only the owner
-judges the records. The exactness never depends on this way: the owner commits under its fence, and a request whose
-answer is lost is sent again by its client.
+judges the records. The answer is signed as well: the port of a worker that has ended may belong to another program,
+whose 200 says nothing about our records. Otherwise exactness never depends on this way: the owner commits under its
+fence, and a request whose answer is lost is sent again by its client.
 
 By default workers pass requests on within one machine. MILLPY_INGEST_PEER names the address at which the workers of
 other machines reach this one, in a network that you trust with the records: this way is not encrypted.
@@ -12,10 +13,12 @@ other machines reach this one, in a network that you trust with the records: thi
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING
 
@@ -33,13 +36,18 @@ if TYPE_CHECKING:
 
 PEER_VARIABLE = "MILLPY_INGEST_PEER"
 RELAYED_HEADER = "Millpy-Relay"
+REASON_HEADER = "Millpy-Reason"
 _KNOWN_S = 1.0
 """Seconds for which the owners of partitions are remembered."""
+OWNER_CHECK_S = 1.0
+"""Seconds after which a request that waits for its owner looks whether it is still the owner."""
+_ANSWER_BYTES_MAX = 1_000_000
+"""The most bytes that are read of an owner's answer."""
 _SIGNED_S_MAX = 60.0
 """Seconds for which a signature is valid: the clocks of two machines may differ."""
 _SIGNED = re.compile(r"([0-9]{1,12}) ([0-9a-f]{64}) [0-9a-f]{64}")
 NOT_OURS = "the request does not come from a worker of this graph"
-_PASSED_ON = ("Content-Type", "Content-Encoding", "Idempotency-Key")
+PASSED_ON = ("Content-Type", "Content-Encoding", "Idempotency-Key")
 _NO_OWNER = "no worker owns the partition now, or its owner is on another machine: send the request again"
 
 
@@ -81,6 +89,7 @@ class PeerRelay:
         self._key = blake2b(b"millpy http relay", key=secret.encode()[:64], digest_size=32).digest()
         self._owners: Mapping[str, str] = {}
         self._known_at = float("-inf")
+        self._finding = asyncio.Lock()
         self.own_address = own_address
 
     def _signature(self, at: int, digest: str, key: str | None) -> str:
@@ -104,6 +113,16 @@ class PeerRelay:
                 return parts[2]
         raise RefusedRequestError(401, NOT_OURS)
 
+    def sign_answer(self, answer: web.Response, signed: str, reason: str) -> None:
+        """Show another worker that an answer to its request, signed with `signed`, is of a worker of this graph."""
+        assert isinstance(answer.body, bytes)
+        answer.headers[RELAYED_HEADER] = self._answer_signature(signed, answer.status, answer.body)
+        if reason:
+            answer.headers[REASON_HEADER] = reason
+
+    def _answer_signature(self, signed: str, status: int, body: bytes) -> str:
+        return hmac.new(self._key, b"answer %d %s\n%s" % (status, signed.encode(), body), sha256).hexdigest()
+
     async def forward(
         self, request: web.BaseRequest, partition: str, content: bytes, key: str | None, setup: WorkerSetup
     ) -> web.Response:
@@ -115,43 +134,61 @@ class PeerRelay:
         address = await self._owner(setup, partition)
         if not address or address == self.own_address:
             raise RefusedRequestError(503, _NO_OWNER, retry_after_s=RETRY_S, closes=True)
-        headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
-        headers[RELAYED_HEADER] = self._signature(self._now(), sha256(content).hexdigest(), key)
-        timeout = aiohttp.ClientTimeout(total=self._source.bounds.answer_s + 5, connect=2)
+        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
+        signed = headers[RELAYED_HEADER] = self._signature(self._now(), sha256(content).hexdigest(), key)
+        asking = asyncio.ensure_future(self._ask(address, content, headers))
         try:
-            async with self._session.post(
-                f"http://{address.partition(' ')[2]}{self._source.path}",
-                data=content, headers=headers, timeout=timeout, allow_redirects=False,
-            ) as answer:  # fmt: skip
-                body = await answer.read()
+            while not (await asyncio.wait({asking}, timeout=OWNER_CHECK_S))[0]:
+                if await self._owner(setup, partition) != address:  # a frozen worker answers no more
+                    raise self._no_answer("another worker owns it now")
+            status, found, body = await asking
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            self._known_at = float("-inf")
-            raise RefusedRequestError(
-                503,
-                f"the owner of the partition does not answer ({type(error).__name__}): send the request again, "
-                "with the same Idempotency-Key",
-                retry_after_s=RETRY_S,
-                closes=True,
-            ) from None
-        if answer.status == 503:
+            raise self._no_answer(type(error).__name__) from None
+        finally:
+            asking.cancel()
+        given = found.get(RELAYED_HEADER, "")
+        if not hmac.compare_digest(given.encode(), self._answer_signature(signed, status, body).encode()):
+            raise self._no_answer("something else answers at its address")
+        if status == 503:
             self._known_at = float("-inf")  # its owner may have changed
-        kept = {name: answer.headers[name] for name in ("Retry-After",) if name in answer.headers}
-        kind = answer.headers.get("Content-Type", PROBLEM_TYPE)
-        return web.Response(status=answer.status, body=body, headers={**kept, "Content-Type": kind})
+        kept = {name: found[name] for name in ("Retry-After", REASON_HEADER) if name in found}
+        kind = found.get("Content-Type", PROBLEM_TYPE)
+        return web.Response(status=status, body=body, headers={**kept, "Content-Type": kind})
+
+    async def _ask(self, address: str, content: bytes, headers: dict[str, str]) -> tuple[int, Mapping[str, str], bytes]:
+        """Return the status, headers and body of an owner's answer. Raises ClientError, OSError, TimeoutError."""
+        timeout = aiohttp.ClientTimeout(total=self._source.bounds.answer_s + 5, connect=2)
+        url = f"http://{address.partition(' ')[2]}{self._source.path}"
+        async with self._session.post(
+            url, data=content, headers=headers, timeout=timeout, allow_redirects=False
+        ) as answer:
+            return answer.status, answer.headers, await _whole(answer.content)
+
+    def _no_answer(self, why: str) -> RefusedRequestError:
+        self._known_at = float("-inf")
+        detail = f"the owner of the partition does not answer ({why}): send the request again, unchanged"
+        return RefusedRequestError(503, detail, retry_after_s=RETRY_S, closes=True, reason="uncommitted")
 
     async def _owner(self, setup: WorkerSetup, partition: str) -> str:
         """Return the address of a partition's owner; "" if it has none, or we cannot reach it."""
-        now = self._clock.monotonic()
-        if now - self._known_at >= _KNOWN_S:
-            self._known_at = now
-            try:
-                self._owners = await setup.addresses() if setup.addresses is not None else {}
-            except TransientError:
-                self._known_at = float("-inf")
-                return ""
+        async with self._finding:  # one request asks the database, and the others wait for what it finds
+            if self._clock.monotonic() - self._known_at >= _KNOWN_S:
+                with suppress(TransientError):  # the owners may be the same, and commit; they have their fences
+                    self._owners = await setup.addresses() if setup.addresses is not None else {}
+                self._known_at = self._clock.monotonic()
         address = self._owners.get(partition, "")
         machine, _, _ = address.partition(" ")
         return address if machine in ("", socket.gethostname()) else ""
 
     def _now(self) -> int:
         return self._clock.now_us() // 1_000_000
+
+
+async def _whole(content: aiohttp.StreamReader) -> bytes:
+    """Read an answer. Raises ClientError: it is too long to be one of ours."""
+    found = bytearray()
+    async for chunk in content.iter_any():
+        found += chunk
+        if len(found) > _ANSWER_BYTES_MAX:
+            raise aiohttp.ClientPayloadError("it is too long")
+    return bytes(found)

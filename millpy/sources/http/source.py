@@ -22,6 +22,7 @@ from millpy.errors import ConfigError, GraphError
 from millpy.formats import Format, Message
 from millpy.formats.message import check_field, checked_format
 from millpy.ingest.protocol import Source, SourceSetup, WorkerSetup
+from millpy.ingest.request_traffic import RequestTraffic
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
@@ -182,8 +183,8 @@ class Http(Source):
         )
         return HttpInjector(setup, self, lambda: acquire(self, worker))
 
-    def serve(self, setup: WorkerSetup) -> AbstractAsyncContextManager[object]:
-        """Return what accepts requests in a worker, also for partitions of others.
+    def serve(self, setup: WorkerSetup) -> AbstractAsyncContextManager[RequestTraffic]:
+        """Return what accepts requests in a worker, also for partitions of others, and counts them.
 
         Raises:
             ConfigError: the package aiohttp is missing.

@@ -29,7 +29,7 @@ def parse_tokens(text: str) -> dict[bytes, str]:
     """Return the name of each token by its hash. Commas separate like ends of lines, and # begins a comment.
 
     Raises:
-        ConfigError: a line is none of a token. The message does not quote it.
+        ConfigError: an entry is not a name and a hash. The message does not quote it.
     """
     found: dict[bytes, str] = {}
     for number, line in enumerate(re.split(r"[\n,]", text), 1):

@@ -7,9 +7,7 @@ import gzip
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,146 +17,35 @@ import msgspec
 import pytest
 import trustme
 
-from millpy import Csv, EventTime, Graph, Http, HttpBounds, Json
-from millpy.clock import SystemClock
+from millpy import Csv, Graph, Http, HttpBounds, Json
 from millpy.embedded import free_port
 from millpy.errors import ConfigError, GraphError
-from millpy.ingest.connection_state import ConnectionState
-from millpy.ingest.protocol import FixedBound, SourceBatch, SourceSetup, WorkerSetup
-from millpy.ingest.record_check import record_check
+from millpy.ingest.protocol import FixedBound
 from millpy.limits import Limits
 from millpy.model.finding import Severity
-from millpy.model.record import RecordType
-from millpy.model.time import seconds
+from millpy.model.time import Instant
 from millpy.sources.http import endpoint as endpoints
 from millpy.sources.http import injector as injectors
 from millpy.sources.http import listener as listeners
 from millpy.sources.http.address import listen_address
 from millpy.sources.http.port_check import graph_mark
-from millpy.sources.http.rates import CLIENTS_MAX, RateLimiter, client_of
 from millpy.sources.http.tokens import TokenList, parse_tokens
 from millpy.testing.clock import ManualClock
+from tests.unit.sources.http_client import (
+    EVENT_TIME,
+    TOKEN,
+    TOKENS,
+    URL,
+    Client,
+    Reading,
+    accepting,
+    half_a_body,
+    reading,
+    setups_of,
+    until,
+)
 
-URL = "http://127.0.0.1:0"
-TOKEN = "a-long-random-token"
-TOKENS = f"gateway {sha256(TOKEN.encode()).hexdigest()}\nother sha256:{'0' * 64} # a comment"
-
-
-class Reading(msgspec.Struct):
-    device: str
-    at: int
-    value: float = 0.0
-    request: str = ""
-
-
-RECORD_TYPE = RecordType(Reading)
-EVENT_TIME = EventTime("at", unit="s", max_disorder=seconds(10))
-
-
-def reading(number: int = 0) -> dict[str, Any]:
-    return {"device": "a", "at": 1_700_000_000 + number, "value": 1.5}
-
-
-@dataclass
-class Answer:
-    status: int
-    body: Any
-    headers: dict[str, str]
-
-
-@dataclass
-class Client:
-    """A worker's injector of each partition, and a client that posts to it."""
-
-    source: Http
-    session: aiohttp.ClientSession
-    setups: list[SourceSetup]
-    injectors: list[Any]
-    committing: bool = True
-    batches: list[SourceBatch] = field(default_factory=list)
-    events: list[tuple[str, Any]] = field(default_factory=list)
-
-    @property
-    def port(self) -> int:
-        return next(i._endpoint.port for i in self.injectors if i._endpoint)
-
-    @property
-    def payloads(self) -> list[dict[str, Any]]:
-        return [json.loads(payload) for batch in self.batches for payload in batch.payloads]
-
-    async def turn(self) -> None:
-        """Take what waits, as a worker does, and commit it unless told otherwise."""
-        for injector in self.injectors:
-            batch = await injector.take()
-            if batch is not None:
-                self.batches.append(batch)
-                if self.committing:
-                    await injector.acknowledge(batch.token)
-
-    async def work(self) -> None:
-        while True:
-            await self.setups[0].ready.wait()
-            self.setups[0].ready.clear()
-            await self.turn()
-
-    async def post(self, body: Any, **headers: str) -> Answer:
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        given = {"Content-Type": "application/json"} | given
-        url = f"http://127.0.0.1:{self.port}{self.source.path}"
-        async with self.session.post(url, data=content, headers=given) as answer:
-            text = await answer.read()
-            with suppress(ValueError):
-                return Answer(answer.status, json.loads(text), dict(answer.headers))
-            return Answer(answer.status, text, dict(answer.headers))
-
-
-def setups_of(source: Http, limits: Limits, **more: Any) -> list[SourceSetup]:
-    ready = asyncio.Event()
-    return [
-        SourceSetup(
-            graph="g",
-            stream="s",
-            partition=partition,
-            limits=limits,
-            clock=SystemClock(),
-            ready=ready,
-            record_type=RECORD_TYPE,
-            secret="secret",
-            connection=ConnectionState(),
-            make_check=lambda: record_check(RECORD_TYPE, EVENT_TIME, (), limits),
-            **more,
-        )
-        for partition in source.partitions()
-    ]
-
-
-@asynccontextmanager
-async def accepting(path: str = "/readings", *, limits: Limits | None = None, **settings: Any) -> AsyncIterator[Client]:
-    source = Http(path, url=URL, **settings)
-    events: list[tuple[str, Any]] = []
-    setups = setups_of(source, limits or Limits(), tell=lambda kind, detail: events.append((kind, detail)))
-    made = [source.connect(setup) for setup in setups]
-    for injector in made:
-        await injector.open(None)
-    async with aiohttp.ClientSession() as session:
-        client = Client(source, session, setups, made, events=events)
-        working = asyncio.create_task(client.work())
-        try:
-            yield client
-        finally:
-            working.cancel()
-            for injector in made:
-                await injector.close()
-
-
-async def until(claim: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not claim():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0)
-
-
-# -- what becomes records ------------------------------------------------------------------------------------------
+# -- what becomes records ----------------------------------------------------------------------------------------------
 
 
 async def test_object_array_and_lines_become_records() -> None:
@@ -202,9 +89,11 @@ async def test_formats_are_chosen_by_content_type_or_by_the_source() -> None:
         (b"{}", {"Content_Type": "application/json; charset=latin1"}, 415, "send UTF-8"),
         (b"{}", {"Content_Encoding": "br"}, 415, "send gzip"),
         (b"{}", {"Content_Encoding": "gzip"}, 400, "not gzip"),
+        (gzip.compress(b"{}"), {}, 415, "Content-Encoding: gzip"),
         (gzip.compress(b" " * 5_000_000), {"Content_Encoding": "gzip"}, 413, "expands to more than"),
         (b"[" + b"{}," * 10_000 + b"{}]", {}, 413, "10000 records"),
         (b" " * 1_000_001, {}, 413, "1000000 bytes"),
+        (b"\n" * 20_001, {"Content_Type": "application/jsonl"}, 413, "10000 records"),
         (b"{}", {"Idempotency_Key": "x" * 256}, 400, "1 to 255 printable"),
         (b"{}", {"Idempotency_Key": '""'}, 400, "1 to 255 printable"),
     ],
@@ -261,7 +150,7 @@ async def test_key_of_the_request_numbers_its_records() -> None:
         assert [record["request"] for record in client.payloads] == ["k\\1#0", "k\\1#1"]
 
 
-# -- answers and commits -------------------------------------------------------------------------------------------
+# -- answers and commits -----------------------------------------------------------------------------------------------
 
 
 async def test_answer_comes_after_the_commit_and_requests_share_a_bundle() -> None:
@@ -278,6 +167,26 @@ async def test_answer_comes_after_the_commit_and_requests_share_a_bundle() -> No
             await client.injectors[0].acknowledge(batch.token)
         assert [(await post).status for post in posts] == [200] * 3
         assert client.batches[-1].total == 6
+
+
+class TickingClock(ManualClock):
+    """Later each time it is read."""
+
+    def now_us(self) -> Instant:
+        self.advance(1)
+        return super().now_us()
+
+
+async def test_records_are_judged_and_taken_at_one_time() -> None:
+    async with accepting(clock=TickingClock()) as client:
+        (injector,) = client.injectors
+        judged: list[Instant] = []
+        check = injector._check
+        injector._check = lambda batch: judged.append(batch.arrived_at) or check(batch)
+        answers = await asyncio.gather(client.post(reading()), client.post({}), client.post(reading()))
+
+        assert [answer.status for answer in answers] == [200, 400, 200]
+        assert {batch.arrived_at for batch in client.batches} <= set(judged)
 
 
 async def test_requests_are_taken_whole_within_the_bound_of_a_turn() -> None:
@@ -319,7 +228,7 @@ async def test_requests_are_refused_when_the_turn_fails_or_takes_too_long() -> N
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
 
 
-async def test_too_much_that_waits_is_pushed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_much_that_waits_is_pushed_back() -> None:
     async with accepting(bounds=HttpBounds(waiting_requests=2, body_bytes=200, waiting_bytes=200)) as client:
         client.committing = False
         first = asyncio.create_task(client.post([reading()]))
@@ -336,11 +245,32 @@ async def test_too_much_that_waits_is_pushed_back(monkeypatch: pytest.MonkeyPatc
         assert "requests" in third.body["detail"]
         assert third.headers["Retry-After"] == "1"
         assert [(await post).status for post in (first, second)] == [200, 200]
-        assert not client.injectors[0].quiet()  # the clients will come again
-        monkeypatch.setattr(injectors, "REFUSED_LATELY_S", -1.0)
-        assert client.injectors[0].quiet()
         client.committing = True
         assert (await client.post([reading()])).status == 200
+
+
+@pytest.mark.parametrize("status", [400, 408, 413, 429, 503])
+async def test_source_is_not_quiet_while_a_client_will_come_again(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "BODY_S_MAX", 0.05)
+    clock = ManualClock()
+    bounds = {429: {"requests_per_s": 0.001}, 503: {"answer_s": 0.05}, 413: {"body_bytes": 10}}.get(status, {})
+    async with accepting(clock=clock, bounds=HttpBounds(**bounds)) as client:
+        if status == 429:
+            assert (await client.post(reading())).status == 200
+        clock.advance(injectors.REFUSED_LATELY_S + 1)
+        assert client.injectors[0].quiet()
+
+        client.committing = status != 503
+        if status == 408:
+            async with half_a_body(client.port) as reader:
+                assert (await reader.read()).split()[1] == b"408"
+        else:
+            assert (await client.post([{}] if status == 400 else reading())).status == status
+        for injector in client.injectors:
+            injector._taken.clear()  # after 503, what is taken is not quiet either
+        assert client.injectors[0].quiet() == (status in (400, 413))
+        clock.advance(injectors.REFUSED_LATELY_S + 1)
+        assert client.injectors[0].quiet()
 
 
 async def test_bytes_that_wait_count_as_they_are_after_decompression() -> None:
@@ -353,7 +283,7 @@ async def test_bytes_that_wait_count_as_they_are_after_decompression() -> None:
         assert (await client.post(reading())).status == 200
 
 
-# -- who may send --------------------------------------------------------------------------------------------------
+# -- who may send ------------------------------------------------------------------------------------------------------
 
 
 async def test_token_is_needed_and_its_rate_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,169 +386,14 @@ async def test_doctor_says_who_may_send_and_whether_a_worker_answers() -> None:
     await injector.open(None)
     try:
         assert await found(source) == [Severity.NOTE, Severity.OK]
-        assert await found(other) == [Severity.NOTE, Severity.WARNING]  # 404: of another graph
+        assert await found(other) == [Severity.NOTE, Severity.WARNING]  # no source there
     finally:
         await injector.close()
     everywhere = Http("/readings", url=str(source.address()).replace("127.0.0.1", "0.0.0.0"))
     assert await found(everywhere) == [Severity.ERROR, Severity.WARNING, Severity.ERROR]
 
 
-# -- several workers -----------------------------------------------------------------------------------------------
-
-
-async def test_worker_without_the_partition_passes_a_request_on_or_says_so() -> None:
-    source = Http("/readings", url=URL, partitions=2, key_field="request")
-    ours, theirs = setups_of(source, Limits())
-    addresses: dict[str, str] = {}
-
-    async def owners() -> dict[str, str]:
-        return addresses
-
-    injector = source.connect(ours)
-    own = WorkerSetup(
-        graph="g", stream="s", partitions=source.partitions(), limits=Limits(), clock=SystemClock(), secret="secret",
-        addresses=owners,
-    )  # fmt: skip
-    async with aiohttp.ClientSession() as session, listeners.serving(source, own) as endpoint:
-        await injector.open(None)
-        client = Client(source, session, [ours], [injector])
-        working = asyncio.create_task(client.work())
-        # Another worker of the graph: the same process would share the listener, so it has one of its own.
-        other = listeners._Listeners()
-        far = await other.acquire(source, own, TokenList(SystemClock()))
-        remote = source.connect(theirs)
-        remote._acquire = lambda: _done(far)
-        await remote.open(None)
-        far_client = Client(source, session, [theirs], [remote])
-        remote_working = asyncio.create_task(far_client.work())
-        keys = [str(number) for number in range(8)]
-        try:
-            before = [(await client.post(reading(), Idempotency_Key=key)).status for key in keys]
-            addresses[theirs.partition] = theirs.connection.address
-            endpoint._relay._known_at = float("-inf")
-            after = [(await client.post(reading(), Idempotency_Key=key)).status for key in keys]
-            bad = [(await client.post([{}], Idempotency_Key=key)).status for key in keys]
-            peer_url = f"http://{theirs.connection.address.partition(' ')[2]}/readings"
-            signed = endpoint._relay._signature(endpoint._relay._now(), "0" * 64, "0")
-            for header in ("", "1 x", "² " + "0" * 64, f"0{signed[1:]}", signed):  # the last one signs another body
-                own_headers = {"Idempotency-Key": "0", "Millpy-Relay": header}
-                async with session.post(peer_url, json=reading(), headers=own_headers) as unsigned:
-                    assert unsigned.status == 401
-        finally:
-            working.cancel()
-            remote_working.cancel()
-            await remote.close()
-            await injector.close()
-
-    assert set(before) == {200, 503}
-    assert after == [200] * 8
-    assert bad == [400] * 8
-    here = {record["request"] for record in client.payloads}
-    there = {record["request"] for record in far_client.payloads}
-    assert here | there == {f"{key}#0" for key in keys}
-    assert here & there == set()
-
-
-async def _done(value: Any) -> Any:
-    return value
-
-
-# -- hostile clients -----------------------------------------------------------------------------------------------
-
-
-async def test_half_open_and_slow_clients_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "IDLE_S", 0.05)
-    monkeypatch.setattr(listeners, "LINGER_S", 0.05)
-    monkeypatch.setattr(endpoints, "BODY_S_MAX", 0.05)
-    async with accepting() as client:
-        silent = await asyncio.open_connection("127.0.0.1", client.port)
-        slow = await asyncio.open_connection("127.0.0.1", client.port)
-        slow[1].write(b"POST /readings HTTP/1.1\r\nHost: x\r\nX: ")
-        body = await asyncio.open_connection("127.0.0.1", client.port)
-        body[1].write(
-            b"POST /readings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
-        )
-        async with asyncio.timeout(10):
-            assert await silent[0].read() == b""
-            assert await slow[0].read() == b""
-            assert (await body[0].read()).split()[1] == b"408"
-            for _, writer in (silent, slow, body):
-                writer.close()
-        assert (await client.post(reading())).status == 200
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"\x16\x03\x01",
-        b"POST /readings HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X%d: y\r\n" % n for n in range(100)) + b"\r\n",
-        b"POST /readings HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 10_000 + b"\r\n\r\n",
-        b"POST /readings HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"POST /readings HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-        b"GET /readings HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"POST /other HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
-    ],
-)
-async def test_malformed_head_is_refused_and_not_logged_as_a_fault(
-    head: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with accepting() as client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        writer.write(head + b"\r\n\r\n")
-        async with asyncio.timeout(10):
-            status = (await reader.readline()).split()
-        writer.close()
-
-        assert status[1:2] in ([b"400"], [b"404"], [b"405"])
-        assert [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")] == []
-        assert (await client.post(reading())).status == 200
-
-
-async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "connections_max", lambda: 3)
-    async with accepting() as client:
-        idle = [await asyncio.open_connection("127.0.0.1", client.port) for _ in range(5)]
-        async with asyncio.timeout(10):
-            assert await idle[0][0].read() == b""
-            assert await idle[1][0].read() == b""
-            assert (await client.post(reading())).status == 200
-        for _, writer in idle:
-            writer.close()
-
-
-async def test_expectation_is_met_before_the_body() -> None:
-    async with accepting() as client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        head = b"POST /readings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
-        body = b'{"device":"a","at":1700000000}'
-        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body))
-        async with asyncio.timeout(10):
-            assert (await reader.readuntil(b"\r\n\r\n")).split()[1] == b"100"
-            writer.write(body)
-            assert (await reader.readline()).split()[1] == b"200"
-        writer.close()
-
-
-def test_client_is_an_address_or_a_network() -> None:
-    assert client_of("10.0.0.1") == "10.0.0.1"
-    assert client_of("::ffff:10.0.0.1") == "10.0.0.1"
-    assert client_of("2001:db8::1") == client_of("2001:db8::2") == "2001:db8::/64"
-    assert client_of("unix") == "unix"
-
-
-def test_rate_is_kept_for_each_client_and_for_a_bounded_number() -> None:
-    rates = RateLimiter(2)
-
-    assert [rates.delay_s("a", 0.0) for _ in range(3)] == [0, 0, 1]
-    assert rates.delay_s("b", 0.0) == 0
-    assert [rates.delay_s("a", 0.5), rates.delay_s("a", 0.5)] == [0, 1]
-    for number in range(CLIENTS_MAX):
-        rates.delay_s(str(number), 1.0)
-    assert len(rates._buckets) == CLIENTS_MAX
-    assert RateLimiter(None).delay_s("a", 0.0) == 0
-
-
-# -- the description -----------------------------------------------------------------------------------------------
+# -- the description ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,250 @@
+"""The connections of one address: how many there are, which of them end to make room, and what is no HTTP at all.
+
+A connection counts from its accept on, also while it shakes hands for TLS. aiohttp parses requests, bounds their heads,
+and holds back what a client sends ahead of its answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from enum import Enum
+from typing import Any
+
+from aiohttp import web
+
+from millpy.clock import SystemClock
+from millpy.sources.http.answers import RETRY_S, RefusedRequestError
+from millpy.sources.http.port_check import GRAPH_HEADER
+from millpy.sources.http.rates import client_of
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 10_000
+SPARE_FILES = 200
+"""Files that a worker needs beside its connections to clients."""
+IDLE_S = 30.0
+"""Seconds until a connection ends on which no request is complete; also the time that a client has for its head."""
+LINGER_S = 2.0
+"""Seconds for which a client may still send a body that was refused, so that it reads the answer."""
+HANDSHAKE_S = 10.0
+LEAVE_S = 2.0
+"""Seconds for which the last answers may take when a worker ends."""
+ACCEPT_AGAIN_S = 0.5
+"""Seconds without accepting connections after the system has refused one, for example for want of files."""
+_NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+_REASON_CHARACTERS_MAX = 200
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_Handler = Callable[[web.BaseRequest], Awaitable[web.Response]]
+
+
+def connections_max() -> int:
+    """Return how many connections fit beside the other files of this process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MAX if soft == resource.RLIM_INFINITY else max(16, min(CONNECTIONS_MAX, soft - SPARE_FILES))
+
+
+class Phase(Enum):
+    """What a connection does; the later ones end last."""
+
+    IDLE = 0
+    READING = 1
+    WAITING = 2
+
+
+class Connection(web.RequestHandler):
+    """One connection.
+
+    Attributes:
+        host: its client: an address, or a network of IPv6.
+        phase: whether it has a request, and has read its body.
+        opening: the task that accepts it; None afterwards.
+    """
+
+    def __init__(self, server: BoundedServer, host: str, **settings: Any) -> None:
+        super().__init__(server, **settings)
+        self._server = server
+        self.host = host
+        self.phase = Phase.IDLE
+        self.opening: asyncio.Task[None] | None = None
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Answer what is not HTTP as other errors are answered."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("a part of another answer is sent already")
+        if status >= 500:
+            log.error("cannot answer a request", exc_info=exc)
+            why = "the worker has failed; its log says why"
+            error = RefusedRequestError(500, why, retry_after_s=RETRY_S, closes=True)
+        else:
+            log.debug("malformed request of %s: %s", self.host, message)
+            why = (message or "").partition("\n")[0].rstrip(": ")[:_REASON_CHARACTERS_MAX]
+            error = RefusedRequestError(400, f"the request is malformed: {why}", closes=True, reason="malformed")
+        self._server.on_refusal(error.status, error.reason)
+        return self._server.signed(error.answer())
+
+
+class BoundedServer(web.Server):
+    """A server with a bounded number of connections.
+
+    Beyond the bound, the oldest connection without a request ends of the client that has the most connections; else its
+    oldest one that is still sending a body, unless the new one is of the same client. Otherwise the new one is refused.
+
+    Args:
+        handler: answers requests.
+        most: the bound.
+        mark: tells the graph.
+
+    Attributes:
+        on_refusal: called with status and reason of a connection that is refused, and of a request that is not HTTP.
+        on_change: called with the number of connections.
+    """
+
+    def __init__(self, handler: _Handler, most: int, mark: str) -> None:
+        super().__init__(self._handle)
+        self._answer = handler
+        self._most = most
+        self._mark = mark
+        self._by_host: dict[str, dict[Connection, None]] = {}
+        self._open = 0
+        self._accepting: list[tuple[socket.socket, asyncio.Task[None]]] = []
+        self.on_refusal: Callable[[int, str], None] = lambda _status, _reason: None
+        self.on_change: Callable[[int], None] = lambda _count: None
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None, *, shared: bool) -> int:
+        """Accept connections; return the port. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        shared = shared and hasattr(socket, "SO_REUSEPORT")
+        failed: OSError | None = None
+        for family, address in sorted({(family, address) for family, _, _, _, address in found}):
+            try:
+                listening = socket.create_server(address, family=family, backlog=1_024, reuse_port=shared)
+            except OSError as error:
+                failed = error
+                if error.errno in _NO_SUCH_ADDRESS:  # a name may also have addresses that this machine lacks
+                    continue
+                break
+            listening.setblocking(False)
+            self._accepting.append((listening, loop.create_task(self._accept(listening, tls))))
+        if failed is not None and (failed.errno not in _NO_SUCH_ADDRESS or not self._accepting):
+            self.stop_listening()
+            raise failed
+        chosen: int = self._accepting[0][0].getsockname()[1]
+        return chosen
+
+    def stop_listening(self) -> None:
+        """Accept no more connections."""
+        for listening, task in self._accepting:
+            task.cancel()
+            listening.close()
+        self._accepting.clear()
+
+    async def close(self) -> None:
+        """Wait for the last answers, and end all connections."""
+        self.stop_listening()
+        for connection in [x for connections in self._by_host.values() for x in connections]:
+            if connection.opening is not None:
+                connection.opening.cancel()
+        self.pre_shutdown()
+        await self.shutdown(LEAVE_S)
+
+    async def _accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listening)
+            except OSError as error:
+                log.warning("cannot accept a connection: %s", error)
+                await SystemClock().sleep(ACCEPT_AGAIN_S)
+                continue
+            host = client_of(str(address[0]))
+            if self._open >= self._most and not self._make_room(host):
+                if tls is None:
+                    with suppress(OSError):
+                        accepted.send(_FULL)
+                accepted.close()
+                self.on_refusal(503, "connections")
+                continue
+            connection = Connection(
+                self, host, loop=loop, keepalive_timeout=IDLE_S, lingering_time=LINGER_S, max_headers=64,
+                auto_decompress=False, access_log=None, logger=log,
+            )  # fmt: skip
+            self._by_host.setdefault(host, {})[connection] = None
+            self._count(1)
+            connection.opening = loop.create_task(self._connect(connection, accepted, tls))
+
+    async def _connect(self, connection: Connection, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
+        timeout_s = None if tls is None else HANDSHAKE_S
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, accepted, ssl=tls, ssl_handshake_timeout=timeout_s
+            )
+        except OSError as error:
+            log.debug("a client did not connect: %s", error)
+        finally:
+            connection.opening = None
+            if connection.transport is None:  # it has ended before, or while it shook hands
+                self._forget(connection)
+
+    def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
+        """Forget a connection."""
+        self._forget(handler)
+        super().connection_lost(handler, exc)
+
+    async def _handle(self, request: web.BaseRequest) -> web.Response:
+        connection = request.protocol
+        assert isinstance(connection, Connection)
+        connection.phase = Phase.READING
+        try:
+            answer = await self._answer(request)
+        finally:
+            connection.phase = Phase.IDLE
+        return self.signed(answer)
+
+    def signed(self, answer: web.Response) -> web.Response:
+        """Add who answers: the name without versions, and the graph, so that those of another keep away."""
+        answer.headers["Server"] = "millpy"
+        if answer.status >= 400:
+            answer.headers[GRAPH_HEADER] = self._mark
+        return answer
+
+    def _make_room(self, host: str) -> bool:
+        """End a connection for a new one of this host, and tell whether there was one."""
+        of_host = max(self._by_host, key=lambda host: len(self._by_host[host]))
+        phases = (Phase.IDLE, Phase.READING) if of_host != host else (Phase.IDLE,)
+        for phase in phases:
+            for connection in self._by_host[of_host]:
+                if connection.phase is phase:
+                    self._forget(connection)
+                    if connection.opening is not None:
+                        connection.opening.cancel()
+                    connection.force_close()
+                    return True
+        return False
+
+    def _forget(self, connection: Connection) -> None:
+        of_host = self._by_host.get(connection.host, {})
+        if connection in of_host:
+            del of_host[connection]
+            if not of_host:
+                del self._by_host[connection.host]
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        self._open += more
+        self.on_change(self._open)
+
+
+def await_commit(request: web.BaseRequest) -> None:
+    """Note that the body of a request has been read, so that its connection does not end to make room."""
+    if isinstance(request.protocol, Connection):
+        request.protocol.phase = Phase.WAITING

@@ -1,0 +1,177 @@
+"""HTTP and hostile clients: slow, malformed, too many."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+import trustme
+
+from millpy import Http
+from millpy.limits import Limits
+from millpy.sources.http import connections
+from millpy.sources.http import endpoint as endpoints
+from millpy.sources.http import listener as listeners
+from millpy.sources.http.rates import CLIENTS_MAX, RateLimiter, client_of
+from tests.unit.sources.http_client import (
+    accepting,
+    half_a_body,
+    reading,
+    setups_of,
+    until,
+)
+
+
+async def test_half_open_and_slow_clients_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "IDLE_S", 0.05)
+    monkeypatch.setattr(connections, "LINGER_S", 0.05)
+    monkeypatch.setattr(endpoints, "BODY_S_MAX", 0.05)
+    async with accepting() as client:
+        silent = await asyncio.open_connection("127.0.0.1", client.port)
+        slow = await asyncio.open_connection("127.0.0.1", client.port)
+        slow[1].write(b"POST /readings HTTP/1.1\r\nHost: x\r\nX: ")
+        async with half_a_body(client.port) as body:
+            assert await silent[0].read() == b""
+            assert await slow[0].read() == b""
+            assert (await body.read()).split()[1] == b"408"
+        for _, writer in (silent, slow):
+            writer.close()
+        assert (await client.post(reading())).status == 200
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\x16\x03\x01",
+        b"POST /readings HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X%d: y\r\n" % n for n in range(100)) + b"\r\n",
+        b"POST /readings HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 10_000 + b"\r\n\r\n",
+        b"POST /readings HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /readings HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST /readings HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[]\r\n0\r\n\r\n",
+        b"POST /readings HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\n[]\r\n0\r\n\r\n",
+        b"POST /readings HTTP/1.1\r\nHost: x\r\nContent-Type: text/csv\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 2\r\n\r\n[]",
+        b"POST /readings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json; \xff\r\nContent-Length: 2\r\n\r\n[]",
+        b"GET /readings HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /other HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+    ],
+)
+async def test_malformed_head_is_refused_and_not_logged_as_a_fault(
+    head: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listeners, "STARTS_S", 0.0)
+    async with accepting() as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(head + b"\r\n\r\n")
+        async with asyncio.timeout(10):
+            status = (await reader.readline()).split()
+            head_of_answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+        writer.close()
+
+        assert status[1:2] in ([b"400"], [b"404"], [b"405"])
+        assert b"application/problem+json" in head_of_answer
+        assert b"server: millpy\r\n" in head_of_answer
+        assert [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")] == []
+        assert (await client.post(reading())).status == 200
+
+
+async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "connections_max", lambda: 3)
+    async with accepting() as client:
+        idle = [await asyncio.open_connection("127.0.0.1", client.port) for _ in range(5)]
+        async with asyncio.timeout(10):
+            assert await idle[0][0].read() == b""
+            assert await idle[1][0].read() == b""
+            assert (await client.post(reading())).status == 200
+        for _, writer in idle:
+            writer.close()
+
+
+async def test_busy_connections_make_room_for_other_clients_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "connections_max", lambda: 3)
+    async with accepting() as client, AsyncExitStack() as slow:
+        client.committing = False
+        waiting = asyncio.create_task(client.post(reading()))
+        await until(lambda: len(client.batches) == 1)
+        bodies = [await slow.enter_async_context(half_a_body(client.port)) for _ in range(2)]
+        await until(lambda: client.traffic.waiting_requests == 3)
+
+        async with asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+            assert (await reader.readline()).split()[1] == b"503"
+            writer.close()
+            other = await asyncio.open_connection("127.0.0.1", client.port, local_addr=("127.0.0.2", 0))
+            assert await bodies[0].read() == b""
+            other[1].write(b"GET /readings HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await other[0].readline()).split()[1] == b"405"
+            other[1].close()
+        assert (client.traffic.refusals["connections"], client.traffic.refusals["cut_off"]) == (1, 1)
+        await client.injectors[0].acknowledge(client.batches[0].token)
+        assert (await waiting).status == 200
+
+
+async def test_connections_count_before_their_handshake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(listeners, "connections_max", lambda: 3)
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "pem"))
+    authority.cert_pem.write_to_path(str(tmp_path / "ca"))
+    source = Http("/readings", url=f"https://127.0.0.1:0?certificate={tmp_path / 'pem'}&key={tmp_path / 'pem'}")
+    (setup,) = setups_of(source, Limits())
+    injector = source.connect(setup)
+    await injector.open(None)
+    traffic, port = injector._endpoint.traffic, injector._endpoint.port
+    try:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        async with asyncio.timeout(10):
+            assert await silent[0][0].read() == b""
+            assert await silent[1][0].read() == b""
+            assert traffic.connections == 3
+            silent[2][1].close()  # in its handshake
+            silent[3][1].write(b"GET / HTTP/1.1\r\n\r\n")  # no handshake
+            await until(lambda: traffic.connections == 1)
+            known = ssl.create_default_context(cafile=tmp_path / "ca")
+            async with aiohttp.ClientSession() as session:
+                async with session.get(f"https://127.0.0.1:{port}/readings", ssl=known) as answer:
+                    assert answer.status == 405
+                assert traffic.connections == 2
+        for _, writer in silent:
+            writer.close()
+        await until(lambda: traffic.connections == 0)
+    finally:
+        await injector.close()
+
+
+async def test_expectation_is_met_before_the_body() -> None:
+    async with accepting() as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        head = b"POST /readings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+        body = b'{"device":"a","at":1700000000}'
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body))
+        async with asyncio.timeout(10):
+            assert (await reader.readuntil(b"\r\n\r\n")).split()[1] == b"100"
+            writer.write(body)
+            assert (await reader.readline()).split()[1] == b"200"
+        writer.close()
+
+
+def test_client_is_an_address_or_a_network() -> None:
+    assert client_of("10.0.0.1") == "10.0.0.1"
+    assert client_of("::ffff:10.0.0.1") == "10.0.0.1"
+    assert client_of("2001:db8::1") == client_of("2001:db8::2") == "2001:db8::/64"
+    assert client_of("unix") == "unix"
+
+
+def test_rate_is_kept_for_each_client_and_for_a_bounded_number() -> None:
+    rates = RateLimiter(2)
+
+    assert [rates.delay_s("a", 0.0) for _ in range(3)] == [0, 0, 1]
+    assert rates.delay_s("b", 0.0) == 0
+    assert [rates.delay_s("a", 0.5), rates.delay_s("a", 0.5)] == [0, 1]
+    for number in range(CLIENTS_MAX):
+        rates.delay_s(str(number), 1.0)
+    assert len(rates._buckets) == CLIENTS_MAX
+    assert RateLimiter(None).delay_s("a", 0.0) == 0
