@@ -138,7 +138,7 @@ class LinesConnection:
         TRAP.reach("before")
         with self.path.open("ab", buffering=0) as file:
             for place, value in enumerate(messages.values):
-                file.write(b'{"position":%d,"record":%s}\n' % (messages.position + place, value or b"null"))
+                file.write(b'{"position":%d,"record":%s}\n' % (messages.positions[place], value or b"null"))
         TRAP.reach("committed")
 
     async def close(self) -> None:

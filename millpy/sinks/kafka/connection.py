@@ -123,15 +123,13 @@ class KafkaConnection:
                 batch = open_batches[partition] = producer.create_batch()
                 if batch.append(timestamp=at, key=key, value=value, headers=headers) is None:
                     raise SinkUnavailableError(
-                        f"message {messages.position + place} does not fit into a batch",
+                        f"message {messages.positions[place]} does not fit into a batch",
                         hint="raise message_bytes_max of the sink",
                     )
         return [*full, *open_batches.items()]
 
-    def _partition_of(self, key: bytes | None) -> int:
+    def _partition_of(self, key: bytes) -> int:
         """Return the partition that Kafka's own clients choose for a key."""
-        if key is None:
-            return 0
         found = self._partitions.get(key)
         if found is None:
             if len(self._partitions) >= KNOWN_KEYS_MAX:
