@@ -11,6 +11,7 @@ import pytest_asyncio
 from psycopg.conninfo import conninfo_to_dict
 
 from millpy.embedded import EmbeddedPostgres
+from millpy.model.checkpoint import OutboxState
 from tests.conformance.postgres_subject import PostgresSubject
 from tests.conformance.store_builders import World, a_world
 from tests.conformance.store_outbox_suite import filled, report, state
@@ -39,16 +40,21 @@ async def test_a_report_in_flight_at_a_takeover_is_read_by_the_new_owner(
     interval = await filled(world, first)
     if not is_first:
         await first.store.record_delivered([report(first, interval, 1)])
+
+    async def take_over() -> OutboxState:
+        second = await world.owner(interval)
+        return await state(second, interval)
+
     with psycopg.connect(database_url) as blocker:
         blocker.execute("SELECT FROM mill.outbox FOR UPDATE")  # the report has stored its position, and waits here
         reporting = asyncio.create_task(first.store.record_delivered([report(first, interval, 5)]))
         await _until_waiting(database_url, 1)
         await first.expire()
-        taking = asyncio.create_task(world.owner(interval))
-        await asyncio.wait([taking], timeout=0.5)
+        taking = asyncio.create_task(take_over())
+        await asyncio.wait([taking], timeout=2)
         blocker.rollback()
     await reporting
-    found = await state(await taking, interval)
+    found = await taking
     assert (found.head, found.delivered, found.size) == (5, 5, 0)
 
 
