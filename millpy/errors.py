@@ -5,7 +5,7 @@
     │   └── ConfigError          NotMigratedError
     ├── OwnershipError        drop work, re-acquire  LeaseExpiredError · StaleSequencerError
     ├── TransientError        back off, then retry   StoreUnavailableError · SourceUnavailableError
-    │   │                                            · SinkUnavailableError
+    │   │                                            · SinkUnavailableError · MessagesRefusedError
     │   │                                            · RequestWithdrawnError · TableSwitchedError · StepStuckError
     │   │                                            · ResultTableError · ArchiveUnavailableError
     │   │                                            · OtherEngineError · TableLoadError
@@ -20,7 +20,7 @@ Attributes carry the data. Messages are lower case, without a full stop; `hint` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 
 class MillError(Exception):
@@ -105,7 +105,35 @@ class SourceUnavailableError(TransientError):
 
 
 class SinkUnavailableError(TransientError):
-    """The other side of a sink cannot be reached, or refuses messages now: connect and send again."""
+    """The other side of a sink cannot be reached, or takes no messages now: connect and send again.
+
+    Attributes:
+        retry_after_s: seconds after which the other side wants to be asked again, if it says so.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class MessagesRefusedError(TransientError):
+    """The other side of a sink refuses some messages of a `send`: send those again later, or give them up.
+
+    Attributes:
+        reasons: the place of each message of the `send` that the other side does not have -> why. That is a message
+            that it refuses, or one behind a refused message of its key.
+        final: the places of those that it will never take, such as a message that is too large.
+        retry_after_s: seconds after which the other side wants to be asked again, if it says so.
+    """
+
+    def __init__(
+        self, reasons: Mapping[int, str], *, final: Collection[int] = (), retry_after_s: float | None = None
+    ) -> None:
+        first = min(reasons, default=0)
+        super().__init__(f"{len(reasons):,} messages are refused, the first one because {reasons.get(first, '')!r}")
+        self.reasons = dict(reasons)
+        self.final = frozenset(final)
+        self.retry_after_s = retry_after_s
 
 
 class RequestWithdrawnError(TransientError):

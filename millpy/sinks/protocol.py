@@ -29,6 +29,10 @@ from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
 from millpy.model.record import RecordType
 from millpy.sinks.messages import SinkMessages
+from millpy.sinks.refusal_policy import RefusalPolicy
+
+UNDELIVERED = "its messages wait in the outbox; then its input waits, and at last the sources"
+"""What it means that a sink delivers nothing, for the doctor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +98,13 @@ class SinkConnection(Protocol):
     async def send(self, messages: SinkMessages) -> None:
         """Deliver messages, those of a key in order, and return when the other side has all of them.
 
+        Their numbers are `messages.positions`. They may have gaps, and a message that was refused comes again later.
+
         Raises:
             SinkUnavailableError: it may have some of them. They are sent again, by another connection.
+            MessagesRefusedError: it has all of them but those that the error names; of a key, no message behind one
+                that it names. The connection stays in use. If `open` returns a position, the other side must have
+                none of the messages, and the position must be the one before: the others are sent again without those.
         """
         ...
 
@@ -117,6 +126,8 @@ class Sink(GraphPart, ABC):
         bound: the most messages of one `send`.
         message_bytes_max: the most bytes of key, value and headers of a message. A record with a larger message becomes
             a dead letter, before its message is in the outbox.
+        refusals: when to stop trying a message that the other side refuses. By default only one that the other side
+            will never take is given up, and becomes a dead letter.
     """
 
     __slots__ = ()
@@ -125,6 +136,7 @@ class Sink(GraphPart, ABC):
     headers: tuple[str, ...] = ()
     bound: SendBound = SendBound()
     message_bytes_max: int = 1_000_000
+    refusals: RefusalPolicy = RefusalPolicy()
 
     @abstractmethod
     def identity(self) -> Identity:

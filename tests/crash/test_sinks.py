@@ -141,7 +141,7 @@ class Recorder(Sink):
     def values(self, device: str | None = None) -> list[float]:
         """What it got, of all devices or one, without repeated positions."""
         found = {
-            (str(messages.headers_of(place)), messages.position + place): messages.values[place]
+            (str(messages.headers_of(place)), messages.positions[place]): messages.values[place]
             for messages in self.taken
             for place in range(len(messages))
             if device in (None, (messages.keys[place] or b"").decode())
