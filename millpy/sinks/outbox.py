@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -21,11 +21,13 @@ from millpy.model.identity import Identity
 from millpy.model.keys import Key, key_text
 from millpy.model.record import RecordType, getter
 from millpy.model.stage import ResidentInterval, StageBinding, StepResult, StoredInterval, Work
-from millpy.sinks.messages import SinkMessages, joined
+from millpy.sinks.messages import SinkMessages, field_bytes, joined
 from millpy.sinks.protocol import Sink
 
 MESSAGE_OVERHEAD = 64
 """Bytes that count for a message beside its content."""
+_FAILURES = (TypeError, ValueError, OverflowError, RecursionError, RefusedValueError)
+Made = TypeVar("Made")
 Encode = Callable[[Any], bytes | None]
 _JSON = msgspec.json.Encoder()
 
@@ -37,13 +39,6 @@ def key_bytes(key: Key) -> bytes:
     if isinstance(key, bytes):
         return key
     return str(key).encode() if isinstance(key, UUID) else key_text(key)
-
-
-def field_bytes(value: Any) -> bytes | None:
-    """Return the value of one field for a message: text as UTF-8, bytes as they are, everything else as JSON."""
-    if value is None or isinstance(value, bytes):
-        return value
-    return value.encode() if isinstance(value, str) else _JSON.encode(value)
 
 
 def encoder_of(sink: Sink, record_type: RecordType) -> Encode:
@@ -92,7 +87,7 @@ class OutboxInterval(ResidentInterval):
         self._binding = binding
         self._position = position
         self._encode = [encoder_of(sink, taken.record_type) for taken in binding.inputs]
-        self._headers = [(name, getter(name)) for name in sink.headers]
+        self._headers = [sink.header_reader(taken.record_type) for taken in binding.inputs]
 
     def step(self, work: Work) -> StepResult:
         """Make a message of each record, in order of arrival; none of them is late.
@@ -124,8 +119,10 @@ class OutboxInterval(ResidentInterval):
         """Make messages of a bundle; add dead letters for the records of which there can be none."""
         objects, codes = bundle.records.objects(), bundle.keys.codes.tolist()
         texts: list[bytes | None] = [key_bytes(key) for key in bundle.keys.keys]
-        values, failed = self._values(bundle.input, objects)
-        headers = [self._headers_of(record) for record in objects] if self._headers else []
+        failed: dict[int, BaseException] = {}
+        values = _made(self._encode[bundle.input], objects, failed)
+        reader = self._headers[bundle.input]
+        headers = [found or [] for found in _made(reader, objects, failed)] if reader is not None else []
         times = bundle.records.event_times.tolist()
         made = SinkMessages(self._position, [texts[code] for code in codes], values, times, headers)
         sizes, bytes_max = made.sizes(), self._sink.message_bytes_max - MESSAGE_OVERHEAD
@@ -137,25 +134,6 @@ class OutboxInterval(ResidentInterval):
         letters += [self._letter(bundle, objects[place], place, error) for place, error in sorted(failed.items())]
         return made.take([place for place in range(len(objects)) if place not in failed])
 
-    def _values(self, place: int, objects: Sequence[Any]) -> tuple[list[bytes | None], dict[int, BaseException]]:
-        encode = self._encode[place]
-        failed: dict[int, BaseException] = {}
-        try:
-            return [encode(record) for record in objects], failed
-        except (TypeError, ValueError, OverflowError, RecursionError):
-            values: list[bytes | None] = []
-        for number, record in enumerate(objects):
-            try:
-                values.append(encode(record))
-            except (TypeError, ValueError, OverflowError, RecursionError) as error:
-                failed[number] = RefusedValueError(f"no message can be made of the record: {error}")
-                values.append(None)
-        return values, failed
-
-    def _headers_of(self, record: Any) -> list[tuple[str, bytes]]:
-        found = [(name, field_bytes(read(record))) for name, read in self._headers]
-        return [(name, value) for name, value in found if value is not None]
-
     def _letter(self, bundle: Bundle, record: Any, row: int, error: BaseException) -> DeadLetter:
         return dead_letter_of(
             error,
@@ -166,3 +144,21 @@ class OutboxInterval(ResidentInterval):
             key=key_text(bundle.keys.keys[int(bundle.keys.codes[row])]),
             input=bundle.input,
         )
+
+
+def _made(make: Callable[[Any], Made], records: Sequence[Any], failed: dict[int, BaseException]) -> list[Made | None]:
+    """Call a function for each record; None where it fails, of which `failed` gets the error."""
+    try:
+        return list(map(make, records))
+    except _FAILURES:
+        made: list[Made | None] = []
+    for place, record in enumerate(records):
+        try:
+            made.append(make(record))
+        except RefusedValueError as error:
+            failed[place] = error
+            made.append(None)
+        except _FAILURES as error:
+            failed[place] = RefusedValueError(f"no message can be made of the record: {error}")
+            made.append(None)
+    return made
