@@ -113,6 +113,8 @@ class BrokerLink:
             SinkUnavailableError: the broker does not answer.
         """
         assert self._lost is not None, "open the link first"
+        if self._lost.done():
+            raise self._end()  # while nothing was on its way
         self._delivery, self._packet_of = delivery, packet_of
         self._on_way_max = min(on_way_max, self.limits.receive_max)
         self._done = asyncio.get_running_loop().create_future()

@@ -158,7 +158,7 @@ class MqttConnection:
         if isinstance(error, MqttConnectError) and code in _BAD_PROTOCOL:
             return ConfigError(
                 f"the MQTT broker at {self.address} does not speak protocol {self.address.protocol}",
-                hint="set protocol=311",
+                hint="set protocol=311 at a source; a sink needs a broker with MQTT 5",
             )
         return SourceUnavailableError(
             f"cannot connect to the MQTT broker at {self.address}: {reason_of(error)}",
