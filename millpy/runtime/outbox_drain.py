@@ -228,7 +228,8 @@ class OutboxDrain:
         try:
             self._begin(await connection.open())
             while True:
-                if (again := self.refused.due(self._now(), self._sink.bound)) is not None:
+                again = self.refused.due(self._now(), self._sink.bound, firsts=self._stores_positions)
+                if again is not None:
                     again.end = self.waiting.delivered
                     await self._send(connection, again)
                     await self._await_recorded()
