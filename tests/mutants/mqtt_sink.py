@@ -20,13 +20,13 @@ MUTANTS = [
     ),
     Mutant(
         LINK,
-        "        if not delivery.left:\n",
-        "        if delivery.left == len(delivery.on_way):\n",
+        "        if not progress.left:\n",
+        "        if progress.left == len(progress.on_way):\n",
         killers=(f"{BROKER}test_a_frozen_broker_is_given_up",),
         line="MQTT: a message counts as delivered when the broker has acknowledged it, never before",
     ),
     Mutant(
-        "millpy/sinks/mqtt/delivery.py",
+        "millpy/sinks/mqtt/send_progress.py",
         "                self._waiting[key].append(place)\n",
         "                self._ready.append(place)\n",
         killers=(f"{ALONE}test_messages_of_a_key_leave_in_order_and_never_past_a_refused_one",),

@@ -1,4 +1,4 @@
-"""The MQTT sink without a broker: topics, what becomes a dead letter, packets, and the order of a delivery."""
+"""The MQTT sink without a broker: topics, what becomes a dead letter, packets, and the order of a send."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from paho.mqtt.properties import Properties
 
 from millpy import EventTime, Graph, MqttTopic, seconds
 from millpy.errors import MessagesRefusedError, MillError
-from millpy.sinks.mqtt.delivery import Delivery
 from millpy.sinks.mqtt.link import LinkEndError
 from millpy.sinks.mqtt.packets import (
     Answer,
@@ -33,6 +32,7 @@ from millpy.sinks.mqtt.packets import (
     user_properties,
 )
 from millpy.sinks.mqtt.publisher import ENDS_MAX, CulpritSearch
+from millpy.sinks.mqtt.send_progress import SendProgress
 from millpy.sinks.mqtt.template import LEVELS_MAX, TOPIC_BYTES_MAX, topic_fault, unsendable
 from millpy.sources.mqtt.packets import PacketCutter, PacketError
 from millpy.testing import GraphDriver, ManualSource
@@ -286,7 +286,7 @@ def test_any_packet_is_read_or_refused(body: bytes, read: Any) -> None:
         return
 
 
-# -- delivery ---------------------------------------------------------------------------------------------------------
+# -- the order of a send ----------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
@@ -295,31 +295,31 @@ def test_messages_of_a_key_leave_in_order_and_never_past_a_refused_one(
     keys: list[bytes], seed: int, ends: bool
 ) -> None:
     rng = random.Random(seed)
-    delivery = Delivery(keys)
+    progress = SendProgress(keys)
     taken: dict[bytes, list[int]] = {key: [] for key in keys}
     refused: set[int] = set()
     stopped: set[bytes] = set()
-    while delivery.left:
-        while rng.random() < 0.7 and (place := delivery.next()) is not None:
+    while progress.left:
+        while rng.random() < 0.7 and (place := progress.next()) is not None:
             assert keys[place] not in stopped
-            assert [keys[other] for other in delivery.on_way].count(keys[place]) == 1, "two of a key on their way"
-        if not delivery.on_way:
+            assert [keys[other] for other in progress.on_way].count(keys[place]) == 1, "two of a key on their way"
+        if not progress.on_way:
             continue
-        place = rng.choice(list(delivery.on_way))
+        place = rng.choice(list(progress.on_way))
         roll = rng.random()
         if roll < 0.1:
-            delivery.refused(place, "no", final=False)
+            progress.refused(place, "no", final=False)
             refused.add(place)
             stopped.add(keys[place])
         elif roll < 0.2 and ends:
-            delivery.restart()
+            progress.restart()
         else:
             taken[keys[place]].append(place)
-            delivery.delivered(place)
-    assert delivery.next() is None
+            progress.delivered(place)
+    assert progress.next() is None
     reasons: dict[int, str] = {}
     try:
-        delivery.raise_refused()
+        progress.raise_refused()
     except MessagesRefusedError as error:
         reasons = dict(error.reasons)
     assert {place for place, why in reasons.items() if why == "no"} == refused
@@ -329,25 +329,25 @@ def test_messages_of_a_key_leave_in_order_and_never_past_a_refused_one(
         assert set(ours[len(places) :]) == reasons.keys() & set(ours)
 
 
-def on_way(*keys: bytes) -> Delivery:
-    delivery = Delivery(keys)
-    while delivery.next() is not None:
+def on_way(*keys: bytes) -> SendProgress:
+    progress = SendProgress(keys)
+    while progress.next() is not None:
         pass
-    return delivery
+    return progress
 
 
 def test_one_message_because_of_which_a_broker_ends_connections_is_found() -> None:
-    search, delivery = CulpritSearch(), on_way(b"a", b"b", b"c")
-    search.judge(delivery, LinkEndError("too large", 0x95))
+    search, progress = CulpritSearch(), on_way(b"a", b"b", b"c")
+    search.judge(progress, LinkEndError("too large", 0x95))
     assert search.is_on
-    assert [delivery.next(), delivery.on_way] == [0, {0: None}]
-    delivery.delivered(0)
-    assert delivery.next() == 1
-    search.judge(delivery, LinkEndError("too large", 0x95))
-    assert delivery.next() == 2
-    delivery.delivered(2)
+    assert [progress.next(), progress.on_way] == [0, {0: None}]
+    progress.delivered(0)
+    assert progress.next() == 1
+    search.judge(progress, LinkEndError("too large", 0x95))
+    assert progress.next() == 2
+    progress.delivered(2)
     with pytest.raises(MessagesRefusedError) as raised:
-        delivery.raise_refused()
+        progress.raise_refused()
     assert (raised.value.reasons, raised.value.final) == ({1: "too large"}, {1})
 
 
@@ -356,14 +356,14 @@ def test_a_broker_that_is_away_or_ends_every_connection_is_an_outage() -> None:
         with pytest.raises(LinkEndError):
             CulpritSearch().judge(on_way(b"a", b"b"), LinkEndError("why", code))
     with pytest.raises(LinkEndError):
-        CulpritSearch().judge(Delivery(()), LinkEndError("why", None))
-    search, delivery = CulpritSearch(), Delivery([b"a", b"b"])
+        CulpritSearch().judge(SendProgress(()), LinkEndError("why", None))
+    search, progress = CulpritSearch(), SendProgress([b"a", b"b"])
     for _ in range(ENDS_MAX):
-        assert delivery.next() == 0
-        search.judge(delivery, LinkEndError("why", None))
+        assert progress.next() == 0
+        search.judge(progress, LinkEndError("why", None))
     for number in range(ENDS_MAX):
-        assert delivery.next() == 1
+        assert progress.next() == 1
         if number < ENDS_MAX - 1:
-            search.judge(delivery, LinkEndError("why", None))
+            search.judge(progress, LinkEndError("why", None))
     with pytest.raises(LinkEndError):
-        search.judge(delivery, LinkEndError("why", None))
+        search.judge(progress, LinkEndError("why", None))

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable
 
 from millpy.errors import MillError, SinkUnavailableError
-from millpy.sinks.mqtt.delivery import Delivery
 from millpy.sinks.mqtt.packets import (
     CONNACK,
     DISCONNECT,
@@ -28,6 +27,7 @@ from millpy.sinks.mqtt.packets import (
     publish_size,
     pubrel,
 )
+from millpy.sinks.mqtt.send_progress import SendProgress
 from millpy.sources.mqtt.address import BrokerAddress
 from millpy.sources.mqtt.connection import MqttConnection
 from millpy.sources.mqtt.packets import Messages, PacketError
@@ -72,7 +72,7 @@ class BrokerLink:
         )
         self._lost: asyncio.Task[bool] | None = None
         self._farewell: tuple[int, str] | None = None
-        self._delivery = Delivery(())
+        self._progress = SendProgress(())
         self._packet_of: Callable[[int], PacketEnd] = _no_packet
         self._places: dict[int, int] = {}  # packet id -> place
         self._last_id = 0
@@ -100,11 +100,11 @@ class BrokerLink:
                 f"the MQTT broker at {self._address} keeps no messages", hint="leave out retain=, or allow it there"
             )
 
-    async def deliver(self, delivery: Delivery, packet_of: Callable[[int], PacketEnd], on_way_max: int) -> None:
+    async def deliver(self, progress: SendProgress, packet_of: Callable[[int], PacketEnd], on_way_max: int) -> None:
         """Publish messages until the broker has taken or refused each.
 
         Args:
-            delivery: the messages.
+            progress: the messages.
             packet_of: returns the packet of the message at a place, without its id.
             on_way_max: the most messages whose answer may be awaited, if the broker allows them.
 
@@ -115,7 +115,7 @@ class BrokerLink:
         assert self._lost is not None, "open the link first"
         if self._lost.done():
             raise self._end()  # while nothing was on its way
-        self._delivery, self._packet_of = delivery, packet_of
+        self._progress, self._packet_of = progress, packet_of
         self._on_way_max = min(on_way_max, self.limits.receive_max)
         self._done = asyncio.get_running_loop().create_future()
         self._publish_ready()
@@ -175,29 +175,29 @@ class BrokerLink:
             if kind == PUBREC:
                 self._connection.write(pubrel(answer.packet_id))
             else:
-                self._delivery.delivered(self._places.pop(answer.packet_id))
+                self._progress.delivered(self._places.pop(answer.packet_id))
         elif kind == PUBCOMP:
             raise PacketError(f"the broker has lost a message that it had accepted: {answer.why}")
         else:
             place = self._places.pop(answer.packet_id)
-            self._delivery.refused(place, f"the broker says: {answer.why}", final=answer.code in NEVER_TAKEN)
+            self._progress.refused(place, f"the broker says: {answer.why}", final=answer.code in NEVER_TAKEN)
 
     def _publish_ready(self) -> None:
         """Publish the messages that may leave, and note whether all are done."""
         if self._done.done():
             return
         packets: list[bytes] = []
-        delivery, size_max = self._delivery, self.limits.packet_bytes_max
-        while len(self._places) < self._on_way_max and (place := delivery.next()) is not None:
+        progress, size_max = self._progress, self.limits.packet_bytes_max
+        while len(self._places) < self._on_way_max and (place := progress.next()) is not None:
             end = self._packet_of(place)
             size = publish_size(end)
             if size > size_max:
                 why = f"a packet of {size:,} bytes; the broker takes at most {size_max:,}"
-                delivery.refused(place, why, final=True)
+                progress.refused(place, why, final=True)
                 continue
             packets.append(publish(end, self._next_id(place), qos=self._qos, retain=self._retain))
         self._connection.write(b"".join(packets))
-        if not delivery.left:
+        if not progress.left:
             self._done.set_result(None)
 
     def _next_id(self, place: int) -> int:

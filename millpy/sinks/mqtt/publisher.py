@@ -13,9 +13,9 @@ import hashlib
 
 from millpy.errors import SinkUnavailableError
 from millpy.sinks.messages import TOPIC, SinkMessages
-from millpy.sinks.mqtt.delivery import Delivery
 from millpy.sinks.mqtt.link import NEVER_TAKEN, BrokerLink, LinkEndError, PacketEnd
 from millpy.sinks.mqtt.packets import message_properties, publish_end, user_properties
+from millpy.sinks.mqtt.send_progress import SendProgress
 from millpy.sinks.mqtt.topic import ON_WAY_MAX, MqttTopic
 from millpy.sinks.protocol import SinkSetup
 from millpy.sources.mqtt.address import BrokerAddress, tls_context
@@ -61,18 +61,18 @@ class MqttPublisher:
             MessagesRefusedError: it refuses some, and has the others.
         """
         assert self._link is not None, "open the connection first"
-        delivery, search = Delivery(messages.keys), CulpritSearch()
+        progress, search = SendProgress(messages.keys), CulpritSearch()
         while True:
             try:
                 await self._link.deliver(
-                    delivery, lambda place: self._packet(messages, place), 1 if search.is_on else ON_WAY_MAX
+                    progress, lambda place: self._packet(messages, place), 1 if search.is_on else ON_WAY_MAX
                 )
                 break
             except LinkEndError as error:
-                search.judge(delivery, error)
+                search.judge(progress, error)
                 await self.close()
                 await self.open()
-        delivery.raise_refused()
+        progress.raise_refused()
 
     def _packet(self, messages: SinkMessages, place: int) -> PacketEnd:
         topic = messages.topic_of(place)
@@ -102,13 +102,13 @@ class CulpritSearch:
         self._ends = 0
         self._left = -1
 
-    def judge(self, delivery: Delivery, error: LinkEndError) -> None:
+    def judge(self, progress: SendProgress, error: LinkEndError) -> None:
         """Note which messages were on their way when a connection ended, and refuse one that is found.
 
         Raises:
             LinkEndError: the end has another reason, or all messages fare alike.
         """
-        on_way = list(delivery.on_way)
+        on_way = list(progress.on_way)
         blames = error.code in BLAMES_A_MESSAGE
         if not on_way or not (blames or error.code in SAYS_NOTHING):
             raise error
@@ -117,9 +117,9 @@ class CulpritSearch:
             self._ends = self._ends + 1 if place == self._suspect else 1
             self._suspect = place
             if blames or self._ends >= ENDS_MAX:
-                if not blames and self._left == delivery.left:
+                if not blames and self._left == progress.left:
                     raise error  # the message before has fared the same, and none has been delivered since
-                delivery.refused(place, error.message, final=error.code in NEVER_TAKEN)
-                self._left = delivery.left
-        delivery.restart()
+                progress.refused(place, error.message, final=error.code in NEVER_TAKEN)
+                self._left = progress.left
+        progress.restart()
         self.is_on = True

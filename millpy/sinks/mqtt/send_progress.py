@@ -1,4 +1,4 @@
-"""Delivery: the messages of one `send`, which of them may leave now, and what the broker has said of each. No I/O.
+"""SendProgress: the messages of one `send`, which of them may leave now, and what the broker has said of each. No I/O.
 
 Those of a key leave one after the other: the next one when the broker has taken the one before. So a message that is
 refused is never overtaken by a later one of its key, and those of other keys do not wait for it.
@@ -14,7 +14,7 @@ from millpy.errors import MessagesRefusedError
 BEHIND_REFUSED = "an earlier message of its key was refused"
 
 
-class Delivery:
+class SendProgress:
     """The state of each message of a `send`.
 
     Args:
