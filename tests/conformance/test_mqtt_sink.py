@@ -15,7 +15,8 @@ import aiomqtt
 import pytest
 from paho.mqtt.properties import Properties
 
-from millpy import Login, MqttTopic, Tls
+from millpy import Graph, Login, MqttTopic, Tls
+from millpy.admin.doctor_sources import examine_sources
 from millpy.clock import SystemClock
 from millpy.embedded import EmbeddedBroker, mosquitto_program
 from millpy.errors import MessagesRefusedError, SinkUnavailableError
@@ -24,11 +25,13 @@ from millpy.sinks import SinkMessages, SinkSetup
 from millpy.sinks.messages import TOPIC
 from millpy.sinks.mqtt import link
 from millpy.sinks.mqtt.packets import BrokerLimits
-from millpy.sinks.mqtt.publisher import MqttPublisher
+from millpy.sinks.mqtt.publisher import ENDS_MAX, MqttPublisher
 from millpy.sinks.mqtt.template import unsendable
 from tests.conformance.guarded_broker import PASSWORD, GuardedBroker
 from tests.conformance.mqtt_subject import SettledBroker
 from tests.conformance.test_mqtt_tls import Certificates, certificates, tls_broker
+from tests.crash.test_sinks import readings
+from tests.feed import Feed
 from tests.tcp_proxy import tcp_proxy
 
 __all__ = ["certificates", "tls_broker"]
@@ -369,6 +372,48 @@ async def test_tls_verifies_the_broker(tls_broker: SettledBroker, certificates: 
             pass
 
 
+CONNACK = b"\x20\x03\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([b""], "the broker closed it"),
+        ([b"\x40\x02\x00\x63"], "answered message 99, which was not sent"),
+        ([b"\x50\x02\x00\x01"], "answered message 1, which was not sent"),
+        ([b"\x40\x01\x00"], "names no message"),
+        ([b"\x40\x05\x00\x01\x87\x7f\x1f"], "ends within its properties"),
+        ([b"\x40\xff\xff\xff\xff\xff"], "a length of more than four bytes"),
+        ([b"\xe0\x01\x8b"], "server shutting down"),
+        ([b"\xe0\x01\x97"], "quota exceeded"),
+        ([b"\xe0\x04\x00\x07\x1f\xff"], "ends within its properties"),
+    ],
+)
+async def test_a_broker_that_answers_anything_is_given_up_after_a_few_connections(
+    answers: list[bytes], said: str
+) -> None:
+    connections = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.read(10_000)
+        writer.write(CONNACK)
+        await reader.read(10_000)
+        writer.writelines(answers)
+        with suppress(OSError):
+            await writer.drain()
+            if answers[0]:
+                await reader.read(1)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        with pytest.raises(SinkUnavailableError, match=said):
+            async with opened(server.sockets[0].getsockname()[1]) as connection:
+                await connection.send(numbered(50))
+    assert connections <= 2 * ENDS_MAX + 2
+
+
 # -- the doctor -------------------------------------------------------------------------------------------------------
 
 
@@ -388,5 +433,8 @@ async def test_the_doctor_says_what_the_broker_takes_and_publishes_nothing(tmp_p
             await reader.until(lambda: bool(reader.got))
             assert reader.values() == [b"1"]
         broker.stop()
-        with pytest.raises(SinkUnavailableError, match="cannot connect"):
-            await findings(port=broker.port)
+        graph = Graph("plant")
+        readings(graph, Feed()).to_mqtt("t", key="device", name="out", host="127.0.0.1", port=broker.port)
+        (unreachable,) = await examine_sources(graph)
+        assert (unreachable.severity, unreachable.check) == (Severity.ERROR, "sink")
+        assert unreachable.found.startswith("out: cannot connect to the MQTT broker")
