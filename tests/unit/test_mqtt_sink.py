@@ -231,7 +231,7 @@ def test_packets_are_those_of_another_implementation(
     found, others = cutter.feed(packet)
     assert (found.topics, found.payloads, found.packet_ids, found.retained) == ([topic], [payload], [packet_id], [0])
     assert others == []
-    theirs = Properties(PacketTypes.PUBLISH)
+    theirs: Any = Properties(PacketTypes.PUBLISH)
     theirs.unpack(end[1])
     assert (theirs.ContentType, theirs.PayloadFormatIndicator) == ("text/plain", 1)
     assert getattr(theirs, "UserProperty", []) == pairs
