@@ -14,7 +14,7 @@ from uuid import UUID
 
 import msgspec
 
-from millpy.errors import RefusedValueError
+from millpy.errors import CallTimeoutError, RefusedValueError
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter
 from millpy.model.dead_letter import dead_letter_of, payload_of, printable
@@ -22,6 +22,7 @@ from millpy.model.identity import Identity
 from millpy.model.keys import Key, key_text
 from millpy.model.record import RecordType, getter
 from millpy.model.stage import ResidentInterval, StageBinding, StepResult, StoredInterval, Work
+from millpy.model.step_progress import UNRETURNED_MAX, Call
 from millpy.sinks.messages import SinkMessages, field_bytes, joined
 from millpy.sinks.protocol import Sink
 
@@ -114,9 +115,8 @@ class OutboxStage:
 class OutboxInterval(ResidentInterval):
     """One interval of a step with an outbox. Its only soft state is the position of the next message."""
 
-    immediate = True
-
     def __init__(self, sink: Sink, binding: StageBinding, position: int) -> None:
+        self.immediate = not sink.calls_code
         self._sink = sink
         self._binding = binding
         self._position = position
@@ -155,9 +155,8 @@ class OutboxInterval(ResidentInterval):
         texts = [key_bytes(key) for key in bundle.keys.keys]
         failed: dict[int, BaseException] = {}
         values = _made(self._encode[bundle.input], objects, failed)
-        reader = self._headers[bundle.input]
-        headers = [found or [] for found in _made(reader, objects, failed)] if reader is not None else []
         times = bundle.records.event_times.tolist()
+        headers = self._headers_of(bundle.input, objects, times, failed)
         made = SinkMessages(self._position, [texts[code] for code in codes], values, times, headers)
         made.records = [payload_of(record) for record in objects] if self._sink.value else []
         made.inputs = [bundle.input] * len(objects) if bundle.input else []
@@ -169,6 +168,33 @@ class OutboxInterval(ResidentInterval):
                 failed[place] = RefusedValueError(f"a message of {size:,} bytes; the limit is {bytes_max:,}")
         letters += [self._letter(bundle, objects[place], place, error) for place, error in sorted(failed.items())]
         return made.take([place for place in range(len(objects)) if place not in failed])
+
+    def _headers_of(
+        self, place: int, records: Sequence[Any], times: Sequence[int], failed: dict[int, BaseException]
+    ) -> list[list[tuple[str, bytes]]]:
+        """Return the headers of each record; nothing if no message has any."""
+        reader = self._headers[place]
+        if reader is None:
+            return []
+        if not self._sink.calls_code:
+            return [found or [] for found in _made(reader, records, failed)]
+        progress, step, row = self._binding.progress, self._binding.computation, 0
+        run = progress.run
+        headers: list[list[tuple[str, bytes]]] = []
+
+        def call() -> Call:
+            return step, (times[row], payload_of(records[row]))
+
+        progress.current_call = call
+        for row, record in enumerate(records):
+            if progress.unreturned and progress.is_hopeless(call()):
+                failed[row] = CallTimeoutError(f"a function of the sink did not return, {UNRETURNED_MAX} times")
+                headers.append([])
+                continue
+            headers.append(_attempt(reader, record, row, failed) or [])
+            progress.count_unit(run)
+        progress.current_call = None
+        return headers
 
     def _letter(self, bundle: Bundle, record: Any, row: int, error: BaseException) -> DeadLetter:
         return dead_letter_of(
@@ -187,14 +213,14 @@ def _made(make: Callable[[Any], Made], records: Sequence[Any], failed: dict[int,
     try:
         return list(map(make, records))
     except _FAILURES:
-        made: list[Made | None] = []
-    for place, record in enumerate(records):
-        try:
-            made.append(make(record))
-        except RefusedValueError as error:
-            failed[place] = error
-            made.append(None)
-        except _FAILURES as error:
-            failed[place] = RefusedValueError(f"no message can be made of the record: {error}")
-            made.append(None)
-    return made
+        return [_attempt(make, record, place, failed) for place, record in enumerate(records)]
+
+
+def _attempt(make: Callable[[Any], Made], record: Any, place: int, failed: dict[int, BaseException]) -> Made | None:
+    try:
+        return make(record)
+    except RefusedValueError as error:
+        failed[place] = error
+    except _FAILURES as error:
+        failed[place] = RefusedValueError(f"no message can be made of the record: {error}")
+    return None

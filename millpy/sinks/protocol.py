@@ -125,6 +125,7 @@ class Sink(GraphPart, ABC):
             a dead letter, before its message is in the outbox.
         refusals: when to stop trying a message that the other side refuses. By default only one that the other side
             will never take is given up, and becomes a dead letter.
+        calls_code: whether `header_reader` calls code of users, which may be slow; it then runs in a thread.
     """
 
     __slots__ = ()
@@ -134,6 +135,7 @@ class Sink(GraphPart, ABC):
     bound: SendBound = SendBound()
     message_bytes_max: int = 1_000_000
     refusals: RefusalPolicy = RefusalPolicy()
+    calls_code: bool = False
 
     @abstractmethod
     def identity(self) -> Identity:

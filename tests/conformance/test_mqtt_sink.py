@@ -258,6 +258,30 @@ async def test_no_more_are_on_their_way_than_the_broker_allows(tmp_path: Path) -
             await reader.until(lambda: len(reader.got) == 60)
 
 
+async def test_a_send_that_is_cancelled_publishes_nothing_more(tmp_path: Path) -> None:
+    with SettledBroker(tmp_path, ["max_inflight_messages 3"]) as broker:
+        async with opened(broker.port) as connection:
+            link_, published = connection._link, 0
+            assert link_ is not None
+            next_id, answered = link_._next_id, asyncio.Event()
+
+            def counted(place: int) -> int:
+                nonlocal published
+                published += 1
+                if published == 10:
+                    answered.set()
+                return next_id(place)
+
+            link_._next_id = counted  # type: ignore[method-assign]
+            sending = asyncio.create_task(connection.send(numbered(2_000, keys=20)))
+            await answered.wait()
+            sending.cancel()
+            await asyncio.wait([sending])
+            before = published
+            await connection.close()
+            assert published == before < 2_000
+
+
 async def test_a_network_that_is_cut_anywhere_repeats_only_known_messages(quick_broker: EmbeddedBroker) -> None:
     async with reading(quick_broker.port) as reader, tcp_proxy("127.0.0.1", quick_broker.port) as proxy:
         places = [1, 50, 333, 700, 2_000]  # one send has about 4,000 bytes
@@ -298,7 +322,7 @@ async def test_a_frozen_broker_is_given_up(quick_broker: EmbeddedBroker, monkeyp
         os.kill(quick_broker.pid(), signal.SIGSTOP)
         try:
             with pytest.raises(SinkUnavailableError, match=r"no message for 0\.3 s"):
-                await connection.send(numbered(10))
+                await connection.send(numbered(5))
         finally:
             os.kill(quick_broker.pid(), signal.SIGCONT)
 

@@ -196,6 +196,7 @@ def test_all_settings_may_change_with_a_deployment_and_no_secret_is_shown() -> N
     sinks = [MqttTopic("a"), MqttTopic(lambda _: "b", host="elsewhere", qos=2, retain=True, value="text")]
     assert sinks[0].identity() == sinks[1].identity()
     assert repr(sinks[1]) == "MqttTopic()"
+    assert [sink.calls_code for sink in sinks] == [False, True]
 
 
 @settings(max_examples=60, deadline=None)

@@ -140,7 +140,8 @@ class BrokerLink:
         return LinkEndError(f"the MQTT broker at {self._address} has ended the connection: {why}", code)
 
     async def close(self) -> None:
-        """Disconnect."""
+        """Disconnect; publish nothing more of a `deliver` that was cancelled."""
+        self._done.cancel()
         await self._connection.close()
         if self._lost is not None:
             await asyncio.wait([self._lost])

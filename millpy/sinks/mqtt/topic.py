@@ -50,7 +50,7 @@ class MqttTopic(Sink):
 
     Args:
         topic: `{field}` stands for the value of a field (text, a whole number, a UUID, an Enum), which must stay within
-            its level: `alerts/{device}`. Or a function from a record to its topic, which must be quick. A record whose
+            its level: `alerts/{device}`. Or a function from a record to its topic. A record whose
             topic is invalid becomes a dead letter.
         value: the field whose text or bytes is the payload; by default the whole record, as JSON. None becomes an empty
             payload.
@@ -104,6 +104,11 @@ class MqttTopic(Sink):
             )
         if self.content_type is not None and (unsendable(self.content_type) or len(self.content_type) > 1_000):
             raise ConfigError(f"{self.content_type!r:.200} is no content type", hint='for example "text/plain"')
+
+    @property
+    def calls_code(self) -> bool:  # type: ignore[override]
+        """Whether a function makes the topics."""
+        return callable(self.topic)
 
     def identity(self) -> Identity:
         """Describe the kind; positions are in the database, so everything else may change."""
