@@ -29,6 +29,7 @@ from millpy.model.timer import Timer
 from millpy.operators.pattern import Pattern
 from millpy.operators.sparkplug import RejectedMetric, SparkplugEvent, SparkplugMetric
 from millpy.sinks.kafka.topic import KafkaTopic
+from millpy.sinks.mqtt.topic import MqttTopic
 from millpy.sinks.refusal_policy import RefusalPolicy
 from millpy.sources import AdvanceWithClock, Dedupe, ErrorRate, EventTime, File, Mqtt, Wait
 from millpy.sources.files.source import Directory, Files
@@ -115,6 +116,7 @@ __all__ = [
     "Min",
     "Mqtt",
     "MqttSession",
+    "MqttTopic",
     "Never",
     "OrFinally",
     "Pattern",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
+from millpy.config.access import NO_LOGIN, Login, Tls
 from millpy.errors import GraphError
 from millpy.graph.arguments import check_instance, field_names
 from millpy.graph.names import checked_name
@@ -13,6 +14,7 @@ from millpy.graph.sql_types import sql_type
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import RecordType
 from millpy.sinks.kafka.topic import Compression, KafkaTopic
+from millpy.sinks.mqtt.topic import MqttTopic, Qos
 from millpy.sinks.outbox import OutboxLogic
 from millpy.sinks.protocol import Sink
 from millpy.sinks.statement import StatementLogic, places_of
@@ -117,6 +119,50 @@ class SinkMethods:
         """
         fields = field_names("headers", headers) if headers else ()
         sink = KafkaTopic(topic, value=value, headers=fields, compression=compression, brokers=brokers)
+        self.to_sink(sink, key=key, name=name, intervals=intervals)
+
+    def to_mqtt(  # noqa: PLR0913 - what a user may say of a topic
+        self,
+        topic: str | Callable[[Any], str],
+        *,
+        key: str | Sequence[str],
+        name: str,
+        value: str = "",
+        headers: str | Sequence[str] = (),
+        qos: Qos = 1,
+        retain: bool = False,
+        host: str | None = None,
+        port: int | None = None,
+        login: Login = NO_LOGIN,
+        tls: Tls | bool | None = None,
+        intervals: int = KEY_INTERVALS_DEFAULT,
+    ) -> None:
+        """Send each record to a topic of an MQTT 5 broker: at least once, with an id that never changes.
+
+        The same as `to_sink(MqttTopic(…))`, which has more settings.
+
+        Args:
+            topic: the topic; `{field}` stands for the value of a field. Or a function from a record to its topic.
+            key: the field or fields whose records keep their order.
+            name: the step's name.
+            value: the field whose text or bytes is the payload; by default the whole record, as JSON.
+            headers: fields that become user properties.
+            qos: 1, or 2 for subscribers that want it.
+            retain: whether the broker keeps the last message of each topic for later subscribers.
+            host: the broker; by default that of MILLPY_MQTT_URL.
+            port: the broker's port.
+            login: our user name and password.
+            tls: whether to encrypt, and to verify the broker.
+            intervals: number of key intervals; each has a connection of its own.
+
+        Raises:
+            ConfigError: a setting is wrong.
+            GraphError, SchemaError: as for `to_sink`; or messages cannot be sent to the topic.
+        """
+        fields = field_names("headers", headers) if headers else ()
+        sink = MqttTopic(
+            topic, value=value, headers=fields, qos=qos, retain=retain, host=host, port=port, login=login, tls=tls
+        )
         self.to_sink(sink, key=key, name=name, intervals=intervals)
 
 

@@ -6,8 +6,9 @@ hold what the other side gets, so that a row stays deliverable when the class of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -20,6 +21,8 @@ COMPRESS_BYTES_MIN = 4_096
 _PLAIN, _LZ4 = b"\x00", b"\x01"
 _SIZE_BYTES = 8
 Headers = Sequence[tuple[str, bytes]]
+TOPIC = ":topic"
+"""The header with the topic of a message, of a sink that has many; no field has such a name."""
 
 
 class _EncodedMessages(msgspec.Struct, array_like=True):
@@ -31,6 +34,7 @@ class _EncodedMessages(msgspec.Struct, array_like=True):
     inputs: list[int] = []
 
 
+_JSON = msgspec.json.Encoder()
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_EncodedMessages)
 
@@ -43,7 +47,7 @@ class SinkMessages:
         position: number of the first message in its interval.
         keys, values: the bytes of each; the value is None where the field that holds it is.
         event_times: the event time of each, in µs since the epoch.
-        headers: the headers of each; empty if no message has any.
+        headers: the headers of each; empty if no message has any. The topic of a message is the header TOPIC.
         positions: the number of each in its interval, ascending. The number of a message never changes, so the name of
             the interval and the number identify the message at the other side. Numbers are missing where messages were
             refused, and among messages that were refused and are sent again.
@@ -89,6 +93,10 @@ class SinkMessages:
     def headers_of(self, place: int) -> Headers:
         """Return the headers of one message."""
         return self.headers[place] if self.headers else ()
+
+    def topic_of(self, place: int) -> bytes | None:
+        """Return the topic of one message; None if its sink has only one place."""
+        return next((value for name, value in self.headers_of(place) if name == TOPIC), None)
 
     def record_of(self, place: int) -> bytes:
         """Return the record of one message, as JSON."""
@@ -190,3 +198,16 @@ def joined(parts: Sequence[SinkMessages]) -> SinkMessages:
     together.positions = positions
     together.__post_init__()
     return together
+
+
+def field_bytes(value: Any) -> bytes | None:
+    """Return the value of one field for a message: text as UTF-8, bytes as they are, everything else as JSON."""
+    if value is None or isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else _JSON.encode(value)
+
+
+def field_headers(record: Any, readers: Sequence[tuple[str, Callable[[Any], Any]]]) -> list[tuple[str, bytes]]:
+    """Return headers of the fields of a record that are not None."""
+    found = [(name, field_bytes(read(record))) for name, read in readers]
+    return [(name, value) for name, value in found if value is not None]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
-from millpy.errors import RefusedValueError
+from millpy.errors import CallTimeoutError, RefusedValueError
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter
 from millpy.model.dead_letter import dead_letter_of, payload_of, printable
@@ -22,11 +22,14 @@ from millpy.model.identity import Identity
 from millpy.model.keys import Key, key_text
 from millpy.model.record import RecordType, getter
 from millpy.model.stage import ResidentInterval, StageBinding, StepResult, StoredInterval, Work
-from millpy.sinks.messages import SinkMessages, joined
+from millpy.model.step_progress import UNRETURNED_MAX, Call
+from millpy.sinks.messages import SinkMessages, field_bytes, joined
 from millpy.sinks.protocol import Sink
 
 MESSAGE_OVERHEAD = 64
 """Bytes that count for a message beside its content."""
+_FAILURES = (TypeError, ValueError, OverflowError, RecursionError, RefusedValueError)
+Made = TypeVar("Made")
 Encode = Callable[[Any], bytes | None]
 _JSON = msgspec.json.Encoder()
 
@@ -50,13 +53,6 @@ def key_text_of(key: bytes, key_types: Sequence[type]) -> bytes:
     if issubclass(kind, str | UUID):
         return key_text(key.decode())
     return key
-
-
-def field_bytes(value: Any) -> bytes | None:
-    """Return the value of one field for a message: text as UTF-8, bytes as they are, everything else as JSON."""
-    if value is None or isinstance(value, bytes):
-        return value
-    return value.encode() if isinstance(value, str) else _JSON.encode(value)
 
 
 def encoder_of(sink: Sink, record_type: RecordType) -> Encode:
@@ -119,14 +115,13 @@ class OutboxStage:
 class OutboxInterval(ResidentInterval):
     """One interval of a step with an outbox. Its only soft state is the position of the next message."""
 
-    immediate = True
-
     def __init__(self, sink: Sink, binding: StageBinding, position: int) -> None:
+        self.immediate = not sink.calls_code
         self._sink = sink
         self._binding = binding
         self._position = position
         self._encode = [encoder_of(sink, taken.record_type) for taken in binding.inputs]
-        self._headers = [(name, getter(name)) for name in sink.headers]
+        self._headers = [sink.header_reader(taken.record_type) for taken in binding.inputs]
 
     def step(self, work: Work) -> StepResult:
         """Make a message of each record, in order of arrival; none of them is late.
@@ -158,9 +153,10 @@ class OutboxInterval(ResidentInterval):
         """Make messages of a bundle; add dead letters for the records of which there can be none."""
         objects, codes = bundle.records.objects(), bundle.keys.codes.tolist()
         texts = [key_bytes(key) for key in bundle.keys.keys]
-        values, failed = self._values(bundle.input, objects)
-        headers = [self._headers_of(record) for record in objects] if self._headers else []
+        failed: dict[int, BaseException] = {}
+        values = _made(self._encode[bundle.input], objects, failed)
         times = bundle.records.event_times.tolist()
+        headers = self._headers_of(bundle.input, objects, times, failed)
         made = SinkMessages(self._position, [texts[code] for code in codes], values, times, headers)
         made.records = [payload_of(record) for record in objects] if self._sink.value else []
         made.inputs = [bundle.input] * len(objects) if bundle.input else []
@@ -173,24 +169,32 @@ class OutboxInterval(ResidentInterval):
         letters += [self._letter(bundle, objects[place], place, error) for place, error in sorted(failed.items())]
         return made.take([place for place in range(len(objects)) if place not in failed])
 
-    def _values(self, place: int, objects: Sequence[Any]) -> tuple[list[bytes | None], dict[int, BaseException]]:
-        encode = self._encode[place]
-        failed: dict[int, BaseException] = {}
-        try:
-            return [encode(record) for record in objects], failed
-        except (TypeError, ValueError, OverflowError, RecursionError):
-            values: list[bytes | None] = []
-        for number, record in enumerate(objects):
-            try:
-                values.append(encode(record))
-            except (TypeError, ValueError, OverflowError, RecursionError) as error:
-                failed[number] = RefusedValueError(f"no message can be made of the record: {error}")
-                values.append(None)
-        return values, failed
+    def _headers_of(
+        self, place: int, records: Sequence[Any], times: Sequence[int], failed: dict[int, BaseException]
+    ) -> list[list[tuple[str, bytes]]]:
+        """Return the headers of each record; nothing if no message has any."""
+        reader = self._headers[place]
+        if reader is None:
+            return []
+        if not self._sink.calls_code:
+            return [found or [] for found in _made(reader, records, failed)]
+        progress, step, row = self._binding.progress, self._binding.computation, 0
+        run = progress.run
+        headers: list[list[tuple[str, bytes]]] = []
 
-    def _headers_of(self, record: Any) -> list[tuple[str, bytes]]:
-        found = [(name, field_bytes(read(record))) for name, read in self._headers]
-        return [(name, value) for name, value in found if value is not None]
+        def call() -> Call:
+            return step, (times[row], payload_of(records[row]))
+
+        progress.current_call = call
+        for row, record in enumerate(records):
+            if progress.unreturned and progress.is_hopeless(call()):
+                failed[row] = CallTimeoutError(f"a function of the sink did not return, {UNRETURNED_MAX} times")
+                headers.append([])
+                continue
+            headers.append(_attempt(reader, record, row, failed) or [])
+            progress.count_unit(run)
+        progress.current_call = None
+        return headers
 
     def _letter(self, bundle: Bundle, record: Any, row: int, error: BaseException) -> DeadLetter:
         return dead_letter_of(
@@ -202,3 +206,21 @@ class OutboxInterval(ResidentInterval):
             key=key_text(bundle.keys.keys[int(bundle.keys.codes[row])]),
             input=bundle.input,
         )
+
+
+def _made(make: Callable[[Any], Made], records: Sequence[Any], failed: dict[int, BaseException]) -> list[Made | None]:
+    """Call a function for each record; None where it fails, of which `failed` gets the error."""
+    try:
+        return list(map(make, records))
+    except _FAILURES:
+        return [_attempt(make, record, place, failed) for place, record in enumerate(records)]
+
+
+def _attempt(make: Callable[[Any], Made], record: Any, place: int, failed: dict[int, BaseException]) -> Made | None:
+    try:
+        return make(record)
+    except RefusedValueError as error:
+        failed[place] = error
+    except _FAILURES as error:
+        failed[place] = RefusedValueError(f"no message can be made of the record: {error}")
+    return None

@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from millpy.clock import Clock
 from millpy.errors import GraphError
@@ -27,8 +27,8 @@ from millpy.ingest.connection_state import ConnectionState
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
-from millpy.model.record import RecordType
-from millpy.sinks.messages import SinkMessages
+from millpy.model.record import RecordType, getter
+from millpy.sinks.messages import SinkMessages, field_headers
 from millpy.sinks.refusal_policy import RefusalPolicy
 
 UNDELIVERED = "its messages wait in the outbox; then its input waits, and at last the sources"
@@ -128,6 +128,7 @@ class Sink(GraphPart, ABC):
             a dead letter, before its message is in the outbox.
         refusals: when to stop trying a message that the other side refuses. By default only one that the other side
             will never take is given up, and becomes a dead letter.
+        calls_code: whether `header_reader` calls code of users, which may be slow; it then runs in a thread.
     """
 
     __slots__ = ()
@@ -137,6 +138,7 @@ class Sink(GraphPart, ABC):
     bound: SendBound = SendBound()
     message_bytes_max: int = 1_000_000
     refusals: RefusalPolicy = RefusalPolicy()
+    calls_code: bool = False
 
     @abstractmethod
     def identity(self) -> Identity:
@@ -157,6 +159,15 @@ class Sink(GraphPart, ABC):
             SchemaError: a field does not exist.
         """
         del record_type
+
+    def header_reader(self, record_type: RecordType) -> Callable[[Any], list[tuple[str, bytes]]] | None:
+        """Return a function from a record to the headers of its message; None if none has any.
+
+        The function raises RefusedValueError for a record that cannot be sent, which then becomes a dead letter.
+        """
+        del record_type
+        readers = [(name, getter(name)) for name in self.headers]
+        return (lambda record: field_headers(record, readers)) if readers else None
 
     async def examine(self, graph: str, sink: str) -> AsyncIterator[Finding]:
         """Yield what `millpy doctor` is to report: whether the other side answers, and what is risky there.

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import aiomqtt
 import psycopg
+import pytest
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
+from millpy.embedded import EmbeddedBroker
 from millpy.testing import GraphDriver
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -164,6 +171,76 @@ def make_registry(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         for _ in range(2):  # a second time it changes nothing
             connection.execute((EXAMPLES / "data/registry.sql").read_bytes())
+
+
+async def test_an_actuator_obeys_each_command_once_through_kills_and_repeats(
+    database_url: str, broker: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLPY_MQTT_URL", f"mqtt://127.0.0.1:{broker.port}")
+    expected: defaultdict[str, list[bool]] = defaultdict(list)
+    for level in data("levels"):
+        is_open = bool(expected[level["tank"]]) and expected[level["tank"]][-1]
+        if (level["litres"] < 200) != is_open and (not is_open or level["litres"] > 800):
+            expected[level["tank"]].append(not is_open)
+    moves = Moves(tmp_path)
+    async with aiomqtt.Client("127.0.0.1", broker.port, protocol=aiomqtt.ProtocolVersion.V5) as client:
+        await client.subscribe("valves/+", qos=1)
+        async with moves.running():
+            await asyncio.to_thread(run, "valves", database_url, "SELECT 1")
+            count = sum(map(len, expected.values()))
+            messages = [await anext(client.messages) for _ in range(count)]
+            for message in messages:  # what a crash repeats
+                await client.publish(message.topic.value, message.payload, qos=1, properties=again(message))
+            await client.publish("valves/last", messages[0].payload, qos=1, properties=again(messages[0]))
+            await moves.until("valves/last")
+        async with moves.running():  # gets what is retained
+            await client.publish("valves/end", messages[0].payload, qos=1, properties=again(messages[0]))
+            await moves.until("valves/end")
+    assert count > 10
+    for tank, positions in expected.items():
+        words = [f"valves/{tank} {'opens' if is_open else 'closes'}" for is_open in positions]
+        assert [move for move in moves.made if move.startswith(f"valves/{tank} ")] == words
+
+
+class Moves:
+    """What the actuator has done, through its restarts."""
+
+    def __init__(self, place: Path) -> None:
+        self.made: list[str] = []
+        self._command = [sys.executable, str(EXAMPLES / "valve.py"), str(place / "positions.json")]
+        self._news = asyncio.Event()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the actuator; kill it at the end."""
+        process = await asyncio.create_subprocess_exec(*self._command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"ready\n"
+        reading = asyncio.create_task(self._read(process.stdout))
+        try:
+            yield
+        finally:
+            process.kill()
+            await process.wait()
+            await reading
+
+    async def _read(self, lines: asyncio.StreamReader) -> None:
+        async for line in lines:
+            self.made.append(line.decode().strip())
+            self._news.set()
+
+    async def until(self, topic: str) -> None:
+        async with asyncio.timeout(30):
+            while not self.made or not self.made[-1].startswith(topic):
+                self._news.clear()
+                await self._news.wait()
+
+
+def again(message: aiomqtt.Message) -> Properties:
+    """The properties of a message that comes again."""
+    found = Properties(PacketTypes.PUBLISH)
+    found.UserProperty = message.properties.UserProperty  # type: ignore[union-attr]
+    return found
 
 
 def run(example: str, url: str, query: str) -> list[tuple[Any, ...]]:

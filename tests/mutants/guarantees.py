@@ -85,7 +85,7 @@ MUTANTS = [
         "        if session is None:\n            return True\n        if session.inbox:\n            return False\n        slept"),
     _of("A broker that dies with its queue saved loses nothing",
         "crash/test_broker.py::test_broker_killed_with_its_queue_saved_loses_nothing", CONNECTION,
-        "            clean_start=False if five", "            clean_start=True if five"),
+        "            clean_start=address.clean if five", "            clean_start=True if five"),
     _of("Files and Kafka: the position is part of the commit", "unit/sources/test_files.py::test_reading_resumes_at_every_position",
         "millpy/sources/files/source.py", "            position=msgspec.json.encode(piece.after),",
         "            position=msgspec.json.encode(msgspec.structs.replace(piece.after, offset=0)),"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,15 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from typer.testing import CliRunner
 
-from millpy import Kafka, KafkaBrokers, Login, Mqtt, Sasl
+from millpy import Kafka, KafkaBrokers, Login, Mqtt, MqttTopic, Sasl
 from millpy.cli.app import app
+from millpy.clock import SystemClock
 from millpy.config.database_url import complete
 from millpy.config.secrets import is_other_machine, secret
 from millpy.config.settings import Settings
 from millpy.errors import ConfigError
+from millpy.ingest.protocol import SourceSetup
+from millpy.limits import Limits
 from millpy.sources.kafka.client import Cluster
 from millpy.sources.mqtt.address import BrokerAddress, url_of_environment
 
@@ -152,10 +156,12 @@ def _shown(kind: Any) -> dict[str, bool]:
     ],
 )
 def test_a_password_is_sent_to_a_remote_broker_only_encrypted(arguments: dict[str, Any], tls: bool) -> None:
-    source = Mqtt("readings", **arguments)
+    setup = SourceSetup(
+        graph="g", stream="s", partition="readings", limits=Limits(), clock=SystemClock(), ready=asyncio.Event()
+    )
 
-    assert source._needs_tls() is (tls or arguments.get("tls") is False)
-    assert (source.tls if source.tls is not None else source._needs_tls()) is tls
+    assert Mqtt("readings", **arguments).address(setup).tls is tls
+    assert MqttTopic("readings", **arguments).address("id").tls is tls
 
 
 @pytest.mark.parametrize(

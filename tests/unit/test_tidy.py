@@ -37,6 +37,7 @@ CATCHES_ALL = (
     "operators.state_migration",
     "runtime.step_thread",
     "runtime.outbox_drain",  # calls sinks of users
+    "sinks.mqtt.template",  # calls a function of the user
     "ingest.expansion",  # calls a function of the user, and decoders of others
     "formats.avro",  # fastavro raises what it likes
     "formats.schema_registry",  # a thread that must go on

@@ -6,7 +6,8 @@ import ssl
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
-from millpy.config.secrets import secret
+from millpy.config.access import NO_LOGIN, Login, Tls, files_of, text_of
+from millpy.config.secrets import is_other_machine, secret
 from millpy.errors import ConfigError
 
 URL_VARIABLE = "MILLPY_MQTT_URL"
@@ -19,7 +20,11 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAddress:
-    """The address, the credentials and the settings of a connection to a broker."""
+    """The address, the credentials and the settings of a connection to a broker.
+
+    Attributes:
+        clean: whether the connection begins with a new session (MQTT 5).
+    """
 
     host: str
     port: int
@@ -34,6 +39,7 @@ class BrokerAddress:
     keepalive_s: int
     session_expiry_s: int
     receive_max: int
+    clean: bool = False
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -94,6 +100,55 @@ def _files(url: SplitResult) -> dict[str, str]:
     if said and url.scheme != "mqtts":
         raise ConfigError(f"{URL_VARIABLE} names TLS files, but begins with mqtt://", hint=_HINT)
     return {name: values[-1] for name, values in said.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAccess:
+    """A broker as a graph names it: `host=`, `port=`, `login=` and `tls=` of a source or a sink.
+
+    Without a host, the environment names the broker, the credentials and TLS: MILLPY_MQTT_URL.
+    """
+
+    host: str | None
+    port: int | None
+    login: Login
+    tls: Tls | bool | None
+
+    def address(
+        self,
+        *,
+        client_id: str,
+        protocol: int,
+        keepalive_s: int,
+        session_expiry_s: int,
+        receive_max: int,
+        clean: bool = False,
+    ) -> BrokerAddress:
+        """Return the address and credentials, as given here or else by the environment. Raises ConfigError."""
+        # Credentials belong to the address that they were given with.
+        url = url_of_environment() if self.host is None else NOTHING
+        files = files_of(self.tls)
+        tls = url.tls or self._needs_tls() if self.tls is None else self.tls is not False
+        return BrokerAddress(
+            host=self.host or url.host,
+            port=self.port or url.port or (8883 if tls else 1883),
+            username=self.login.username or url.username,
+            password=self.login.password or url.password,
+            tls=tls,
+            tls_ca=text_of(files.ca) or url.tls_ca,
+            tls_certificate=text_of(files.certificate) or url.tls_certificate,
+            tls_key=text_of(files.key) or url.tls_key,
+            client_id=client_id,
+            protocol=protocol,
+            keepalive_s=keepalive_s,
+            session_expiry_s=session_expiry_s,
+            receive_max=receive_max,
+            clean=clean,
+        )
+
+    def _needs_tls(self) -> bool:
+        """Tell whether a password would go to another machine; a URL decides by its scheme."""
+        return self.host is not None and self.login != NO_LOGIN and is_other_machine(self.host)
 
 
 def tls_context(address: BrokerAddress) -> ssl.SSLContext | None:

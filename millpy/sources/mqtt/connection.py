@@ -50,6 +50,7 @@ class MqttConnection:
         deliver: called with messages, in the order received, on the event loop.
         packet_bytes_max: the length above which a message is delivered without the end of its payload.
         kept_bytes: the length of the beginning that is delivered then.
+        answer: called with the other packets of a read; returns those that the library is to see.
     """
 
     def __init__(
@@ -59,10 +60,15 @@ class MqttConnection:
         *,
         packet_bytes_max: int,
         kept_bytes: int,
+        answer: Callable[[list[bytes]], list[bytes]] = list,
     ) -> None:
         self.address = address
         self._relay = PacketRelay(
-            five=address.protocol == 5, packet_bytes_max=packet_bytes_max, kept_bytes=kept_bytes, deliver=deliver
+            five=address.protocol == 5,
+            packet_bytes_max=packet_bytes_max,
+            kept_bytes=kept_bytes,
+            deliver=deliver,
+            answer=answer,
         )
         self._tls = tls_context(address)
         self._client: aiomqtt.Client | None = None
@@ -85,7 +91,7 @@ class MqttConnection:
             identifier=address.client_id,
             protocol=aiomqtt.ProtocolVersion.V5 if five else aiomqtt.ProtocolVersion.V311,
             clean_session=None if five else False,
-            clean_start=False if five else MQTT_CLEAN_START_FIRST_ONLY,  # under 3.1.1 paho insists on its default
+            clean_start=address.clean if five else MQTT_CLEAN_START_FIRST_ONLY,  # what paho insists on under 3.1.1
             properties=properties,
             keepalive=address.keepalive_s,
         )
@@ -152,7 +158,7 @@ class MqttConnection:
         if isinstance(error, MqttConnectError) and code in _BAD_PROTOCOL:
             return ConfigError(
                 f"the MQTT broker at {self.address} does not speak protocol {self.address.protocol}",
-                hint="set protocol=311",
+                hint="set protocol=311 at a source; a sink needs a broker with MQTT 5",
             )
         return SourceUnavailableError(
             f"cannot connect to the MQTT broker at {self.address}: {reason_of(error)}",
@@ -223,6 +229,10 @@ class MqttConnection:
     def acknowledge(self, packet_ids: Sequence[int]) -> None:
         """Send PUBACKs, in this order; do nothing on a lost connection."""
         self._relay.acknowledge(packet_ids)
+
+    def write(self, data: bytes) -> None:
+        """Write whole packets; do nothing on a lost connection."""
+        self._relay.write(data)
 
     def ping(self) -> int:
         """Send a ping behind everything written so far, and return its number; 0 on a lost connection."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from millpy.clock import SystemClock, random_id
 from millpy.config.extras import to_install
@@ -78,32 +78,25 @@ async def examine(source: Mqtt, graph: str, stream: str) -> AsyncIterator[Findin
     yield Finding(Severity.OK, "broker", f"{stream}: {name} at {ours} allows {', '.join(filters)}")
     yield _queues(stream, said)
     yield _session(stream, source)
+    yield await examine_login(stream, address)
+
+
+async def examine_login(step: str, address: BrokerAddress) -> Finding:
+    """Return whether the broker accepts a client without a login. Raises ConfigError: a file is unreadable."""
+    from millpy.sources.mqtt.connection import MqttConnection  # needs an optional dependency
+
     anonymous = replace(address, username=None, password=None, tls_certificate=None, tls_key=None)
-    yield _login(
-        stream,
-        ours,
-        await _lets_in(MqttConnection(anonymous, deliver, packet_bytes_max=1_000_000, kept_bytes=1_000)),
-    )
-
-
-async def _lets_in(connection: Any) -> bool:
-    """Tell whether the broker accepts a client without a login."""
+    connection = MqttConnection(anonymous, lambda _: None, packet_bytes_max=1_000_000, kept_bytes=1_000)
     try:
         await connection.open()
     except MillError:
-        return False
+        return Finding(Severity.OK, "broker login", f"{step}: {address} requires a login")
     await connection.close()
-    return True
-
-
-def _login(stream: str, ours: BrokerAddress, open_to_all: bool) -> Finding:
-    if not open_to_all:
-        return Finding(Severity.OK, "broker login", f"{stream}: {ours} requires a login")
     return Finding(
-        Severity.WARNING if is_other_machine(ours.host) else Severity.NOTE,
+        Severity.WARNING if is_other_machine(address.host) else Severity.NOTE,
         "broker login",
-        f"{stream}: {ours} accepts clients without a login",
-        "any client that reaches it can publish records, and read those of others",
+        f"{step}: {address} accepts clients without a login",
+        "any client that reaches it can publish messages, and read those of others",
         "give devices logins that may only publish, and millpy a login (compose/mosquitto/start.sh does)",
     )
 

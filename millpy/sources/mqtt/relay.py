@@ -85,14 +85,22 @@ class PacketRelay:
         packet_bytes_max: the length above which a message is delivered without the end of its payload.
         kept_bytes: the length of the beginning that is delivered then.
         deliver: called with messages, in the order received.
+        answer: called with the other packets of a read from the broker; returns those that the library is to see.
     """
 
     def __init__(
-        self, *, five: bool, packet_bytes_max: int, kept_bytes: int, deliver: Callable[[Messages], None]
+        self,
+        *,
+        five: bool,
+        packet_bytes_max: int,
+        kept_bytes: int,
+        deliver: Callable[[Messages], None],
+        answer: Callable[[list[bytes]], list[bytes]] = list,
     ) -> None:
         self._incoming = PacketCutter(five=five, packet_bytes_max=packet_bytes_max, kept_bytes=kept_bytes)
         self._outgoing = PacketCutter(five=five, packet_bytes_max=packet_bytes_max, kept_bytes=kept_bytes)
         self._deliver = deliver
+        self._answer = answer
         self._broker = _End(self._from_broker, lambda _blocked: None, self._broker_lost)
         self._library = _End(self._from_library, self._library_blocked, self._library_lost)
         self._is_library_blocked = False
@@ -143,6 +151,10 @@ class PacketRelay:
     def acknowledge(self, packet_ids: Sequence[int]) -> None:
         """Write PUBACKs, in this order; do nothing on a lost connection."""
         self._broker.write(pubacks(packet_ids))
+
+    def write(self, data: bytes) -> None:
+        """Write whole packets, between two packets of the library; do nothing on a lost connection."""
+        self._broker.write(data)
 
     def ping(self) -> int:
         """Send a ping behind everything written so far, and return its number for `answered`."""
@@ -209,11 +221,11 @@ class PacketRelay:
             self._answer_ping()
         try:
             published, others = self._incoming.feed(data)
+            self._pings_back += others.count(_PINGRESP)
+            self._library.write(b"".join(self._answer(others)))
         except PacketError as error:
             self.abort(error)
             return
-        self._pings_back += others.count(_PINGRESP)
-        self._library.write(b"".join(others))
         self._check_processed()
         if len(published):
             self._deliver(published)

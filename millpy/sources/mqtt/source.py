@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import xxhash
 
-from millpy.config.access import NO_LOGIN, Login, Tls, files_of, text_of
+from millpy.config.access import NO_LOGIN, Login, Tls
 from millpy.config.extras import to_install
-from millpy.config.secrets import is_other_machine
 from millpy.errors import ConfigError
 from millpy.formats import Format, Message
 from millpy.formats.message import checked_format
@@ -25,7 +24,7 @@ from millpy.model.deployment import permanent_name
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
-from millpy.sources.mqtt.address import NOTHING, BrokerAddress, tls_context, url_of_environment
+from millpy.sources.mqtt.address import BrokerAccess, BrokerAddress, tls_context
 from millpy.sources.mqtt.topics import TopicPattern, overlap
 
 if TYPE_CHECKING:
@@ -161,25 +160,9 @@ class Mqtt(Source):
 
         return examine(self, graph, stream)
 
-    def _needs_tls(self) -> bool:
-        """Tell whether a password would go to another machine; a URL decides by its scheme."""
-        return self.host is not None and self.login != NO_LOGIN and is_other_machine(self.host)
-
     def address(self, setup: SourceSetup) -> BrokerAddress:
         """Return the address and credentials, as given here or else by the environment. Raises ConfigError."""
-        # Credentials belong to the address that they were given with.
-        url = url_of_environment() if self.host is None else NOTHING
-        files = files_of(self.tls)
-        tls = url.tls or self._needs_tls() if self.tls is None else self.tls is not False
-        return BrokerAddress(
-            host=self.host or url.host,
-            port=self.port or url.port or (8883 if tls else 1883),
-            username=self.login.username or url.username,
-            password=self.login.password or url.password,
-            tls=tls,
-            tls_ca=text_of(files.ca) or url.tls_ca,
-            tls_certificate=text_of(files.certificate) or url.tls_certificate,
-            tls_key=text_of(files.key) or url.tls_key,
+        return BrokerAccess(self.host, self.port, self.login, self.tls).address(
             client_id=self._client_id(setup),
             protocol=self.protocol,
             keepalive_s=self.session.keepalive_s,

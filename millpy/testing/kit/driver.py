@@ -316,7 +316,7 @@ class GraphDriver:
         """Return what a sink was given so far; the records of a key are in order.
 
         Of `to_sql`, the values of the statement's places, as text for PostgreSQL; the statement does not run. Of every
-        other sink (key, value) of each message, as bytes.
+        other sink (key, value) of each message, as bytes; with the topic instead of the key if each has one.
 
         Raises:
             UsageError: the graph has no sink of this name, or commits into a database.

@@ -76,7 +76,8 @@ class ReadableMemory(MemoryState):
         for interval_id in interval_ids:
             for rows in self.database.outbox.get(interval_id, ()):
                 messages = decode(rows)
-                found += zip(messages.keys, messages.values, strict=True)
+                names = [messages.topic_of(place) or key for place, key in enumerate(messages.keys)]
+                found += zip(names, messages.values, strict=True)
         return found
 
     def unbalanced(self) -> list[str]:

@@ -13,6 +13,7 @@ from tests.crash.cases import (
     killing,
     live,
     lookups,
+    mqtt_sinks,
     network,
     panes,
     pressure,
@@ -28,7 +29,7 @@ from tests.crash.world import Case
 def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
     first = (killing, freezing, database, network, pressure, failover, broker, sources, database_sources)
-    parts = (*first, takes, early, panes, retention, live, tools, joins, lookups, sinks)
+    parts = (*first, takes, early, panes, retention, live, tools, joins, lookups, sinks, mqtt_sinks)
     return [case for part in parts for case in part.cases()]
 
 

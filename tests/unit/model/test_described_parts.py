@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -36,8 +36,10 @@ from millpy import (
     Login,
     MapCell,
     MqttSession,
+    MqttTopic,
     Never,
     Protobuf,
+    RefusalPolicy,
     Sasl,
     Scalar,
     SchemaRegistry,
@@ -115,6 +117,7 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
         "format": FORMATS,
     },
     "KafkaTopic": {"topic": ["a", "b"]},
+    "MqttTopic": {},
     "InjectedStream": {"stream": ["a", "b"], "id_field": [None, "a", "b"]},
     "PolledTable": {"table": ["a", "b", "other.a"], "column": ["a", "b"]},
     "PostgresTable": {
@@ -257,6 +260,23 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
         "bound": [SendBound(), SendBound(records=1)],
         "transaction_timeout_s": [30.0, 900.0],
     },
+    "MqttTopic": {
+        "topic": ["a/{b}", "b", repr],
+        "value": ["", "a"],
+        "headers": [(), ("a", "b")],
+        "qos": [1, 2],
+        "retain": [False, True],
+        "expiry": [None, timedelta(minutes=1)],
+        "content_type": [None, "text/plain"],
+        "message_bytes_max": [1_000_000, 10],
+        "host": [None, "h"],
+        "port": [None, 1],
+        "login": [Login(), Login("me", "secret")],
+        "tls": [None, True, Tls(ca="ca.pem")],
+        "keepalive_s": [20, 30],
+        "bound": [SendBound(), SendBound(records=1)],
+        "refusals": [RefusalPolicy(), RefusalPolicy(attempts=3)],
+    },
     "Mqtt": {
         "host": [None, "h"],
         "port": [None, 1],
@@ -365,7 +385,7 @@ def test_description_survives_json_and_reads_as_its_constructor(name: str, data:
     assert stored == identity
     assert identity_text(dict(sorted(stored.items(), reverse=True))) == identity_text(identity)
     if not isinstance(
-        part, EventTime | Kafka | Protobuf
+        part, EventTime | Kafka | MqttTopic | Protobuf
     ):  # their repr omits required parameters that are not part of the identity
         assert described(eval(identity_text(stored), vars(millpy))) == identity
 

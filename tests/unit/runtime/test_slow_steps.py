@@ -20,6 +20,7 @@ from millpy.ingest.settings import EventTime
 from millpy.limits import Limits
 from millpy.model.step_progress import StepProgress
 from millpy.runtime.lease import Lease
+from millpy.sinks import Sink, SinkMessages, SinkSetup
 from millpy.sources.files.source import File
 from millpy.store.memory.store import MemoryDatabase, MemoryStore
 from millpy.testing.clock import ManualClock
@@ -106,6 +107,46 @@ CASES = {
     "an async one that waits": (WaitsForEver(), False),
     "an operator": (Passes(), True),
 }
+
+
+class Shelf(Sink):
+    """A place whose messages have a header of a function of the user's."""
+
+    calls_code = True
+
+    def __init__(self) -> None:
+        self.taken: list[bytes | None] = []
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "shelf"}
+
+    def header_reader(self, record_type: Any) -> Any:
+        return lambda record: [("passes", str(let_through(record)).encode())]
+
+    def connect(self, setup: SinkSetup) -> Any:
+        return self
+
+    async def open(self) -> None:
+        return
+
+    async def send(self, messages: SinkMessages) -> None:
+        self.taken += messages.values
+
+    async def close(self) -> None:
+        return
+
+
+async def test_a_header_that_never_comes_rejects_only_its_record(tmp_path: Path) -> None:
+    graph, sink = graph_of(tmp_path / "in", Passes()), Shelf()
+    graph.streams()[0].to_sink(sink, key="device", name="to_shelf", intervals=1)
+    world = memory_world.World(graph, LIMITS)
+    world.start()
+    await world.finish()
+
+    taken = sorted(msgspec.json.decode(value or b"")["value"] for value in sink.taken)
+    assert taken == [n for n in range(40) if n != HANGS]
+    ((_, _, dead_letter),) = world.database.dead_letters
+    assert (dead_letter.computation, "CallTimeoutError" in dead_letter.detail) == ("to_shelf", True)
 
 
 @pytest.mark.parametrize("case", CASES)
