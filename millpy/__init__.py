@@ -30,6 +30,7 @@ from millpy.operators.pattern import Pattern
 from millpy.operators.sparkplug import RejectedMetric, SparkplugEvent, SparkplugMetric
 from millpy.sinks.kafka.topic import KafkaTopic
 from millpy.sinks.refusal_policy import RefusalPolicy
+from millpy.sinks.webhook.endpoint import Webhook, WebhookAccess, WebhookTimeouts
 from millpy.sources import AdvanceWithClock, Dedupe, ErrorRate, EventTime, File, Mqtt, Wait
 from millpy.sources.files.source import Directory, Files
 from millpy.sources.http.source import Http, HttpBounds
@@ -144,6 +145,9 @@ __all__ = [
     "Value",
     "Variance",
     "Wait",
+    "Webhook",
+    "WebhookAccess",
+    "WebhookTimeouts",
     "When",
     "WindowFunction",
     "WindowedStream",

@@ -65,6 +65,7 @@ CONSTRUCTORS: Mapping[str, Constructor] = {
     "message_pack": Constructor("MessagePack", ("inside",)),
     "cbor": Constructor("Cbor", ("inside",)),
     "kafka_topic": Constructor("KafkaTopic", ("topic",)),
+    "webhook": Constructor("Webhook"),
     "mqtt": Constructor("Mqtt", spread="filters", defaults=(("retained", False),)),
     "http": Constructor("Http", ("path",), defaults=(("partitions", 1),)),
     "after_count": Constructor("AfterCount", ("n",)),

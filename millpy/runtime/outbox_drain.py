@@ -233,6 +233,8 @@ class OutboxDrain:
             if not len(part):
                 break
             parts.append(part)
+            if self._sink.stable_sends:
+                break  # what follows was not there yet when it was sent first, perhaps
             room, room_bytes = room - len(part), room_bytes - part.size
         return joined(parts)
 

@@ -125,6 +125,8 @@ class Sink(GraphPart, ABC):
             a dead letter, before its message is in the outbox.
         refusals: when to stop trying a message that the other side refuses. By default only one that the other side
             will never take is given up, and becomes a dead letter.
+        stable_sends: whether a `send` that is repeated has the same messages, for a sink that sends them as one.
+            It then has messages of one commit only.
     """
 
     __slots__ = ()
@@ -134,6 +136,7 @@ class Sink(GraphPart, ABC):
     bound: SendBound = SendBound()
     message_bytes_max: int = 1_000_000
     refusals: RefusalPolicy = RefusalPolicy()
+    stable_sends: bool = False
 
     @abstractmethod
     def identity(self) -> Identity:
