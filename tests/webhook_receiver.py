@@ -24,8 +24,6 @@ from typing import Any
 
 from aiohttp import web
 
-from millpy.embedded import free_port
-
 START_S_MAX = 20.0
 OK: Mapping[str, Any] = {"status": 200}
 
@@ -56,6 +54,8 @@ class WebhookReceiver:
     """A server on a free port; with `certificate` it speaks TLS, with `clients` only to clients whose CA that is."""
 
     def __init__(self, directory: Path, certificate: Path | None = None, clients: Path | None = None) -> None:
+        from millpy.embedded import free_port  # the server needs nothing of it, and starts quicker
+
         self.port, self._control = free_port(), free_port()
         self.url = f"{'https' if certificate else 'http'}://localhost:{self.port}/hook"
         self._log = directory / f"received-{self.port}.ndjson"

@@ -43,7 +43,7 @@ class WebhookConnection:
         self._webhook = webhook
         self._setup = setup
         self._builder = RequestBuilder(webhook, setup)
-        self._url = URL(webhook.url) if webhook.url is not None else None
+        self._url = URL(webhook.url, encoded=True) if webhook.url is not None else None
         self._secrets = RequestSecrets(webhook.access.signing, webhook.access.headers, setup.clock)
         self._session: aiohttp.ClientSession | None = None
 

@@ -108,8 +108,8 @@ class WebhookDelivery:
         """
         failures, answer = 0, WebhookAnswer(Meaning.FINAL, request.refused)
         while not request.refused:
-            await self._await_turn()
             async with self._slots:
+                await self._await_turn()
                 if self._gone:
                     answer = WebhookAnswer(Meaning.REFUSED, self._gone)
                     break
