@@ -76,6 +76,8 @@ class Limits:
 
         outbox_records_max, outbox_bytes_max       messages not yet delivered, per interval of a sink; it takes no input
                                                    above, until they are half of that
+        refused_records_max, refused_bytes_max     messages that the other side of a sink refuses, and those that wait
+                                                   behind them, per interval; others are not sent above
 
     Retention: `dead_letter_kept_s` of dead letters and late records, `settled_kept_s` of those replayed or discarded,
     `events_kept_s` of events, `absent_files_kept_s` of the files above.
@@ -131,6 +133,8 @@ class Limits:
     archive_bytes_min: int = 1_000_000
     outbox_records_max: int = 1_000_000
     outbox_bytes_max: int = 64_000_000
+    refused_records_max: int = 10_000
+    refused_bytes_max: int = 16_000_000
     clock_step_s: float = 2.0
     clock_agree_s: float = 60.0
     clock_settle_s: float = 3_600.0
@@ -157,6 +161,8 @@ class Limits:
         assert self.record_attempts_max >= 1, "record_attempts_max must be at least 1"
         assert self.outbox_records_max > 0, "an outbox must hold a message"
         assert self.outbox_bytes_max > 0, "outbox_bytes_max must be above 0"
+        assert self.refused_records_max > 0, "refused_records_max must be above 0"
+        assert self.refused_bytes_max > 0, "refused_bytes_max must be above 0"
         assert self.archive_bytes_min > 0, "archive_bytes_min must be above 0"
         assert self.clock_step_s > 0, "clock_step_s must be above 0"
         assert 0 <= self.clock_agree_s <= self.clock_settle_s, "clock_agree_s must be at most clock_settle_s"

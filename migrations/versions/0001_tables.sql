@@ -544,14 +544,30 @@ ALTER TABLE mill.outbox ALTER COLUMN payload SET STORAGE EXTERNAL;
 -- It stays when the rows are deleted.
 CREATE TABLE mill.deliveries (
     interval_id  bigint PRIMARY KEY REFERENCES mill.intervals ON DELETE CASCADE,
-    delivered    bigint NOT NULL CHECK (delivered >= 0),  -- the other side has all messages before this position
+    delivered    bigint NOT NULL CHECK (delivered >= 0),  -- the other side has all before it, except refused messages
     delivered_at timestamptz,  -- when that was recorded
-    sequencer    bigint NOT NULL,  -- of the owner that reported
+    sequencer    bigint NOT NULL,  -- of the owner that has read the outbox, or reported, last: earlier ones are refused
     connected    boolean NOT NULL,
     since        timestamptz NOT NULL,
     why          text NOT NULL,  -- why there is no connection; empty while there is one
     attempts     bigint NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
+
+-- The messages that the other side of a sink refuses, and those of their keys that wait behind them, until they are
+-- delivered or become dead letters.
+CREATE TABLE mill.refused_messages (
+    interval_id bigint NOT NULL REFERENCES mill.intervals ON DELETE CASCADE,
+    position    bigint NOT NULL CHECK (position >= 0),
+    key         text NOT NULL,
+    attempts    bigint NOT NULL,  -- to deliver it; 0 while it waits behind another one
+    since       timestamptz NOT NULL,  -- when it was refused first, or since when it waits
+    why         text NOT NULL,  -- why it was refused last; empty while it waits behind another one
+    parked      boolean NOT NULL,  -- whether its key waits until an operator releases it
+    record      bytea NOT NULL,  -- that it was made of, as JSON
+    checksum    bigint NOT NULL,
+    payload     bytea NOT NULL,  -- the message
+    PRIMARY KEY (interval_id, position)
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);
 
 -- The numbers of dead letters, late records and events that were deleted by age. For events, `reason` is their kind.
 CREATE TABLE mill.expired (

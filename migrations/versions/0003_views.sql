@@ -656,7 +656,8 @@ SELECT p.graph, p.computation AS stream, p.source_partition,
  WHERE p.kind = 'injector';
 
 -- The sinks, one row for each interval. A sink to SQL has no messages: its statement runs in the commits. `messages` are
--- committed and not known to be delivered; `waiting_since` is when the oldest of them was committed.
+-- committed and not known to be delivered; `waiting_since` is when the oldest of them was committed. `refused` are beside
+-- them: the other side refuses them, or they wait behind one of their key.
 CREATE VIEW millpy.sinks AS
 SELECT p.graph, p.computation AS sink, p.described AS part,
        g.description -> 'computations' -> p.computation -> 'identity' ->> 'kind' AS kind,
@@ -664,7 +665,8 @@ SELECT p.graph, p.computation AS sink, p.described AS part,
             WHEN d.sequencer = i.sequencer AND NOT d.connected THEN 'disconnected' ELSE 'running' END AS state,
        coalesce(o.records, 0) AS messages, coalesce(o.bytes, 0) AS bytes, o.waiting_since, coalesce(d.delivered, 0) AS delivered,
        d.delivered_at, d.since AS connection_since, CASE WHEN NOT d.connected THEN d.why END AS disconnected_because,
-       CASE WHEN NOT d.connected THEN d.attempts END AS attempts, p.interval_id
+       CASE WHEN NOT d.connected THEN d.attempts END AS attempts, m.refused, m.refused_bytes, m.refused_since,
+       m.refused_because, m.parked_keys, p.interval_id
   FROM mill.places AS p
   JOIN mill.intervals AS i USING (interval_id)
   JOIN mill.graphs AS g ON g.graph_id = i.graph_id
@@ -673,7 +675,19 @@ SELECT p.graph, p.computation AS sink, p.described AS part,
   LEFT JOIN LATERAL (SELECT greatest(max(x.position + x.records) - greatest(min(x.position), coalesce(d.delivered, 0)), 0) AS records,
                             sum(octet_length(x.payload))::bigint AS bytes, min(x.committed_at) AS waiting_since
                        FROM mill.outbox AS x WHERE x.interval_id = p.interval_id) AS o ON true
+  LEFT JOIN LATERAL (SELECT count(*) AS refused, coalesce(sum(octet_length(r.payload)), 0)::bigint AS refused_bytes,
+                            min(r.since) AS refused_since, count(*) FILTER (WHERE r.parked) AS parked_keys,
+                            (array_agg(r.why ORDER BY r.position) FILTER (WHERE r.why <> ''))[1] AS refused_because
+                       FROM mill.refused_messages AS r WHERE r.interval_id = p.interval_id) AS m ON true
  WHERE p.kind = 'sink';
+
+-- The messages that the other side of a sink refuses, and those of their keys that wait behind them. The record is as
+-- JSON. The position is the number of the message in its interval.
+CREATE VIEW millpy.refused_messages AS
+SELECT p.graph, p.computation AS sink, r.key, r.position, r.attempts, r.since,
+       CASE WHEN r.why = '' THEN 'waits behind a refused message' WHEN r.parked THEN 'parked' ELSE 'refused' END AS state,
+       nullif(r.why, '') AS refused_because, mill.readable(r.record) AS record, p.interval_id
+  FROM mill.refused_messages AS r JOIN mill.places AS p USING (interval_id);
 
 -- Resumes the paused partitions of a source. Returns their number.
 CREATE FUNCTION millpy.resume_source(p_graph text, p_stream text) RETURNS bigint
@@ -788,7 +802,18 @@ SELECT p.graph, p.computation, w.key, w.records, mill.moment(w.holds_at) AS hold
           FROM mill.entries WHERE kind = 'parked' GROUP BY interval_id, key) AS w
   JOIN (SELECT interval_id, key, value FROM mill.entries WHERE kind = 'parked' AND namespace = 'key') AS f
     USING (interval_id, key)
-  JOIN mill.places AS p USING (interval_id);
+  JOIN mill.places AS p USING (interval_id)
+ UNION ALL
+SELECT p.graph, p.computation, m.key, w.records, NULL, m.since, 'refused', m.why,
+       CASE WHEN t.record ~ '^\{' AND t.record !~ '\\u0000' THEN t.record::jsonb ELSE to_jsonb(t.record) END, NULL, '',
+       EXISTS (SELECT FROM mill.releases AS r WHERE r.interval_id = p.interval_id AND r.key = m.key AND r.ticket = m.position),
+       p.interval_id, m.position
+  FROM mill.refused_messages AS m
+  JOIN mill.places AS p USING (interval_id)
+ CROSS JOIN LATERAL (SELECT mill.readable(m.record) AS record) AS t
+ CROSS JOIN LATERAL (SELECT count(*) AS records FROM mill.refused_messages AS b
+                      WHERE b.interval_id = m.interval_id AND b.key = m.key) AS w
+ WHERE m.parked;
 
 CREATE FUNCTION mill.request_release(p_graph text, p_computation text, p_key text, p_discards boolean) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$

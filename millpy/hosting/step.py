@@ -40,7 +40,7 @@ from millpy.ingest.intake import IntakeResult
 from millpy.ingest.protocol import SourceBatch
 from millpy.limits import Limits
 from millpy.model.bundle import Bundle
-from millpy.model.checkpoint import Checkpoint, DeadLetter, Delta, Entries, Grant, RequestOutcome
+from millpy.model.checkpoint import Checkpoint, DeadLetter, Delta, Entries, Grant, RequestOutcome, Settlement
 from millpy.model.dead_letter import payload_of
 from millpy.model.keys import KeyHasher, key_text
 from millpy.model.lookup import Tables
@@ -109,7 +109,8 @@ class TurnInput:
         progress_due: whether this turn commits progress without data.
         releases: interval -> parked keys that an operator released.
         tables: the versions of lookup tables, as they are in this turn.
-        full: sinks' intervals that take no step, because too much waits in their outboxes.
+        full: sinks' intervals that take no input, because too much waits in their outboxes.
+        settlements: interval of a sink -> what becomes of messages that the other side refuses.
     """
 
     clock: ClockReading
@@ -123,6 +124,7 @@ class TurnInput:
     releases: Mapping[int, Sequence[Release]] = field(default_factory=dict)
     tables: Tables = field(default_factory=dict)
     full: frozenset[int] = frozenset()
+    settlements: Mapping[int, Settlement] = field(default_factory=dict)
 
     @property
     def now_us(self) -> Instant:
@@ -183,8 +185,12 @@ class Steps:
         for computation in self._plan:
             for deployed in computation.intervals:
                 interval = intervals.get(deployed.interval_id)
-                if interval is None or interval.held:
+                if interval is None:
                     continue
+                if interval.held:
+                    if not _settles(interval, inbox):
+                        continue
+                    deliveries[interval.interval_id] = []
                 if interval.stage is None:
                     checkpoint = self._inject(interval, inbox, intervals, deliveries, isolation)
                 else:
@@ -344,7 +350,8 @@ class Steps:
         now_us = advance(plausible_floor(interval.processing_floor, inbox.clock, self._clock_step_us), inbox.now_us)
         releases = inbox.releases.get(interval.interval_id, ())
         unarchived = _unarchived(retaken, releases, refused)
-        if not (arrived or unarchived or self._is_due(interval, before, after, now_us, inbox)):
+        settlement = inbox.settlements.get(interval.interval_id)
+        if not (arrived or unarchived or settlement or self._is_due(interval, before, after, now_us, inbox)):
             interval.input_watermark = after
             return None
         self._load_missing(interval, stage, arrived)
@@ -353,6 +360,7 @@ class Steps:
         oldest = stage.oldest_work()
         _advance(interval, after, now_us, None if result.unfinished else oldest)
         _count(interval, refused, result)
+        letters_of_sink = _count_given_up(interval, settlement)
         corrected = _uncount(interval, retaken, result, before)
         self._takes.add(interval, consumed, work, result, unarchived)
         expected = _expected(interval, inbox, retaken)
@@ -374,7 +382,7 @@ class Steps:
             deleted=result.deleted,
             late=late,
             dedupe_run=result.dedupe_run,
-            dead_letters=[*letters, *(letter for _, letter in refused)],
+            dead_letters=[*letters, *(letter for _, letter in refused), *letters_of_sink],
             outcomes=[*outcomes, *corrected],
             expected=expected.found,
             release_ids=[release.release_id for release in releases],
@@ -382,6 +390,7 @@ class Steps:
             archived=result.archived,
             statements=result.statements,
             outbox=result.outbox,
+            settlement=settlement,
         )
 
     def _work(
@@ -534,6 +543,23 @@ def _count(interval: IntervalState, refused: Sequence[tuple[int, DeadLetter]], r
         interval.count("emitted", str(table_id), rows)
     for part in result.results:
         interval.count("written", str(part.table_id), len(part.columns[0]))
+
+
+def _settles(interval: IntervalState, inbox: TurnInput) -> bool:
+    """Tell whether something becomes of an interval's refused messages, although it takes no input."""
+    of = interval.interval_id
+    return of in inbox.settlements or (interval.plan.delivers and of in inbox.releases)
+
+
+def _count_given_up(interval: IntervalState, settlement: Settlement | None) -> list[DeadLetter]:
+    """Count records whose messages are given up as dead letters, no longer as consumed (I8); return these."""
+    if settlement is None:
+        return []
+    of = {subscription.input: str(subscription.subscription_id) for subscription in interval.plan.incoming.values()}
+    for letter in settlement.letters.values():
+        interval.count("consumed", of[letter.input], -1)
+        interval.count("dead_lettered", of[letter.input], 1)
+    return list(settlement.letters.values())
 
 
 def _uncount(

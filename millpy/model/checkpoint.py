@@ -453,18 +453,61 @@ class OutboxRows:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedMessage:
+    """A message that the other side of a sink refuses, or that waits behind such a message of its key.
+
+    Attributes:
+        message: the message, as a row of an outbox.
+        key: its key as JSON text.
+        record: the record that it was made of, as JSON.
+        attempts: how often it was sent; 0 while it waits behind another one.
+        since_us: when it was refused first; while it waits behind another one, since when.
+        why: why it was refused last; "" while it waits behind another one.
+        parked: whether its key is given up until an operator releases it.
+    """
+
+    message: OutboxRows
+    key: bytes
+    record: bytes
+    attempts: int
+    since_us: Instant
+    why: str
+    parked: bool
+
+    @property
+    def position(self) -> int:
+        """Its number in its interval."""
+        return self.message.position
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What becomes of refused messages of an interval, beside its next step.
+
+    Attributes:
+        letters: position -> the dead letter that the message becomes.
+        released: keys (JSON text) that are no longer parked.
+    """
+
+    letters: Mapping[int, DeadLetter]
+    released: Sequence[bytes] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class OutboxState:
     """How far the outbox of an interval is filled and delivered.
 
     Attributes:
         head: the position of the next message to store.
-        delivered: the other side has all messages before this position.
+        delivered: the other side has all messages before this position, except those that it refuses.
         size: bytes of the stored rows.
+        refused: messages that wait for another attempt, by position.
     """
 
     head: int = 0
     delivered: int = 0
     size: int = 0
+    refused: Sequence[RefusedMessage] = ()
 
 
 @dataclass(slots=True)
@@ -508,3 +551,5 @@ class Checkpoint:
     """Records for which the commit runs statements of users."""
     outbox: OutboxRows | None = None
     """Messages that a sink delivers after the commit."""
+    settlement: Settlement | None = None
+    """What becomes of refused messages of a sink."""

@@ -67,10 +67,13 @@ def replays(intervals: Mapping[int, OwnedInterval], arrived_at: Instant, records
 
 
 def releases(intervals: Mapping[int, OwnedInterval]) -> dict[int, Sequence[Release]]:
-    """Return the waiting releases of parked keys by interval, and remove them from the intervals."""
+    """Return the waiting releases of parked keys by interval, and remove them from the intervals.
+
+    One that is held waits, but for the outbox of a sink, which a release may help to empty.
+    """
     found: dict[int, Sequence[Release]] = {}
     for interval in intervals.values():
-        if interval.releases:
+        if interval.releases and (interval.plan.delivers or not interval.held):
             found[interval.interval_id], interval.releases = interval.releases, []
     return found
 
@@ -106,6 +109,7 @@ def is_empty(inbox: TurnInput) -> bool:
         not inbox.taken
         and not inbox.replays
         and not inbox.releases
+        and not inbox.settlements
         and not any(
             answer.segments or answer.head_seq > answer.query.after
             for answers in inbox.polled.values()

@@ -1,8 +1,12 @@
 """OutboxDrain: delivers the messages of one owned interval of a sink, in order, after the commits that stored them.
 
-What a commit has just stored is handed over in memory, if there is room; everything else is read from the outbox. There
-is one `send` at a time. After an error the drain connects again, and begins at the position that is known: that of the
-other side if it stores one, else the one up to which all was delivered.
+There is one `send` at a time. After an error the drain connects again, and begins at the position that is known: that
+of the other side if it stores one, else the one up to which all was delivered.
+
+Messages that the other side refuses are set aside, with all that come behind them of their keys, and sent again when
+they are due (`refused_messages.py`); others are delivered meanwhile. What is set aside is stored in one statement with
+the position behind the `send`, before the next one. A sink that stores positions has taken none of such a `send`: the
+messages are set aside first, and the others are sent without them.
 
 A drain that owns its interval no longer may still deliver messages, because they are committed and never change; the
 new owner may deliver them, too. A sink that stores positions shuts the earlier connection out.
@@ -13,24 +17,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import Any
 
 from millpy.clock import Clock
-from millpy.errors import CorruptionError, OwnershipError, SinkUnavailableError, TransientError
+from millpy.errors import (
+    CorruptionError,
+    MessagesRefusedError,
+    OwnershipError,
+    SinkUnavailableError,
+    StoreUnavailableError,
+    TransientError,
+    UsageError,
+)
 from millpy.ingest.connection_state import ConnectionState
 from millpy.limits import Limits
-from millpy.model.checkpoint import Grant, OutboxRows, OutboxState
-from millpy.sinks.messages import SinkMessages, decode, joined
-from millpy.sinks.protocol import Sink, SinkConnection, SinkSetup
+from millpy.model.checkpoint import DeadLetter, Grant, OutboxRows, OutboxState, Settlement
+from millpy.model.dead_letter import printable
+from millpy.model.stage import Release
+from millpy.runtime.refused_messages import RETRY_AFTER_S_MAX, RefusedMessages
+from millpy.runtime.waiting_rows import WaitingRows
+from millpy.sinks.messages import SinkMessages
+from millpy.sinks.outbox import OutboxStage
+from millpy.sinks.protocol import SendBound, Sink, SinkConnection, SinkSetup
 from millpy.store.protocol import SinkReport, Store
 
 log = logging.getLogger(__name__)
-HANDED_OVER_BYTES_MAX = 4_000_000
-"""Bytes of committed rows that wait in memory, for each interval; others are read from the store in their turn."""
 CLOSE_S_MAX = 5.0
 """Seconds that a connection may take to close; then it is left to itself."""
 
@@ -40,7 +53,7 @@ class DrainContext:
     """What the drains of a worker share.
 
     Attributes:
-        wake: called when an outbox is no longer full.
+        wake: called when an outbox is no longer full, and when messages are given up.
         report: called when progress is to be recorded at once.
     """
 
@@ -57,73 +70,114 @@ class OutboxDrain:
 
     Attributes:
         grant: the worker's present grant on the interval.
-        head: the position behind the last committed message.
-        delivered: the other side has all messages before it.
-        size: bytes of the committed rows that are not delivered.
+        waiting: the rows that are not delivered.
+        refused: the messages that the other side refuses, and those behind them.
         is_full: whether more waits than the limits allow, until it is half of that.
         connection: whether the sink is connected, and why not.
     """
 
-    def __init__(self, context: DrainContext, grant: Grant, sink: Sink, setup: SinkSetup, state: OutboxState) -> None:
+    def __init__(
+        self,
+        context: DrainContext,
+        grant: Grant,
+        sink: Sink,
+        setup: SinkSetup,
+        state: OutboxState,
+        stage: OutboxStage | None = None,
+    ) -> None:
         self._context = context
         self._sink = sink
         self._setup = setup
+        self._stage = stage
         self.grant = grant
         self.connection: ConnectionState = setup.connection
-        self.head, self.delivered = state.head, state.delivered
-        self._sizes: deque[tuple[int, int]] = deque([(state.head, state.size)] if state.size else [])
-        self.size = state.size
+        self.waiting = WaitingRows(context.store, state)
+        self.refused = RefusedMessages(sink.refusals, context.limits, context.rng, state.refused)
         self.is_full = False
-        self._rows: deque[OutboxRows] = deque()
-        self._rows_size = 0
-        self._taken: SinkMessages | None = None
-        self._read_to = state.delivered
+        self._stores_positions = False
         self._news = asyncio.Event()
         self._recorded = state.delivered
         self._recording = asyncio.Event()
         self._reported: SinkReport | None = None
-        self._open_connection: SinkConnection | None = sink.connect(setup)
+        self._open_connection = self._try_to_connect()
         self._judge()
         self._task = asyncio.create_task(self._run(), name=f"millpy-outbox-{setup.sink}-{setup.interval}")
+
+    def _try_to_connect(self) -> SinkConnection | None:
+        """Return a connection, not yet open; None if it cannot be made now. Raises UsageError if it never can."""
+        try:
+            return self._sink.connect(self._setup)
+        except UsageError:
+            raise
+        except Exception as error:  # the task tries again
+            log.debug("sink %s: %r", self._setup.sink, error)
+            return None
 
     # -- called by the worker -------------------------------------------------------------------------------------
 
     def regrant(self, grant: Grant, state: OutboxState) -> None:
         """Continue under another grant of the same worker, after a commit whose outcome was not known."""
+        if grant != self.grant:  # under the same one nothing was committed
+            self.refused.reconcile(state.refused)
         self.grant = grant
-        if state.head > self.head:
-            self._add(state.head, max(0, state.size - self.size))
-
-    def committed(self, rows: OutboxRows) -> None:
-        """Take rows that a commit has stored."""
-        if rows.end <= self.head:
-            return  # known by a read after the commit
-        if rows.position == self._read_to and self._rows_size + len(rows.payload) <= HANDED_OVER_BYTES_MAX:
-            self._rows.append(rows)
-            self._rows_size += len(rows.payload)
-            self._read_to = rows.end
-        self._add(rows.end, len(rows.payload))
-
-    def _add(self, head: int, size: int) -> None:
-        self.head = head
-        self._sizes.append((head, size))
-        self.size += size
+        if state.head > self.waiting.head:
+            self.waiting.add(state.head, max(0, state.size - self.waiting.size))
         self._judge()
         self._news.set()
 
+    def committed(self, rows: OutboxRows | None, settlement: Settlement | None = None) -> None:
+        """Take rows that a commit has stored, and what it has settled."""
+        if settlement is not None:
+            self.refused.settle(settlement.letters, settlement.released)
+        if rows is not None:
+            self.waiting.commit(rows)
+        self._judge()
+        self._news.set()
+
+    def settlement(self, releases: Sequence[Release]) -> Settlement | None:
+        """Return what the next commit is to settle: messages that are given up, and keys that are released."""
+        # A sink that stores positions must have passed a message: what is behind its position comes again.
+        given_up = self.refused.take_given_up(self._recorded)
+        letters = {found.position: self._letter(found.message, found.why) for found in given_up}
+        released = []
+        for release in releases:
+            found = self.refused.take_parked(release.key, release.ticket)
+            if found is None:
+                continue
+            released.append(release.key)
+            if release.discard:
+                letters[found.position] = self._letter(found.message, found.why)
+        return Settlement(letters, released) if letters or released else None
+
+    def _letter(self, message: SinkMessages, why: str) -> DeadLetter:
+        assert self._stage is not None, "only a step of a graph gives messages up"
+        return self._stage.letter_of(message, why)
+
     def due_report(self) -> SinkReport | None:
         """Return what is to be recorded; None if nothing has changed, or nothing is known yet."""
-        now = self.connection
-        if now.is_connected is None and self.delivered == self._recorded:
+        now, changes = self.connection, self.refused.changes
+        delivered = self.waiting.delivered
+        if now.is_connected is None and delivered == self._recorded and not changes:
             return None
-        connected, why = now.is_connected is not False, now.why
-        report = SinkReport(self.grant, self.delivered, connected, now.since_us, why, now.attempts)
-        return None if report == self._reported else report
+        report = SinkReport(
+            self.grant,
+            delivered,
+            now.is_connected is not False,
+            now.since_us,
+            printable(now.why),
+            now.attempts,
+            tuple(change for change in changes.values() if change is not None),
+            tuple(position for position, change in changes.items() if change is None),
+        )
+        return None if report == self._reported and not changes else report
 
     def recorded(self, report: SinkReport) -> None:
         """Learn that a report is stored."""
         self._reported, self._recorded = report, max(self._recorded, report.delivered)
+        self.refused.on_stored(report.refused, report.accepted)
         self._recording.set()
+        if self.refused.has_given_up(self._recorded):
+            self._context.wake()
 
     def raise_failed(self) -> None:
         """Raise the error that has ended the drain, if any has."""
@@ -131,10 +185,12 @@ class OutboxDrain:
             self._task.result()
 
     async def close(self) -> None:
-        """Stop delivering, and disconnect."""
+        """Stop delivering, and disconnect. A sink that does not let itself be stopped is left to itself."""
         self._task.cancel()
-        await asyncio.wait([self._task])
-        if not self._task.cancelled():
+        done, _ = await asyncio.wait([self._task], timeout=2 * CLOSE_S_MAX)
+        if not done:
+            log.warning("sink %s, interval %d, does not stop", self._setup.sink, self._setup.interval)
+        elif not self._task.cancelled():
             self._task.exception()
 
     # -- the task -------------------------------------------------------------------------------------------------
@@ -143,20 +199,22 @@ class OutboxDrain:
         """Connect and deliver, again after each error that may pass."""
         limits, retry_s = self._context.limits, self._context.limits.retry_s_min
         while True:
-            before = self.delivered
+            before, after_s = self.waiting.delivered, 0.0
             try:
                 await self._connect_and_deliver()
-            except OwnershipError as error:
+            except (OwnershipError, StoreUnavailableError) as error:
                 log.debug("sink %s: %s", self._setup.sink, error)  # the worker will find that out, too
             except CorruptionError:
                 raise
             except TransientError as error:
+                after_s = getattr(error, "retry_after_s", None) or 0.0
                 self._lost(f"{error.message} ({error.hint})" if error.hint else error.message)
             except Exception as error:  # a defect of a sink must not stop what else the worker runs
                 log.exception("sink %s, interval %d", self._setup.sink, self._setup.interval)
                 self._lost(f"{type(error).__name__}: {error}")
-            retry_s = limits.retry_s_min if self.delivered > before else min(limits.retry_s_max, retry_s * 2)
-            await self._context.clock.sleep(retry_s * self._context.rng.uniform(0.5, 1.0))
+            retry_s = limits.retry_s_min if self.waiting.delivered > before else min(limits.retry_s_max, retry_s * 2)
+            delay = retry_s * self._context.rng.uniform(0.5, 1.0)
+            await self._context.clock.sleep(max(delay, min(after_s, RETRY_AFTER_S_MAX)))
 
     def _lost(self, why: str) -> None:
         known = self.connection.why
@@ -168,17 +226,25 @@ class OutboxDrain:
         connection = self._open_connection or self._sink.connect(self._setup)
         self._open_connection = None
         try:
-            known = await connection.open()
-            self._begin(known)
-            self.connection.connected()
+            self._begin(await connection.open())
             while True:
-                messages = await self._next()
-                await connection.send(messages)
-                self._pass(messages.end)
-                if known is None:
-                    await self._await_recorded(messages.end)
+                if (again := self._due_again()) is not None:
+                    again.end = self.waiting.delivered
+                    await self._send(connection, again)
+                    await self._await_recorded()
+                if not self.refused.is_full:
+                    await self._send_next(connection)
+                await self._await_news()
         finally:
             await _closed(connection)
+
+    def _due_again(self) -> SinkMessages | None:
+        """Return refused messages that are to be sent again now; one at a time if a repeat must have the same."""
+        bound = SendBound(records=1) if self._sink.stable_sends else self._sink.bound
+        return self.refused.due(self._now(), bound, self.waiting.delivered)
+
+    def _now(self) -> float:
+        return self._context.clock.monotonic()
 
     def _begin(self, known: int | None) -> None:
         """Begin behind what the other side has, in the stored rows.
@@ -186,90 +252,129 @@ class OutboxDrain:
         Raises:
             SinkUnavailableError: the other side has messages that were never committed.
         """
-        if known is not None and known > self.head:
+        if known is not None and known > self.waiting.head:
             raise SinkUnavailableError(
-                f"the other side has messages up to {known}, but only {self.head} are committed",
+                f"the other side has messages up to {known}, but only {self.waiting.head} are committed",
                 hint="was the database restored from a backup? Deploy the sink under another name",
             )
-        self._pass(max(self.delivered, known or 0))
-        self._rows.clear()
-        self._rows_size, self._taken, self._read_to = 0, None, self.delivered
+        self._stores_positions = known is not None
+        self._pass(known or 0)
+        self.waiting.rewind()
+        # One that was lost may take connections and no messages: then only a `send` shows that it is back.
+        if self.connection.is_connected is None or (self.waiting.is_empty and self.refused.next_due() is None):
+            self.connection.connected()
+
+    async def _send_next(self, connection: SinkConnection) -> None:
+        """Send the next messages; set those aside that must wait behind refused ones."""
+        stable = self._sink.stable_sends
+        taken = await self.waiting.take(self.grant, self._sink.bound, stable=stable)
+        if taken is None:
+            return
+        sent, behind = self.refused.separate(taken)
+        chosen = taken if len(sent) == len(taken) else taken.select(sent)
+        # The position of the other side will be behind them; or a repeated `send` must not have them, either.
+        if (self._stores_positions or stable) and behind:
+            self._wait_behind(taken, behind)
+            behind = []
+            await self._await_recorded()
+        if sent and not await self._send(connection, chosen):
+            self.waiting.rewind()
+            return
+        self._wait_behind(taken, behind)
+        self._pass(taken.end)
+        await self._await_recorded()
+
+    async def _send(self, connection: SinkConnection, messages: SinkMessages) -> bool:
+        """Send messages, and set those aside that are refused. Return False if the other side has taken none."""
+        try:
+            await connection.send(messages)
+        except MessagesRefusedError as error:
+            self.connection.connected()  # it answers
+            self._set_aside(messages, error)
+            if self._stores_positions:
+                await self._await_recorded()
+                return False
+        else:
+            self.connection.connected()
+            self.refused.accept(position for position in messages.positions if position in self.refused)
+        return True
+
+    def _set_aside(self, messages: SinkMessages, error: MessagesRefusedError) -> None:
+        """Set the refused messages of a `send` aside, with those behind them of their keys.
+
+        Raises:
+            SinkUnavailableError: the error names none of the messages.
+        """
+        named = _refused_places(messages, error)
+        if not named:
+            raise SinkUnavailableError("the sink refuses messages, but not which", hint="correct the sink's `send`")
+        if not self._stores_positions:
+            taken = (at for place, at in enumerate(messages.positions) if place not in named and at in self.refused)
+            self.refused.accept(list(taken))
+        if not len(self.refused):
+            log.warning("sink %s, interval %d: %s", self._setup.sink, self._setup.interval, error.message)
+        now, now_us = self._now(), self._context.clock.now_us()
+        keys: set[bytes] = set()
+        for place in named:
+            position, key = messages.positions[place], messages.keys[place]
+            if position not in self.refused:
+                self._wait_behind(messages, [place])
+            if key not in keys:
+                final = place in error.final or self._stores_positions
+                why, after_s = error.reasons[place], error.retry_after_s
+                self.refused.refuse(position, why, now, now_us, final=final, retry_after_s=after_s)
+                keys.add(key)
+
+    def _wait_behind(self, messages: SinkMessages, places: Sequence[int]) -> None:
+        """Let messages wait behind those of their keys."""
+        for place in places:
+            message = messages.part(place, place + 1)
+            key = messages.keys[place] if self._stage is None else self._stage.key_text(messages, place)
+            self.refused.wait(message, key, self._context.clock.now_us())
 
     def _pass(self, position: int) -> None:
-        """Note that the other side has all messages before a position."""
-        self.delivered = position
-        while self._sizes and self._sizes[0][0] <= position:
-            self.size -= self._sizes.popleft()[1]
+        """Note that all messages before a position are delivered, or wait because they are refused."""
+        self.waiting.deliver(position)
         before = self.is_full
         self._judge()
         if before and not self.is_full:
             self._context.wake()
 
     def _judge(self) -> None:
-        limits, waiting = self._context.limits, self.head - self.delivered
+        limits, waiting = self._context.limits, self.waiting
         share = 2 if self.is_full else 1
-        self.is_full = self.size * share > limits.outbox_bytes_max or waiting * share > limits.outbox_records_max
+        messages = waiting.head - waiting.delivered
+        self.is_full = waiting.size * share > limits.outbox_bytes_max or messages * share > limits.outbox_records_max
 
-    async def _await_recorded(self, position: int) -> None:
-        """Wait until the progress is stored, because the other side cannot tell it after a crash."""
-        while self._recorded < position:
+    async def _await_recorded(self) -> None:
+        """Wait until the store has what the other side cannot tell after a crash."""
+        while self.refused.changes or (not self._stores_positions and self._recorded < self.waiting.delivered):
             self._recording.clear()
             self._context.report()
             await self._recording.wait()
 
-    async def _next(self) -> SinkMessages:
-        """Wait for messages, and return as many of the oldest as one `send` may have."""
-        bound = self._sink.bound
-        parts: list[SinkMessages] = []
-        room, room_bytes = bound.records, bound.bytes
-        while room > 0 and room_bytes > 0:
-            taken = self._taken if self._taken is not None else await self._next_row(wait=not parts)
-            if taken is None:
-                break
-            part = _fitting(taken, room, room_bytes)
-            if not len(part):
-                part = taken.part(0, 0 if parts else 1)  # a single message may be larger than the bound
-            self._taken = taken.part(len(part), len(taken)) if len(part) < len(taken) else None
-            if not len(part):
-                break
-            parts.append(part)
-            if self._sink.stable_sends:
-                break  # what follows was not there yet when it was sent first, perhaps
-            room, room_bytes = room - len(part), room_bytes - part.size
-        return joined(parts)
-
-    async def _next_row(self, *, wait: bool) -> SinkMessages | None:
-        """Return the messages of the next row that are not delivered; None if there is none now and `wait` is false."""
-        while not self._rows:
-            if self._read_to < self.head:
-                await self._read()
-                continue
-            if not wait:
-                return None
-            self._news.clear()
-            await self._news.wait()
-        rows = self._rows.popleft()
-        self._rows_size -= len(rows.payload)
-        messages = decode(rows)
-        skipped = max(0, self.delivered - rows.position)
-        return messages.part(skipped, len(messages)) if skipped else messages
-
-    async def _read(self) -> None:
-        """Read the next rows from the store. Raises SinkUnavailableError if they are gone, to another owner."""
-        found = await self._context.store.read_outbox(self.grant, self._read_to, HANDED_OVER_BYTES_MAX)
-        if not found or found[0].position > self._read_to:
-            raise SinkUnavailableError(f"the messages from position {self._read_to} have left the outbox")
-        self._rows.extend(found)
-        self._rows_size += sum(len(rows.payload) for rows in found)
-        self._read_to = found[-1].end
+    async def _await_news(self) -> None:
+        """Wait until there is a message to send."""
+        if not (self.waiting.is_empty or self.refused.is_full):
+            return
+        due = self.refused.next_due()
+        if due is not None and due <= self._now():
+            return
+        self._news.clear()
+        wakers: list[asyncio.Task[Any]] = [asyncio.create_task(self._news.wait())]
+        if due is not None:
+            wakers.append(asyncio.create_task(self._context.clock.sleep(due - self._now())))
+        try:
+            await asyncio.wait(wakers, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waker in wakers:
+                waker.cancel()
 
 
-def _fitting(messages: SinkMessages, records: int, size: int) -> SinkMessages:
-    """Return the first messages that fit into a number and bytes."""
-    first = messages if len(messages) <= records else messages.part(0, records)
-    if first.size <= size:
-        return first
-    return first.part(0, bisect_right(list(accumulate(first.sizes())), size))
+def _refused_places(messages: SinkMessages, error: MessagesRefusedError) -> list[int]:
+    """Return the places that an error names, and those behind them of the same keys."""
+    keys = {messages.keys[place]: place for place in sorted(error.reasons, reverse=True) if 0 <= place < len(messages)}
+    return [place for place, key in enumerate(messages.keys) if place >= keys.get(key, len(messages))]
 
 
 async def _closed(connection: SinkConnection) -> None:

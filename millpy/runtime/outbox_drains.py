@@ -1,7 +1,8 @@
 """The drains of a worker's outboxes, and the record of their progress.
 
 Progress is stored every PROGRESS_EVERY_S seconds for all intervals in one statement, which also deletes the delivered
-rows. A sink that does not store positions waits for it after each `send`, so a crash repeats no more than one.
+rows. A sink that does not store positions waits for it after each `send`, so a crash repeats no more than one. What
+becomes of messages that are given up is in the commit of a turn (`settlements`), with their dead letters.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,10 +19,12 @@ from millpy.errors import OwnershipError, TransientError
 from millpy.hosting.plan import ComputationPlan, Plan
 from millpy.ingest.connection_state import ConnectionState
 from millpy.limits import Limits
-from millpy.model.checkpoint import Checkpoint, Grant, OutboxState
+from millpy.model.checkpoint import Checkpoint, Grant, OutboxState, Settlement
+from millpy.model.stage import Release
 from millpy.runtime.events import EventQueue
 from millpy.runtime.lease import Lease
 from millpy.runtime.outbox_drain import DrainContext, OutboxDrain
+from millpy.sinks.outbox import OutboxStage
 from millpy.sinks.protocol import SinkSetup
 from millpy.store.protocol import Store
 
@@ -37,12 +40,16 @@ class SinkState:
         connected: whether all of them are connected, or not known not to be.
         messages, size: what is committed and not known to be delivered, and its bytes.
         full: whether any of them takes no input.
+        refused: messages that the other side refuses, and those that wait behind them.
+        parked_keys: keys that wait until an operator releases them.
     """
 
     connected: bool = True
     messages: int = 0
     size: int = 0
     full: bool = False
+    refused: int = 0
+    parked_keys: int = 0
 
 
 class OutboxDrains:
@@ -67,7 +74,7 @@ class OutboxDrains:
         self._due = asyncio.Event()
         self._context = DrainContext(store, limits, clock, rng, wake.set, self._due.set)
         self._drains: dict[int, OutboxDrain] = {}
-        self._told: dict[int, bool] = {}
+        self._announced: dict[int, bool] = {}
         self._reporter: asyncio.Task[None] | None = None
 
     def open(self, grant: Grant, plan: ComputationPlan, state: OutboxState) -> None:
@@ -94,7 +101,8 @@ class OutboxDrains:
             connection=ConnectionState(self._clock.now_us),
             secret=self._plan.deployment.secret,
         )
-        self._drains[grant.interval_id] = OutboxDrain(self._context, grant, plan.sink, setup, state)
+        assert isinstance(plan.stage, OutboxStage)
+        self._drains[grant.interval_id] = OutboxDrain(self._context, grant, plan.sink, setup, state, plan.stage)
         if self._reporter is None:
             self._reporter = asyncio.create_task(self._keep_reporting(), name="millpy-outbox-progress")
 
@@ -108,20 +116,31 @@ class OutboxDrains:
         for interval_id, drain in list(self._drains.items()):
             state = found.setdefault(self._plan.by_interval[interval_id].name, SinkState())
             state.connected = state.connected and drain.connection.is_connected is not False
-            state.messages += drain.head - drain.delivered
-            state.size += drain.size
+            state.messages += drain.waiting.head - drain.waiting.delivered
+            state.size += drain.waiting.size
             state.full = state.full or drain.is_full
+            state.refused += drain.refused.records
+            state.parked_keys += drain.refused.parked_keys
         return found
+
+    def settlements(self, releases: Mapping[int, Sequence[Release]]) -> dict[int, Settlement]:
+        """Return what the next commit is to settle, by interval, with the keys that operators release."""
+        found = {
+            interval_id: drain.settlement(releases.get(interval_id, ())) for interval_id, drain in self._drains.items()
+        }
+        return {interval_id: settlement for interval_id, settlement in found.items() if settlement is not None}
 
     def committed(self, checkpoints: Iterable[Checkpoint]) -> None:
         """Hand the messages of a committed turn over."""
         for checkpoint in checkpoints:
             drain = self._drains.get(checkpoint.grant.interval_id)
-            if checkpoint.outbox is not None and drain is not None:
-                drain.committed(checkpoint.outbox)
+            if drain is not None and (checkpoint.outbox is not None or checkpoint.settlement is not None):
+                drain.committed(checkpoint.outbox, checkpoint.settlement)
 
     def raise_failed(self) -> None:
-        """Raise the error of a drain that has ended, if any has."""
+        """Raise the error of a drain that has ended, or of the record of their progress, if any has."""
+        if self._reporter is not None and self._reporter.done() and not self._reporter.cancelled():
+            self._reporter.result()
         for drain in self._drains.values():
             drain.raise_failed()
 
@@ -156,7 +175,7 @@ class OutboxDrains:
                 async with asyncio.timeout(PROGRESS_EVERY_S):
                     await self._due.wait()
             self._due.clear()
-            self._tell()
+            self._announce()
             try:
                 await self._report(list(self._drains.values()))
             except (TransientError, OwnershipError) as error:
@@ -176,13 +195,13 @@ class OutboxDrains:
             if drain.grant.interval_id not in stale:
                 drain.recorded(report)
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         """Queue an event for each interval whose sink was lost or is back."""
         for interval_id, drain in self._drains.items():
             connected = drain.connection.is_connected
-            if connected is None or connected is self._told.get(interval_id, True):
+            if connected is None or connected is self._announced.get(interval_id, True):
                 continue
-            self._told[interval_id] = connected
+            self._announced[interval_id] = connected
             detail: dict[str, object] = {"sink": self._plan.by_interval[interval_id].name, "interval": interval_id}
             if not connected:
                 detail["why"] = drain.connection.why

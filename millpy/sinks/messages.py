@@ -27,6 +27,8 @@ class _EncodedMessages(msgspec.Struct, array_like=True):
     values: list[bytes | None]
     event_times: list[int]
     headers: list[list[tuple[str, bytes]]]
+    records: list[bytes] = []
+    inputs: list[int] = []
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -46,6 +48,8 @@ class SinkMessages:
             the interval and the number identify the message at the other side. Numbers are missing where messages were
             refused, and among messages that were refused and are sent again.
         end: the position behind them. For a sink that stores positions: the one to store with them.
+        records: the record of each, as JSON; empty if the values are that.
+        inputs: the index of the step's input that each comes from; empty if all come from the first.
     """
 
     position: int
@@ -55,6 +59,8 @@ class SinkMessages:
     headers: list[list[tuple[str, bytes]]] = field(default_factory=list)
     positions: Sequence[int] = ()
     end: int = -1
+    records: list[bytes] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         count = len(self.values)
@@ -84,11 +90,30 @@ class SinkMessages:
         """Return the headers of one message."""
         return self.headers[place] if self.headers else ()
 
+    def record_of(self, place: int) -> bytes:
+        """Return the record of one message, as JSON."""
+        return self.records[place] if self.records else self.values[place] or b"null"
+
     def part(self, lo: int, hi: int) -> SinkMessages:
         """Return the messages at the places [lo, hi)."""
-        positions, headers = self.positions[lo:hi], self.headers[lo:hi]
-        position = positions[0] if positions else self.position + lo
-        return SinkMessages(position, self.keys[lo:hi], self.values[lo:hi], self.event_times[lo:hi], headers, positions)
+        positions = self.positions[lo:hi]
+        return SinkMessages(
+            positions[0] if positions else self.position + lo,
+            self.keys[lo:hi],
+            self.values[lo:hi],
+            self.event_times[lo:hi],
+            self.headers[lo:hi],
+            positions,
+            records=self.records[lo:hi],
+            inputs=self.inputs[lo:hi],
+        )
+
+    def select(self, places: Sequence[int]) -> SinkMessages:
+        """Return the messages at some places, under their numbers. The end stays."""
+        chosen = self.take(places)
+        chosen.positions, chosen.end = [self.positions[place] for place in places], self.end
+        chosen.position = chosen.positions[0] if places else self.position
+        return chosen
 
     def take(self, places: Sequence[int]) -> SinkMessages:
         """Return the messages at some places, renumbered so that they follow each other."""
@@ -98,11 +123,15 @@ class SinkMessages:
             [self.values[place] for place in places],
             [self.event_times[place] for place in places],
             [self.headers[place] for place in places] if self.headers else [],
+            records=[self.records[place] for place in places] if self.records else [],
+            inputs=[self.inputs[place] for place in places] if self.inputs else [],
         )
 
     def encode(self) -> OutboxRows:
         """Return the messages as a row of an outbox."""
-        payload = _ENCODER.encode(_EncodedMessages(self.keys, self.values, self.event_times, self.headers))
+        payload = _ENCODER.encode(
+            _EncodedMessages(self.keys, self.values, self.event_times, self.headers, self.records, self.inputs)
+        )
         if len(payload) < COMPRESS_BYTES_MIN:
             payload = _PLAIN + payload
         else:
@@ -127,24 +156,37 @@ def decode(rows: OutboxRows) -> SinkMessages:
         found = _DECODER.decode(payload[1:])
     if len(found.values) != rows.records:
         raise SegmentChecksumError(f"{len(found.values)} messages at position {rows.position}, not {rows.records}")
-    return SinkMessages(rows.position, found.keys, found.values, found.event_times, found.headers)
+    return SinkMessages(
+        rows.position,
+        found.keys,
+        found.values,
+        found.event_times,
+        found.headers,
+        records=found.records,
+        inputs=found.inputs,
+    )
 
 
 def joined(parts: Sequence[SinkMessages]) -> SinkMessages:
     """Return messages in the order of their positions as one; there must be at least one part."""
     if len(parts) == 1:
         return parts[0]
-    keys: list[bytes] = []
-    values: list[bytes | None] = []
-    event_times: list[int] = []
-    headers: list[list[tuple[str, bytes]]] = []
+    together = SinkMessages(parts[0].position, [], [], [], end=parts[-1].end)
     positions: list[int] = []
-    with_headers = any(part.headers for part in parts)
+    with_headers, with_records, with_inputs = (
+        any(getattr(part, name) for part in parts) for name in ("headers", "records", "inputs")
+    )
     for part in parts:
-        keys += part.keys
-        values += part.values
-        event_times += part.event_times
+        together.keys += part.keys
+        together.values += part.values
+        together.event_times += part.event_times
         positions += part.positions
         if with_headers:
-            headers += part.headers or [[]] * len(part)
-    return SinkMessages(parts[0].position, keys, values, event_times, headers, positions, parts[-1].end)
+            together.headers += part.headers or [[]] * len(part)
+        if with_records:
+            together.records += part.records or [part.record_of(place) for place in range(len(part))]
+        if with_inputs:
+            together.inputs += part.inputs or [0] * len(part)
+    together.positions = positions
+    together.__post_init__()
+    return together

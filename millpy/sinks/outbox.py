@@ -1,7 +1,8 @@
 """OutboxLogic: the step of `to_kafka` and `to_sink`, which makes messages of records and stores them in an outbox.
 
-The messages are in the commit of the turn; the worker delivers them afterwards (`runtime/sinks.py`). The step numbers
-them, without a gap in an interval. What cannot become a message is a dead letter.
+The messages are in the commit of the turn; the worker delivers them afterwards (`runtime/outbox_drain.py`). The step
+numbers them, without a gap in an interval. What cannot become a message is a dead letter; so is a message that is given
+up because the other side refuses it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 from millpy.errors import RefusedValueError
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import DeadLetter
-from millpy.model.dead_letter import dead_letter_of, payload_of
+from millpy.model.dead_letter import dead_letter_of, payload_of, printable
 from millpy.model.identity import Identity
 from millpy.model.keys import Key, key_text
 from millpy.model.record import RecordType, getter
@@ -37,6 +38,18 @@ def key_bytes(key: Key) -> bytes:
     if isinstance(key, bytes):
         return key
     return str(key).encode() if isinstance(key, UUID) else key_text(key)
+
+
+def key_text_of(key: bytes, key_types: Sequence[type]) -> bytes:
+    """Return the key of a message as `key_text` has it."""
+    if len(key_types) > 1:
+        return key
+    (kind,) = key_types
+    if issubclass(kind, bytes):
+        return key_text(key)
+    if issubclass(kind, str | UUID):
+        return key_text(key.decode())
+    return key
 
 
 def field_bytes(value: Any) -> bytes | None:
@@ -81,6 +94,27 @@ class OutboxStage:
         """Return an interval that continues its outbox."""
         return OutboxInterval(self._sink, self._binding, recovered.outbox.head)
 
+    def key_text(self, messages: SinkMessages, place: int) -> bytes:
+        """Return the key of a message, as JSON text."""
+        return key_text_of(messages.keys[place], self._binding.inputs[0].key_types)
+
+    def letter_of(self, message: SinkMessages, why: str) -> DeadLetter:
+        """Make the dead letter of a message that is given up because the other side refuses it.
+
+        Its payload is the record, so that a replay makes a new message.
+        """
+        place = message.inputs[0] if message.inputs else 0
+        return DeadLetter(
+            reason="refused",
+            detail=printable(f"the other side refuses message {message.positions[0]}: {why}")[:1000],
+            payload=message.record_of(0),
+            stream=self._binding.inputs[place].stream,
+            computation=self._binding.computation,
+            event_time=message.event_times[0],
+            key=self.key_text(message, 0),
+            input=place,
+        )
+
 
 class OutboxInterval(ResidentInterval):
     """One interval of a step with an outbox. Its only soft state is the position of the next message."""
@@ -123,11 +157,13 @@ class OutboxInterval(ResidentInterval):
     def _messages(self, bundle: Bundle, letters: list[DeadLetter]) -> SinkMessages:
         """Make messages of a bundle; add dead letters for the records of which there can be none."""
         objects, codes = bundle.records.objects(), bundle.keys.codes.tolist()
-        texts: list[bytes | None] = [key_bytes(key) for key in bundle.keys.keys]
+        texts = [key_bytes(key) for key in bundle.keys.keys]
         values, failed = self._values(bundle.input, objects)
         headers = [self._headers_of(record) for record in objects] if self._headers else []
         times = bundle.records.event_times.tolist()
         made = SinkMessages(self._position, [texts[code] for code in codes], values, times, headers)
+        made.records = [payload_of(record) for record in objects] if self._sink.value else []
+        made.inputs = [bundle.input] * len(objects) if bundle.input else []
         sizes, bytes_max = made.sizes(), self._sink.message_bytes_max - MESSAGE_OVERHEAD
         if not failed and max(sizes) <= bytes_max:
             return made

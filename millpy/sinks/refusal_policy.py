@@ -22,8 +22,8 @@ class RefusalPolicy:
     Attributes:
         attempts: the attempts before it is given up; None for any number.
         after: the time since the first attempt before it is given up; None for any time.
-        then: "dead_letter": it becomes a dead letter, and those of its key that wait are delivered. "park": it becomes
-            a dead letter, and those of its key wait until the key is released.
+        then: "dead_letter": it becomes a dead letter, and those of its key that wait are delivered. "park": it and
+            those of its key wait until an operator releases the key, or discards the message.
     """
 
     attempts: int | None = None
@@ -38,3 +38,9 @@ class RefusalPolicy:
             raise GraphError(f"after={after!r} is no time", hint="for example after=hours(1)")
         if self.then not in get_args(Outcome):
             raise GraphError(f"unknown then={self.then!r}", hint='use then="dead_letter" or then="park"')
+
+    def is_exhausted(self, attempts: int, waited_us: int) -> bool:
+        """Tell whether a message is to be given up after some attempts and µs since the first."""
+        if self.attempts is not None and attempts >= self.attempts:
+            return True
+        return self.after is not None and waited_us >= self.after // timedelta(microseconds=1)

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from uuid import UUID
 
 from millpy.errors import TransientError
-from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, OutboxRows, Request
+from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, OutboxRows, RefusedMessage, Request
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.lookup import LookupTable, TableVersion
 from millpy.model.stage import UNBOUNDED, Release, StoredInterval
@@ -221,8 +221,10 @@ class SinkReport:
     """How far the messages of one interval of a sink are delivered, and whether it is connected.
 
     Attributes:
-        delivered: the other side has all messages before this position.
+        delivered: the other side has all messages before this position, except those that it refuses.
         connected, since_us, why, attempts: as in `SourceReport`.
+        refused: the messages that have been refused since the last report, or wait behind one, or have changed.
+        accepted: positions of messages that had been refused and are delivered now.
     """
 
     grant: Grant
@@ -231,6 +233,8 @@ class SinkReport:
     since_us: Instant
     why: str
     attempts: int
+    refused: tuple[RefusedMessage, ...] = ()
+    accepted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,8 +530,8 @@ class Store(Protocol):
     async def finished(self, graph_id: int, *, without: Sequence[str] = ()) -> bool:
         """Tell whether the graph has no work left, apart from that of the computations in `without`.
 
-        Every low watermark is INSTANT_MAX, no record waits for a consumer, no message in an outbox, and no replay or
-        release is requested.
+        Every low watermark is INSTANT_MAX, no record waits for a consumer, no message in an outbox or because it is
+        refused, and no replay or release is requested.
         A replay after the end of the input does not move a watermark.
         """
         ...
@@ -577,9 +581,10 @@ class Store(Protocol):
         ...
 
     async def record_delivered(self, reports: Sequence[SinkReport]) -> None:
-        """Store how far outboxes are delivered, and delete the rows whose messages all are.
+        """Store how far outboxes are delivered and what is refused, and delete the rows whose messages all are settled.
 
-        A position that is behind the stored one changes nothing.
+        A position that is behind the stored one changes nothing. A report under an earlier grant than that of an owner
+        who has read the outbox since is stale, too, even if it was sent before.
 
         Raises:
             StaleSequencerError: a grant is stale; those that are current are recorded.

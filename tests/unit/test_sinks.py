@@ -311,9 +311,9 @@ async def test_a_drain_delivers_everything_in_order_through_failures_and_takeove
             drain.committed(outbox.rows[-1])
         else:
             sequencer += 1
-            size = sum(len(row.payload) for row in outbox.rows if row.end > drain.delivered)
-            drain.regrant(Grant(1, sequencer), OutboxState(number, drain.delivered, size))
-        assert drain.is_full or drain.head - drain.delivered <= limits.outbox_records_max
+            size = sum(len(row.payload) for row in outbox.rows if row.end > drain.waiting.delivered)
+            drain.regrant(Grant(1, sequencer), OutboxState(number, drain.waiting.delivered, size))
+        assert drain.is_full or drain.waiting.head - drain.waiting.delivered <= limits.outbox_records_max
         if (report := drain.due_report()) is not None and rng.random() < 0.7:
             drain.recorded(report)
             outbox.rows = [row for row in outbox.rows if row.end > report.delivered]
@@ -327,7 +327,7 @@ async def test_a_drain_delivers_everything_in_order_through_failures_and_takeove
         if (report := drain.due_report()) is not None:
             drain.recorded(report)
         await asyncio.sleep(0)
-    assert drain.delivered == number
+    assert drain.waiting.delivered == number
     await drain.close()
     drain.raise_failed()
     expected = [b"%d" % i for i in range(number)]
@@ -336,7 +336,7 @@ async def test_a_drain_delivers_everything_in_order_through_failures_and_takeove
         assert sink.got == expected
     else:
         assert sorted(set(sink.got), key=int) == expected  # type: ignore[arg-type]
-    assert drain.size <= 0 or not drain.is_full
+    assert drain.waiting.size <= 0 or not drain.is_full
 
 
 async def test_a_sink_that_knows_of_more_than_was_committed_is_not_overwritten() -> None:

@@ -7,6 +7,7 @@ turn is stored as a whole or not at all (I2).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from millpy.errors import (
@@ -15,10 +16,11 @@ from millpy.errors import (
     GraphVersionError,
     PaneOrderError,
     PoisonError,
+    RequestWithdrawnError,
     StaleSequencerError,
     WatermarkRegressedError,
 )
-from millpy.model.checkpoint import NOTICE_NAMES_MAX, Checkpoint, Notice, ResultRows
+from millpy.model.checkpoint import NOTICE_NAMES_MAX, Checkpoint, Notice, RefusedMessage, ResultRows, Settlement
 from millpy.model.delta import encode_document
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.store.memory.tables import Header, Row, StoredDelta, StoredRun, StoredSegment, StoredTable, column_values
@@ -162,6 +164,10 @@ def _check_outbox(database: MemoryDatabase, checkpoint: Checkpoint) -> None:
         head = database.outbox_state(checkpoint.grant.interval_id).head
         if checkpoint.outbox.position != head:
             raise CursorGapError(f"messages at position {checkpoint.outbox.position} of an outbox that is at {head}")
+    if checkpoint.settlement is not None:
+        refused = database.refused_messages.get(checkpoint.grant.interval_id, {})
+        if gone := [position for position in checkpoint.settlement.letters if position not in refused]:
+            raise RequestWithdrawnError(f"messages {gone} are refused no longer")
 
 
 def _stage_rows(table: StoredTable, checkpoint: Checkpoint, rows: ResultRows, staged: StagedRows) -> None:
@@ -225,12 +231,23 @@ def _append(database: MemoryDatabase, header: Header, checkpoint: Checkpoint) ->
         database.statements.setdefault((header.graph_id, part.sink), []).extend(part.rows)
     if checkpoint.outbox is not None:
         database.outbox.setdefault(interval_id, []).append(checkpoint.outbox)
+    if checkpoint.settlement is not None:
+        _settle(database.refused_messages.setdefault(interval_id, {}), checkpoint.settlement)
     for notice in checkpoint.notices:
         _tell(database, header, notice)
     database.requests.apply(checkpoint)
     for late in checkpoint.late:
         database.late_records.append((interval_id, checkpoint.bundle, late))
         database.requests.append_late(interval_id, checkpoint.bundle, late)
+
+
+def _settle(refused: dict[int, RefusedMessage], settlement: Settlement) -> None:
+    """Delete the messages that become dead letters, and let released keys be sent again."""
+    for position in settlement.letters:
+        del refused[position]
+    for position, found in refused.items():
+        if found.parked and found.key in settlement.released:
+            refused[position] = replace(found, parked=False, attempts=0, why="")
 
 
 def _tell(database: MemoryDatabase, header: Header, notice: Notice) -> None:

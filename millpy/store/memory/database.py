@@ -17,7 +17,7 @@ from uuid import UUID
 
 from millpy.clock import Clock, SystemClock
 from millpy.errors import CommitUnknownError, GraphError
-from millpy.model.checkpoint import Checkpoint, DeadLetter, Kind, LateRows, OutboxRows, OutboxState
+from millpy.model.checkpoint import Checkpoint, DeadLetter, Kind, LateRows, OutboxRows, OutboxState, RefusedMessage
 from millpy.model.deployment import (
     ComputationSpec,
     DeployedInterval,
@@ -113,6 +113,7 @@ class MemoryDatabase:
         self.statements: dict[tuple[int, str], list[tuple[str | None, ...]]] = {}
         self.outbox: dict[int, list[OutboxRows]] = {}
         self.sink_reports: dict[int, SinkReport] = {}
+        self.refused_messages: dict[int, dict[int, RefusedMessage]] = {}
         self.listeners: dict[tuple[MemoryStore, int], asyncio.Event] = {}
         self.deploying: set[str] = set()
         self._locks: dict[int, Holder] = {}
@@ -265,7 +266,8 @@ class MemoryDatabase:
         rows, report = self.outbox.get(interval_id, []), self.sink_reports.get(interval_id)
         delivered = 0 if report is None else report.delivered
         head = max([delivered, *(row.end for row in rows)])
-        return OutboxState(head, delivered, sum(len(row.payload) for row in rows))
+        refused = [found for _, found in sorted(self.refused_messages.get(interval_id, {}).items())]
+        return OutboxState(head, delivered, sum(len(row.payload) for row in rows), refused)
 
     def deploy(self, spec: GraphSpec, *, on_purpose: bool = False) -> Deployment:
         """Register a graph, or apply its additions to the deployed one; see `Store.deploy`."""

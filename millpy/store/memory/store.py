@@ -276,7 +276,11 @@ class MemoryStore:
         ]
         requested = self.database.requests.any_of([header.interval.interval_id for header in headers])
         reached = not requested and all(header.low_watermark >= INSTANT_MAX for header in headers)
-        reached = reached and not any(self.database.outbox.get(header.interval.interval_id) for header in headers)
+        reached = reached and not any(
+            self.database.outbox.get(header.interval.interval_id)
+            or self.database.refused_messages.get(header.interval.interval_id)
+            for header in headers
+        )
         return reached and not self.database.pending(s for s in deployed.subscriptions if s.consumer in counted).records
 
     async def reopen_source(
@@ -462,6 +466,10 @@ class MemoryStore:
             self.database.sink_reports[interval_id] = replace(report, delivered=delivered)
             rows = self.database.outbox.get(interval_id, [])
             rows[:] = [row for row in rows if row.end > delivered]
+            refused = self.database.refused_messages.setdefault(interval_id, {})
+            refused.update({found.position: found for found in report.refused})
+            for position in report.accepted:
+                refused.pop(position, None)
         if stale:
             raise StaleSequencerError(f"stale grants for intervals {stale}", stale=stale)
 

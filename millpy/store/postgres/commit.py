@@ -37,7 +37,7 @@ from millpy.store.postgres.errors import (
     translate_commit,
 )
 from millpy.store.postgres.notices import record_notices
-from millpy.store.postgres.outbox import append_outbox
+from millpy.store.postgres.outbox import append_outbox, settle_refused
 from millpy.store.postgres.partitions import Times, is_key, is_missing, make_partitions, table_of
 from millpy.store.postgres.results import (
     COPY_ROWS_MIN,
@@ -146,6 +146,7 @@ def encode_turn(
         *_archive_files(checkpoints),
         *record_notices(checkpoints),
         *append_outbox(checkpoints),
+        *settle_refused(checkpoints),
     ]
     inserts, copies, firsts = _results(checkpoints, tables)
     before, after = corrections.record(checkpoints, tables)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from psycopg.rows import TupleRow
 
 from millpy.errors import StaleSequencerError
-from millpy.model.checkpoint import DedupeRun, Delta, Entries, Grant, Kind
+from millpy.model.checkpoint import DedupeRun, Delta, Entries, Grant, Kind, OutboxState
 from millpy.model.delta import decode_document
 from millpy.model.stage import UNBOUNDED, StoredInterval
 from millpy.model.stored_windows import ClosedKind
@@ -84,7 +84,6 @@ async def _read_one(
     header = await _header(connection, grant)
     while True:
         opened = await _read_under(connection, grant, header, bounds, progressed)
-        opened.recovered.outbox = await outbox.read_state(connection, grant.interval_id)
         before, header = header, await _header(connection, grant)
         if header == before:
             return opened
@@ -116,7 +115,8 @@ async def _read_under(
             _overlay(newest, decode_document(document))
             unfolded_bytes += len(document.encode())
         progressed()
-    ((states,),) = await all_rows(connection, statement("count_state"), of_interval | {"rows_max": state_rows_max})
+    counting = of_interval | {"rows_max": state_rows_max}
+    ((states, has_outbox),) = await all_rows(connection, statement("count_state"), counting)
     groups: Groups = {}
     subkeys, ends = None, None
     if kind is ClosedKind.SESSIONS and closed_rows_max < UNBOUNDED:
@@ -153,6 +153,7 @@ async def _read_under(
             closed_windows=closed_ones,
             unfired_windows=unfired,
             closed_ends=ends,
+            outbox=await outbox.read_state(connection, grant) if has_outbox else OutboxState(),
         ),
         cursors={producer: (seq, Instant(watermark)) for producer, seq, watermark in cursors},
         last_segments=dict(last_segments),

@@ -14,9 +14,10 @@ SELECT sequencer, bundle, folded_bundle, input_watermark, low_watermark, process
   FROM mill.intervals WHERE interval_id = %(interval)s;
 
 -- name: count_state
--- Counts folded rows of state, up to rows_max + 1. Always one row.
-SELECT count(*) FROM (SELECT FROM mill.keyed WHERE interval_id = %(interval)s AND kind = 'state'
-                       LIMIT %(rows_max)s::bigint + 1) AS counted;
+-- Counts folded rows of state, up to rows_max + 1, and tells whether there is an outbox. Always one row.
+SELECT count(*), EXISTS (SELECT FROM mill.outbox WHERE interval_id = %(interval)s)
+                 OR EXISTS (SELECT FROM mill.deliveries WHERE interval_id = %(interval)s)
+  FROM (SELECT FROM mill.keyed WHERE interval_id = %(interval)s AND kind = 'state' LIMIT %(rows_max)s::bigint + 1) AS counted;
 
 -- name: read_cursors
 -- Zero rows: the consumer has no producers.

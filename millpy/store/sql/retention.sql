@@ -45,6 +45,7 @@ SELECT coalesce(bool_and(i.low_watermark >= 4611686018427387904
                          AND NOT EXISTS (SELECT FROM mill.dead_letters AS d WHERE d.interval_id = i.interval_id AND d.state = 'requested')
                          AND NOT EXISTS (SELECT FROM mill.late_records AS l WHERE l.interval_id = i.interval_id AND l.state = 'requested')
                          AND NOT EXISTS (SELECT FROM mill.outbox AS o WHERE o.interval_id = i.interval_id)
+                         AND NOT EXISTS (SELECT FROM mill.refused_messages AS m WHERE m.interval_id = i.interval_id)
                          AND NOT EXISTS (SELECT FROM mill.releases AS r WHERE r.interval_id = i.interval_id)),
                 false)
   FROM mill.intervals AS i JOIN mill.computations AS c USING (computation_id)

@@ -1,0 +1,282 @@
+"""RefusedMessages: the messages of one interval that the other side refuses, and those of their keys that wait behind.
+
+It decides when each is sent again, and when it is given up; it neither sends nor stores. For each key there is a queue
+in the order of positions. Only its first message has been refused; the key *waits* until that is delivered or settled:
+
+    refused ──► due ──► sent again ──► delivered            the next message of the key is due at once
+       ▲                    │
+       └──── refused ◄──────┤
+                            └──► given up ──► dead letter, by a commit, or parked until an operator releases the key
+
+What changes is in `changes` until it is stored.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from millpy.limits import Limits
+from millpy.model.checkpoint import RefusedMessage
+from millpy.model.dead_letter import printable
+from millpy.model.time import Instant
+from millpy.sinks.messages import SinkMessages, decode, joined
+from millpy.sinks.protocol import SendBound
+from millpy.sinks.refusal_policy import RefusalPolicy
+
+RETRY_S_MAX = 60.0
+"""The longest delay between two attempts, unless the other side asks for more."""
+RETRY_AFTER_S_MAX = 600.0
+"""The longest delay that the other side may ask for."""
+WHY_CHARACTERS_MAX = 500
+
+
+@dataclass(slots=True)
+class WaitingMessage:
+    """One message that was refused, or that waits behind one.
+
+    Attributes:
+        message: the message.
+        key: its key as JSON text.
+        size: its bytes.
+        attempts, since_us, why, parked: as in `RefusedMessage`.
+        retry_at: when it is due, in seconds on the monotonic clock.
+        given_up: whether it is to become a dead letter.
+        settling: whether it does so in a turn that is not known to be committed.
+        stored: whether the store has it.
+    """
+
+    message: SinkMessages
+    key: bytes
+    size: int
+    since_us: Instant
+    attempts: int = 0
+    why: str = ""
+    parked: bool = False
+    retry_at: float = 0.0
+    given_up: bool = False
+    settling: bool = False
+    stored: bool = False
+
+    @property
+    def position(self) -> int:
+        """Its number in its interval."""
+        return self.message.position
+
+    def as_stored(self) -> RefusedMessage:
+        """Return it as the store keeps it."""
+        rows = self.message.encode()
+        record = self.message.record_of(0)
+        return RefusedMessage(rows, self.key, record, self.attempts, self.since_us, self.why, self.parked)
+
+
+class RefusedMessages:
+    """The refused messages of one interval, by key; soft state.
+
+    Args:
+        policy: when they are given up.
+        limits: how long between attempts, and how many may wait.
+        rng: makes the delays differ.
+        stored: what an earlier owner has stored.
+
+    Attributes:
+        records, size: number and bytes of all of them.
+        changes: position -> what is to be stored; None for a message that is delivered.
+    """
+
+    def __init__(
+        self, policy: RefusalPolicy, limits: Limits, rng: random.Random, stored: Iterable[RefusedMessage] = ()
+    ) -> None:
+        self._policy = policy
+        self._limits = limits
+        self._rng = rng
+        self._queues: dict[bytes, deque[WaitingMessage]] = {}
+        self._places: dict[int, WaitingMessage] = {}
+        self.records = self.size = 0
+        self.changes: dict[int, RefusedMessage | None] = {}
+        for found in sorted(stored, key=lambda one: one.position):
+            message = decode(found.message)
+            waiting = WaitingMessage(message, found.key, message.size, found.since_us, found.attempts, found.why)
+            waiting.parked, waiting.stored = found.parked, True
+            self._append(waiting)
+
+    def __len__(self) -> int:
+        return self.records
+
+    def __contains__(self, position: int) -> bool:
+        return position in self._places
+
+    def __iter__(self) -> Iterator[WaitingMessage]:
+        return iter(self._places.values())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many wait as the limits allow, so that no others are sent."""
+        return self.records >= self._limits.refused_records_max or self.size >= self._limits.refused_bytes_max
+
+    @property
+    def parked_keys(self) -> int:
+        """The number of parked keys."""
+        return sum(1 for queue in self._queues.values() if queue[0].parked)
+
+    # -- what happens to them -------------------------------------------------------------------------------------
+
+    def wait(self, message: SinkMessages, key: bytes, now_us: Instant) -> WaitingMessage:
+        """Add a message behind those of its key, and return it."""
+        waiting = WaitingMessage(message, key, message.size, now_us)
+        self._append(waiting)
+        self._note(waiting)
+        return waiting
+
+    def refuse(
+        self, position: int, why: str, now: float, now_us: Instant, *, final: bool, retry_after_s: float | None = None
+    ) -> None:
+        """Note that the first message of a key was refused: try it again later, or give it up."""
+        waiting = self._places[position]
+        assert self._queues[waiting.message.keys[0]][0] is waiting, position
+        if waiting.attempts == 0:
+            waiting.since_us = now_us
+        waiting.attempts += 1
+        waiting.why = printable(why)[:WHY_CHARACTERS_MAX] or "no reason is given"
+        delay = min(RETRY_S_MAX, self._limits.retry_s_min * 2.0 ** min(waiting.attempts - 1, 32))
+        delay *= self._rng.uniform(0.5, 1.0)
+        waiting.retry_at = now + max(delay, min(retry_after_s or 0.0, RETRY_AFTER_S_MAX))
+        if final or self._policy.is_exhausted(waiting.attempts, now_us - waiting.since_us):
+            waiting.parked = self._policy.then == "park"
+            waiting.given_up = not waiting.parked
+        self._note(waiting)
+
+    def accept(self, positions: Iterable[int]) -> None:
+        """Forget messages that are delivered now."""
+        for position in positions:
+            self._remove(position)
+            self.changes[position] = None
+
+    def _append(self, waiting: WaitingMessage) -> None:
+        self._queues.setdefault(waiting.message.keys[0], deque()).append(waiting)
+        self._places[waiting.position] = waiting
+        self.records += 1
+        self.size += waiting.size
+
+    def _remove(self, position: int) -> None:
+        waiting = self._places.pop(position)
+        key = waiting.message.keys[0]
+        first = self._queues[key].popleft()
+        assert first is waiting, (position, first.position)
+        if not self._queues[key]:
+            del self._queues[key]
+        self.records -= 1
+        self.size -= waiting.size
+
+    def _note(self, waiting: WaitingMessage) -> None:
+        self.changes[waiting.position] = waiting.as_stored()
+
+    def on_stored(self, refused: Iterable[RefusedMessage], accepted: Iterable[int]) -> None:
+        """Forget changes that are stored now, unless they have changed again."""
+        for stored in refused:
+            if self.changes.get(stored.position) is stored:
+                del self.changes[stored.position]
+            if (waiting := self._places.get(stored.position)) is not None:
+                waiting.stored = True
+        for position in accepted:
+            if position in self.changes and self.changes[position] is None:
+                del self.changes[position]
+
+    # -- when they are sent again ---------------------------------------------------------------------------------
+
+    def due(self, now: float, bound: SendBound, before: int) -> SinkMessages | None:
+        """Return the messages before a position to send again now, as many as one `send` may have; None without any.
+
+        Of a key whose first message was refused, only that; else its messages up to the bound.
+        """
+        found: list[WaitingMessage] = []
+        records, size = 0, 0
+        for queue in self._queues.values():
+            if not self._is_due(queue[0], now):
+                continue
+            for waiting in islice(queue, 1 if queue[0].attempts else None):
+                if found and (records >= bound.records or size + waiting.size > bound.bytes):
+                    break
+                if waiting.position >= before:
+                    break  # it was set aside before its `send`, which comes first
+                found.append(waiting)
+                records, size = records + 1, size + waiting.size
+            if records >= bound.records or size >= bound.bytes:
+                break
+        found.sort(key=lambda waiting: waiting.position)
+        return joined([waiting.message for waiting in found]) if found else None
+
+    def _is_due(self, first: WaitingMessage, now: float) -> bool:
+        return first.retry_at <= now and not (first.parked or first.given_up)
+
+    def next_due(self) -> float | None:
+        """Return when the next message is due, in seconds on the monotonic clock; None if none will be."""
+        firsts = (queue[0] for queue in self._queues.values())
+        return min((first.retry_at for first in firsts if not (first.parked or first.given_up)), default=None)
+
+    # -- how they are settled -------------------------------------------------------------------------------------
+
+    def take_given_up(self, before: int) -> list[WaitingMessage]:
+        """Return stored messages before a position that are to become dead letters, each once."""
+        found = []
+        for queue in self._queues.values():
+            first = queue[0]
+            if first.given_up and first.stored and not first.settling and first.position < before:
+                first.settling = True
+                found.append(first)
+        return found
+
+    def has_given_up(self, before: int) -> bool:
+        """Tell whether `take_given_up` would return any."""
+        return any(
+            queue[0].given_up and queue[0].stored and not queue[0].settling and queue[0].position < before
+            for queue in self._queues.values()
+        )
+
+    def take_parked(self, key: bytes, ticket: int) -> WaitingMessage | None:
+        """Return the message at which a key (JSON text) is parked; None if the ticket is of another parking."""
+        first = self._places.get(ticket)
+        if first is None or not first.parked or first.key != key or first.settling:
+            return None
+        first.settling = True
+        return first
+
+    def settle(self, letters: Collection[int], released: Collection[bytes]) -> None:
+        """Learn that a commit has made dead letters of messages, and released keys."""
+        for position in letters:
+            if position in self._places:
+                self._remove(position)
+                self.changes.pop(position, None)
+        for queue in self._queues.values():
+            first = queue[0]
+            if first.parked and first.key in released:
+                first.parked, first.settling = False, False
+                first.attempts, first.why, first.retry_at = 0, "", 0.0
+
+    def reconcile(self, stored: Iterable[RefusedMessage]) -> None:
+        """Find out what a commit of unknown outcome has settled, by what is stored now."""
+        kept = {found.position: found for found in stored}
+        for waiting in [waiting for waiting in self._places.values() if waiting.settling]:
+            waiting.settling = False
+            found = kept.get(waiting.position)
+            if found is None:
+                self.settle([waiting.position], ())
+            elif waiting.parked and not found.parked:
+                self.settle((), [waiting.key])
+
+    def separate(self, messages: SinkMessages) -> tuple[list[int], list[int]]:
+        """Return the places of messages to send, and of those that must wait behind a message of their key.
+
+        Messages that wait already are in neither.
+        """
+        if not self._places:
+            return list(range(len(messages))), []
+        sent: list[int] = []
+        behind: list[int] = []
+        for place, (key, position) in enumerate(zip(messages.keys, messages.positions, strict=True)):
+            if position not in self._places:
+                (behind if key in self._queues else sent).append(place)
+        return sent, behind
