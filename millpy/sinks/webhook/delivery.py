@@ -3,6 +3,9 @@
 A `send` of which nothing has arrived is given back to the runtime as a whole, and comes again later, with whatever else
 waits by then. As soon as something has arrived, what cannot be delivered counts as refused: so the rest is done with,
 and a message that an endpoint cannot digest stops only its own key. Every `send` ends.
+
+Of a batch, which may have arrived although it seems to have failed, nothing may come again in another request. So it is
+refused only if the endpoint says so; otherwise the whole `send` is given back.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ class WebhookDelivery:
         self._failures_max = ATTEMPTS_MAX * in_flight
         self._random = random.Random()
         self._settled = 0
+        self._is_batch = False
         self._failures = 0
         self._gone = ""
         self._resumes_at = float("-inf")
@@ -76,8 +80,10 @@ class WebhookDelivery:
         """Post the messages in one request, in pieces if there are gaps or the endpoint refuses their content.
 
         Raises:
-            SinkUnavailableError, MessagesRefusedError: as for `send_singly`.
+            SinkUnavailableError: the endpoint is away.
+            MessagesRefusedError: some are refused.
         """
+        self._is_batch = True
         waiting = list(runs(messages.positions, range(len(messages))))
         refused_keys: set[bytes] = set()
         while waiting:
@@ -104,7 +110,8 @@ class WebhookDelivery:
         """Post a request until it is delivered or refused, and note the reason of a refusal.
 
         Raises:
-            SinkUnavailableError: nothing of this `send` has arrived, and the endpoint is away; or our grant has ended.
+            SinkUnavailableError: the endpoint is away, and nothing of this `send` is known to have arrived, or it comes
+                again as it is; or our grant has ended.
         """
         failures, answer = 0, WebhookAnswer(Meaning.FINAL, request.refused)
         while not request.refused:
@@ -121,7 +128,8 @@ class WebhookDelivery:
                 break
             failures += 1
             self._note_failure(answer)
-            if self._settled and failures >= (BUSY_ATTEMPTS_MAX if answer.is_busy else ATTEMPTS_MAX):
+            attempts_max = BUSY_ATTEMPTS_MAX if answer.is_busy else ATTEMPTS_MAX
+            if self._settled and not self._is_batch and failures >= attempts_max:
                 answer = replace(answer, meaning=Meaning.REFUSED, why=f"{answer.why}; {failures} attempts have failed")
                 break
             delay_s = min(RETRY_S_MAX, RETRY_S_MIN * 2 ** (failures - 1))
@@ -145,7 +153,7 @@ class WebhookDelivery:
         if answer.retry_after_s is not None:
             resumes_at = self._setup.clock.monotonic() + answer.retry_after_s
             self._resumes_at = max(self._resumes_at, resumes_at)
-        if not self._settled and self._failures >= FAILURES_MAX:
+        if (self._is_batch or not self._settled) and self._failures >= FAILURES_MAX:
             raise SinkUnavailableError(answer.why, retry_after_s=answer.retry_after_s)
         if self._failures >= self._failures_max:
             self._gone = answer.why
