@@ -241,7 +241,7 @@ class OutboxDrain:
     def _due_again(self) -> SinkMessages | None:
         """Return refused messages that are to be sent again now; one at a time if a repeat must have the same."""
         bound = SendBound(records=1) if self._sink.stable_sends else self._sink.bound
-        return self.refused.due(self._now(), bound, self.waiting.delivered)
+        return self.refused.due(self._now(), bound, self.waiting.delivered, firsts=self._stores_positions)
 
     def _now(self) -> float:
         return self._context.clock.monotonic()

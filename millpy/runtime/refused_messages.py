@@ -46,7 +46,6 @@ class WaitingMessage:
         retry_at: when it is due, in seconds on the monotonic clock.
         given_up: whether it is to become a dead letter.
         settling: whether it does so in a turn that is not known to be committed.
-        stored: whether the store has it.
     """
 
     message: SinkMessages
@@ -59,7 +58,6 @@ class WaitingMessage:
     retry_at: float = 0.0
     given_up: bool = False
     settling: bool = False
-    stored: bool = False
 
     @property
     def position(self) -> int:
@@ -100,7 +98,7 @@ class RefusedMessages:
         for found in sorted(stored, key=lambda one: one.position):
             message = decode(found.message)
             waiting = WaitingMessage(message, found.key, message.size, found.since_us, found.attempts, found.why)
-            waiting.parked, waiting.stored = found.parked, True
+            waiting.parked = found.parked
             self._append(waiting)
 
     def __len__(self) -> int:
@@ -156,7 +154,11 @@ class RefusedMessages:
             self.changes[position] = None
 
     def _append(self, waiting: WaitingMessage) -> None:
-        self._queues.setdefault(waiting.message.keys[0], deque()).append(waiting)
+        queue = self._queues.setdefault(waiting.message.keys[0], deque())
+        if queue and waiting.position < queue[0].position:  # of a `send` that was refused as a whole
+            queue.appendleft(waiting)
+        else:
+            queue.append(waiting)
         self._places[waiting.position] = waiting
         self.records += 1
         self.size += waiting.size
@@ -179,25 +181,24 @@ class RefusedMessages:
         for stored in refused:
             if self.changes.get(stored.position) is stored:
                 del self.changes[stored.position]
-            if (waiting := self._places.get(stored.position)) is not None:
-                waiting.stored = True
         for position in accepted:
             if position in self.changes and self.changes[position] is None:
                 del self.changes[position]
 
     # -- when they are sent again ---------------------------------------------------------------------------------
 
-    def due(self, now: float, bound: SendBound, before: int) -> SinkMessages | None:
+    def due(self, now: float, bound: SendBound, before: int, *, firsts: bool = False) -> SinkMessages | None:
         """Return the messages before a position to send again now, as many as one `send` may have; None without any.
 
-        Of a key whose first message was refused, only that; else its messages up to the bound.
+        Of a key whose first message was refused, only that; else its messages up to the bound. If `firsts`, only the
+        first of each key, so that a refused one is the first.
         """
         found: list[WaitingMessage] = []
         records, size = 0, 0
         for queue in self._queues.values():
             if not self._is_due(queue[0], now):
                 continue
-            for waiting in islice(queue, 1 if queue[0].attempts else None):
+            for waiting in islice(queue, 1 if firsts or queue[0].attempts else None):
                 if found and (records >= bound.records or size + waiting.size > bound.bytes):
                     break
                 if waiting.position >= before:
@@ -220,21 +221,19 @@ class RefusedMessages:
     # -- how they are settled -------------------------------------------------------------------------------------
 
     def take_given_up(self, before: int) -> list[WaitingMessage]:
-        """Return stored messages before a position that are to become dead letters, each once."""
-        found = []
-        for queue in self._queues.values():
-            first = queue[0]
-            if first.given_up and first.stored and not first.settling and first.position < before:
-                first.settling = True
-                found.append(first)
+        """Return messages before a position that are to become dead letters, as they are stored, each once."""
+        found = [first for queue in self._queues.values() if self._can_settle(first := queue[0], before)]
+        for first in found:
+            first.settling = True
         return found
 
     def has_given_up(self, before: int) -> bool:
         """Tell whether `take_given_up` would return any."""
-        return any(
-            queue[0].given_up and queue[0].stored and not queue[0].settling and queue[0].position < before
-            for queue in self._queues.values()
-        )
+        return any(self._can_settle(queue[0], before) for queue in self._queues.values())
+
+    def _can_settle(self, first: WaitingMessage, before: int) -> bool:
+        # A change that is not stored yet would store the message again behind the commit.
+        return first.given_up and not first.settling and first.position not in self.changes and first.position < before
 
     def take_parked(self, key: bytes, ticket: int) -> WaitingMessage | None:
         """Return the message at which a key (JSON text) is parked; None if the ticket is of another parking."""
@@ -250,11 +249,10 @@ class RefusedMessages:
             if position in self._places:
                 self._remove(position)
                 self.changes.pop(position, None)
-        for queue in self._queues.values():
-            first = queue[0]
-            if first.parked and first.key in released:
-                first.parked, first.settling = False, False
-                first.attempts, first.why, first.retry_at = 0, "", 0.0
+        for waiting in self._places.values() if released else ():
+            if waiting.parked and waiting.key in released:
+                waiting.parked, waiting.settling = False, False
+                waiting.attempts, waiting.why, waiting.retry_at = 0, "", 0.0
 
     def reconcile(self, stored: Iterable[RefusedMessage]) -> None:
         """Find out what a commit of unknown outcome has settled, by what is stored now."""
@@ -278,5 +276,6 @@ class RefusedMessages:
         behind: list[int] = []
         for place, (key, position) in enumerate(zip(messages.keys, messages.positions, strict=True)):
             if position not in self._places:
-                (behind if key in self._queues else sent).append(place)
+                queue = self._queues.get(key)
+                (sent if queue is None or position < queue[0].position else behind).append(place)
         return sent, behind

@@ -1,4 +1,4 @@
-"""Batches keep their borders: whatever is refused, given up or killed, a repeat has the id and messages of the first."""
+"""Batches keep their borders: whatever is refused or killed, a repeat has the id and the messages of the first."""
 
 from __future__ import annotations
 
