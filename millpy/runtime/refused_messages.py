@@ -202,7 +202,7 @@ class RefusedMessages:
                 if found and (records >= bound.records or size + waiting.size > bound.bytes):
                     break
                 if waiting.position >= before:
-                    break  # it was set aside before its `send`, which comes first
+                    break  # it waits for the `send` of its neighbors, which comes first
                 found.append(waiting)
                 records, size = records + 1, size + waiting.size
             if records >= bound.records or size >= bound.bytes:

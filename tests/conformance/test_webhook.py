@@ -7,9 +7,13 @@ import base64
 import hashlib
 import hmac
 import logging
+import os
+import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -20,9 +24,13 @@ import trustme
 
 from millpy import Tls, Webhook, WebhookAccess, WebhookTimeouts
 from millpy.clock import SystemClock
+from millpy.embedded import free_port
 from millpy.errors import ConfigError, MessagesRefusedError, SinkUnavailableError
 from millpy.model.finding import Finding, Severity
 from millpy.sinks import SinkMessages, SinkSetup
+from tests.crash.harness import await_true
+from tests.crash.test_http import listens
+from tests.docs.blocks import ROOT, blocks_of
 from tests.webhook_receiver import WebhookReceiver
 
 SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()
@@ -193,6 +201,39 @@ async def test_a_receiver_that_restarts_gets_everything(receiver: WebhookReceive
         receiver.start()
         await connection.send(messages_of("2"))
     assert [request.body for request in receiver.stored()] == [b"1", b"2"]
+
+
+@pytest.fixture
+def documented(tmp_path: Path) -> Iterator[str]:
+    """Run the receiver of the documentation; return its URL."""
+    (block,) = (block for block in blocks_of(ROOT / "docs" / "sinks.md") if block.options.get("title") == "receiver.py")
+    port = free_port()
+    (tmp_path / "receiver.py").write_text(block.body.replace("8090", str(port)))
+    variables = {**os.environ, "ALERTS_SECRET": SECRET}
+    process = subprocess.Popen([sys.executable, "receiver.py"], cwd=tmp_path, env=variables, stderr=subprocess.DEVNULL)
+    try:
+        await_true(lambda: listens(port), "it listens")
+        yield f"http://127.0.0.1:{port}/alerts"
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+async def test_the_documented_receiver_verifies_requests_and_drops_repeats(
+    documented: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "whsec_" + base64.b64encode(bytes(32)).decode()
+    webhook = Webhook(documented, access=WebhookAccess(signing="ALERTS_SECRET"))
+    monkeypatch.setenv("ALERTS_SECRET", f"{other} {SECRET}")
+    async with connected(webhook) as connection:
+        for _ in range(3):
+            await connection.send(messages_of('"1"', '"2"'))
+    monkeypatch.setenv("ALERTS_SECRET", other)
+    async with connected(webhook) as connection:
+        with pytest.raises(MessagesRefusedError, match="401"):
+            await connection.send(messages_of('"forged"'))
+    with closing(sqlite3.connect(tmp_path / "alerts.db")) as database:
+        assert sorted(database.execute("SELECT alert FROM alerts")) == [('"1"',), ('"2"',)]
 
 
 class Authority:

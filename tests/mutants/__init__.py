@@ -16,6 +16,7 @@ from tests.mutants import (
     sources,
     store,
     views,
+    webhook,
     windowing,
 )
 from tests.mutants.mutant import Mutant
@@ -40,6 +41,7 @@ def everything() -> list[Mutant]:
             sizes,
             guarantees,
             running_graphs,
+            webhook,
         )
         for mutant in part.MUTANTS
     ]

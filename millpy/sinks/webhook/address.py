@@ -81,7 +81,7 @@ def allowed_origins(hosts: Iterable[str]) -> frozenset[Origin]:
     given = (hosts,) if isinstance(hosts, str) else tuple(hosts)
     if not 0 < len(given) <= HOSTS_MAX:
         raise ConfigError(
-            f"url_field= needs hosts=(…), and has {len(given)}: whoever sets the field decides where we connect",
+            f"url_field= needs hosts=(…), and has {len(given)}: the field decides where we connect",
             hint=f'name each host that may be reached, for example hosts=("hooks.example.org",); at most {HOSTS_MAX:,}',
         )
     found = []

@@ -26,7 +26,7 @@ KEY_BYTES_MIN, KEY_BYTES_MAX = 24, 64
 READ_EVERY_S = 10.0
 HEADER_CHARACTERS_MAX = 4_000
 _HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
-_HINT = "it is whsec_ and the base64 of 24 to 64 random bytes: echo whsec_$(head -c32 /dev/urandom | base64)"
+_HINT = "it is whsec_ and the base64 of 24 to 64 random bytes: echo whsec_$(openssl rand -base64 32)"
 
 
 def signing_keys(variable: str) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""TLS of a webhook: whom we trust, and our certificate."""
+"""TLS of a webhook: the authorities that we trust, and our certificate."""
 
 from __future__ import annotations
 

@@ -38,11 +38,15 @@ from millpy import (
     MqttSession,
     Never,
     Protobuf,
+    RefusalPolicy,
     Sasl,
     Scalar,
     SchemaRegistry,
     Tls,
     Value,
+    Webhook,
+    WebhookAccess,
+    WebhookTimeouts,
     minutes,
     seconds,
 )
@@ -115,6 +119,7 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
         "format": FORMATS,
     },
     "KafkaTopic": {"topic": ["a", "b"]},
+    "Webhook": {},
     "InjectedStream": {"stream": ["a", "b"], "id_field": [None, "a", "b"]},
     "PolledTable": {"table": ["a", "b", "other.a"], "column": ["a", "b"]},
     "PostgresTable": {
@@ -257,6 +262,19 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
         "bound": [SendBound(), SendBound(records=1)],
         "transaction_timeout_s": [30.0, 900.0],
     },
+    "Webhook": {
+        "url": ["https://a.org", "https://b.org/c"],
+        "value": ["", "a"],
+        "content_type": ["text/plain", "application/json"],
+        "headers": [None, {"X-A": "a"}],
+        "fixed_headers": [None, {"X-B": "b"}],
+        "bound": [SendBound(), SendBound(records=1)],
+        "in_flight": [4, 1],
+        "access": [WebhookAccess(), WebhookAccess(signing="A"), WebhookAccess(headers={"X-C": "C"})],
+        "timeouts": [WebhookTimeouts(), WebhookTimeouts(answer_s=60)],
+        "message_bytes_max": [1_000_000, 10],
+        "refusals": [RefusalPolicy(), RefusalPolicy(attempts=1)],
+    },
     "Mqtt": {
         "host": [None, "h"],
         "port": [None, 1],
@@ -276,6 +294,7 @@ TIED = {
     "Dedupe": {"unit"},
     "SessionWindows": {"max_gap"},
     "Protobuf": {"descriptors"},
+    "Webhook": {"url_field", "hosts", "batch"},
 }
 """Parameters that another one decides here, because not all combinations are accepted."""
 
@@ -365,7 +384,7 @@ def test_description_survives_json_and_reads_as_its_constructor(name: str, data:
     assert stored == identity
     assert identity_text(dict(sorted(stored.items(), reverse=True))) == identity_text(identity)
     if not isinstance(
-        part, EventTime | Kafka | Protobuf
+        part, EventTime | Kafka | Protobuf | Webhook
     ):  # their repr omits required parameters that are not part of the identity
         assert described(eval(identity_text(stored), vars(millpy))) == identity
 

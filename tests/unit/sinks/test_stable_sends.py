@@ -95,7 +95,7 @@ class Stage:
 
 
 class History:
-    """A drain with its store; records, settles and kills when it is told to."""
+    """A drain with its store; which records, settles and is killed on request."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
