@@ -93,7 +93,7 @@ class OutboxDrain:
         self.connection: ConnectionState = setup.connection
         self.waiting = WaitingRows(context.store, state)
         self.refused = RefusedMessages(sink.refusals, context.limits, context.rng, state.refused)
-        self.is_full = False
+        self.is_full = self._closing = False
         self._stores_positions = False
         self._news = asyncio.Event()
         self._recorded = state.delivered
@@ -134,20 +134,23 @@ class OutboxDrain:
         self._judge()
         self._news.set()
 
-    def settlement(self, releases: Sequence[Release]) -> Settlement | None:
-        """Return what the next commit is to settle: messages that are given up, and keys that are released."""
+    def settlement(self, releases: Sequence[Release]) -> tuple[Settlement | None, list[Release]]:
+        """Return what the next commit is to settle, and the releases that it executes; others come again."""
         # A sink that stores positions must have passed a message: what is behind its position comes again.
         given_up = self.refused.take_given_up(self._recorded)
         letters = {found.position: self._letter(found.message, found.why) for found in given_up}
-        released = []
+        released, executed = [], []
         for release in releases:
-            found = self.refused.take_parked(release.key, release.ticket)
-            if found is None:
-                continue
-            released.append(release.key)
-            if release.discard:
-                letters[found.position] = self._letter(found.message, found.why)
-        return Settlement(letters, released) if letters or released else None
+            found = self.refused.parked(release.key, release.ticket)
+            if found is not None:
+                if not self.refused.can_release(found, self._recorded):
+                    continue
+                found.settling = True
+                released.append(release.key)
+                if release.discard:
+                    letters[found.position] = self._letter(found.message, found.why)
+            executed.append(release)
+        return (Settlement(letters, released) if letters or released else None), executed
 
     def _letter(self, message: SinkMessages, why: str) -> DeadLetter:
         assert self._stage is not None, "only a step of a graph gives messages up"
@@ -186,6 +189,7 @@ class OutboxDrain:
 
     async def close(self) -> None:
         """Stop delivering, and disconnect. A sink that does not let itself be stopped is left to itself."""
+        self._closing = True  # a sink may swallow the cancellation
         self._task.cancel()
         done, _ = await asyncio.wait([self._task], timeout=2 * CLOSE_S_MAX)
         if not done:
@@ -198,7 +202,7 @@ class OutboxDrain:
     async def _run(self) -> None:
         """Connect and deliver, again after each error that may pass."""
         limits, retry_s = self._context.limits, self._context.limits.retry_s_min
-        while True:
+        while not self._closing:
             before, after_s = self.waiting.delivered, 0.0
             try:
                 await self._connect_and_deliver()
@@ -227,12 +231,12 @@ class OutboxDrain:
         self._open_connection = None
         try:
             self._begin(await connection.open())
-            while True:
+            while not self._closing:
                 if (again := self._due_again()) is not None:
                     again.end = self.waiting.delivered
                     await self._send(connection, again)
                     await self._await_recorded()
-                if not self.refused.is_full:
+                if not self._is_held:
                     await self._send_next(connection)
                 await self._await_news()
         finally:
@@ -242,6 +246,12 @@ class OutboxDrain:
         """Return refused messages that are to be sent again now; one at a time if a repeat must have the same."""
         bound = SendBound(records=1) if self._sink.stable_sends else self._sink.bound
         return self.refused.due(self._now(), bound, self.waiting.delivered, firsts=self._stores_positions)
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether too many messages are refused to send others."""
+        stored_ahead = self._stores_positions or self._sink.stable_sends
+        return self.refused.is_full(self.waiting.delivered if stored_ahead else None)
 
     def _now(self) -> float:
         return self._context.clock.monotonic()
@@ -258,6 +268,8 @@ class OutboxDrain:
                 hint="was the database restored from a backup? Deploy the sink under another name",
             )
         self._stores_positions = known is not None
+        if self._stores_positions:
+            self.refused.be_final()
         self._pass(known or 0)
         self.waiting.rewind()
         # One that was lost may take connections and no messages: then only a `send` shows that it is back.
@@ -297,6 +309,8 @@ class OutboxDrain:
         else:
             self.connection.connected()
             self.refused.accept(position for position in messages.positions if position in self.refused)
+        if self._closing:
+            raise asyncio.CancelledError  # the sink has swallowed it
         return True
 
     def _set_aside(self, messages: SinkMessages, error: MessagesRefusedError) -> None:
@@ -317,11 +331,12 @@ class OutboxDrain:
         keys: set[bytes] = set()
         for place in named:
             position, key = messages.positions[place], messages.keys[place]
+            if key in keys and self._stores_positions:
+                continue  # it is sent again without the refused one
             if position not in self.refused:
                 self._wait_behind(messages, [place])
             if key not in keys:
-                final = place in error.final or self._stores_positions
-                why, after_s = error.reasons[place], error.retry_after_s
+                final, why, after_s = place in error.final, error.reasons[place], error.retry_after_s
                 self.refused.refuse(position, why, now, now_us, final=final, retry_after_s=after_s)
                 keys.add(key)
 
@@ -355,7 +370,7 @@ class OutboxDrain:
 
     async def _await_news(self) -> None:
         """Wait until there is a message to send."""
-        if not (self.waiting.is_empty or self.refused.is_full):
+        if not (self.waiting.is_empty or self._is_held):
             return
         due = self.refused.next_due()
         if due is not None and due <= self._now():

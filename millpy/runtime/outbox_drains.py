@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -123,12 +123,16 @@ class OutboxDrains:
             state.parked_keys += drain.refused.parked_keys
         return found
 
-    def settlements(self, releases: Mapping[int, Sequence[Release]]) -> dict[int, Settlement]:
-        """Return what the next commit is to settle, by interval, with the keys that operators release."""
-        found = {
-            interval_id: drain.settlement(releases.get(interval_id, ())) for interval_id, drain in self._drains.items()
-        }
-        return {interval_id: settlement for interval_id, settlement in found.items() if settlement is not None}
+    def settlements(self, releases: dict[int, Sequence[Release]]) -> dict[int, Settlement]:
+        """Return what the next commit is to settle, by interval; leave those `releases` that it executes."""
+        found: dict[int, Settlement] = {}
+        for interval_id, drain in self._drains.items():
+            settlement, executed = drain.settlement(releases.get(interval_id, ()))
+            if settlement is not None:
+                found[interval_id] = settlement
+            if interval_id in releases:
+                releases[interval_id] = executed
+        return found
 
     def committed(self, checkpoints: Iterable[Checkpoint]) -> None:
         """Hand the messages of a committed turn over."""

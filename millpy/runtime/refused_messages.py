@@ -81,6 +81,7 @@ class RefusedMessages:
         stored: what an earlier owner has stored.
 
     Attributes:
+        final: whether a refusal is final, because the sink stores positions: set when it has connected.
         records, size: number and bytes of all of them.
         changes: position -> what is to be stored; None for a message that is delivered.
     """
@@ -93,6 +94,7 @@ class RefusedMessages:
         self._rng = rng
         self._queues: dict[bytes, deque[WaitingMessage]] = {}
         self._places: dict[int, WaitingMessage] = {}
+        self.final = False
         self.records = self.size = 0
         self.changes: dict[int, RefusedMessage | None] = {}
         for found in sorted(stored, key=lambda one: one.position):
@@ -110,10 +112,17 @@ class RefusedMessages:
     def __iter__(self) -> Iterator[WaitingMessage]:
         return iter(self._places.values())
 
-    @property
-    def is_full(self) -> bool:
-        """Whether as many wait as the limits allow, so that no others are sent."""
-        return self.records >= self._limits.refused_records_max or self.size >= self._limits.refused_bytes_max
+    def is_full(self, delivered: int | None = None) -> bool:
+        """Tell whether as many wait as the limits allow, so that no others are sent.
+
+        If a delivered position is given, those behind it do not count: others of their `send` must be sent for the
+        position to pass them.
+        """
+        records, size = self.records, self.size
+        if delivered is not None:
+            sizes = [waiting.size for waiting in self._places.values() if waiting.position < delivered]
+            records, size = len(sizes), sum(sizes)
+        return records >= self._limits.refused_records_max or size >= self._limits.refused_bytes_max
 
     @property
     def parked_keys(self) -> int:
@@ -134,7 +143,8 @@ class RefusedMessages:
     ) -> None:
         """Note that the first message of a key was refused: try it again later, or give it up."""
         waiting = self._places[position]
-        assert self._queues[waiting.message.keys[0]][0] is waiting, position
+        before = (other for other in self._queues[waiting.message.keys[0]] if other.position < position)
+        assert all(other.given_up for other in before), position
         if waiting.attempts == 0:
             waiting.since_us = now_us
         waiting.attempts += 1
@@ -142,10 +152,16 @@ class RefusedMessages:
         delay = min(RETRY_S_MAX, self._limits.retry_s_min * 2.0 ** min(waiting.attempts - 1, 32))
         delay *= self._rng.uniform(0.5, 1.0)
         waiting.retry_at = now + max(delay, min(retry_after_s or 0.0, RETRY_AFTER_S_MAX))
-        if final or self._policy.is_exhausted(waiting.attempts, now_us - waiting.since_us):
+        if final or self.final or self._policy.is_exhausted(waiting.attempts, now_us - waiting.since_us):
             waiting.parked = self._policy.then == "park"
             waiting.given_up = not waiting.parked
         self._note(waiting)
+
+    def be_final(self) -> None:
+        """Give messages up that were refused, and let no other be tried twice."""
+        self.final = True
+        for waiting in self._places.values():
+            waiting.given_up = waiting.given_up or (waiting.attempts > 0 and not waiting.parked)
 
     def accept(self, positions: Iterable[int]) -> None:
         """Forget messages that are delivered now."""
@@ -155,10 +171,10 @@ class RefusedMessages:
 
     def _append(self, waiting: WaitingMessage) -> None:
         queue = self._queues.setdefault(waiting.message.keys[0], deque())
-        if queue and waiting.position < queue[0].position:  # of a `send` that was refused as a whole
-            queue.appendleft(waiting)
-        else:
-            queue.append(waiting)
+        place = len(queue)
+        while place and waiting.position < queue[place - 1].position:  # of a `send` that was refused as a whole
+            place -= 1
+        queue.insert(place, waiting)
         self._places[waiting.position] = waiting
         self.records += 1
         self.size += waiting.size
@@ -166,8 +182,7 @@ class RefusedMessages:
     def _remove(self, position: int) -> None:
         waiting = self._places.pop(position)
         key = waiting.message.keys[0]
-        first = self._queues[key].popleft()
-        assert first is waiting, (position, first.position)
+        self._queues[key].remove(waiting)
         if not self._queues[key]:
             del self._queues[key]
         self.records -= 1
@@ -235,13 +250,14 @@ class RefusedMessages:
         # A change that is not stored yet would store the message again behind the commit.
         return first.given_up and not first.settling and first.position not in self.changes and first.position < before
 
-    def take_parked(self, key: bytes, ticket: int) -> WaitingMessage | None:
+    def parked(self, key: bytes, ticket: int) -> WaitingMessage | None:
         """Return the message at which a key (JSON text) is parked; None if the ticket is of another parking."""
         first = self._places.get(ticket)
-        if first is None or not first.parked or first.key != key or first.settling:
-            return None
-        first.settling = True
-        return first
+        return first if first is not None and first.parked and first.key == key else None
+
+    def can_release(self, parked: WaitingMessage, before: int) -> bool:
+        """Tell whether a parked message can be released now: it is stored so, and before a position."""
+        return not parked.settling and parked.position not in self.changes and parked.position < before
 
     def settle(self, letters: Collection[int], released: Collection[bytes]) -> None:
         """Learn that a commit has made dead letters of messages, and released keys."""
@@ -268,7 +284,8 @@ class RefusedMessages:
     def separate(self, messages: SinkMessages) -> tuple[list[int], list[int]]:
         """Return the places of messages to send, and of those that must wait behind a message of their key.
 
-        Messages that wait already are in neither.
+        Messages that are refused already are in neither. One that is given up lets others pass where it can come no
+        more: at a sink that stores positions, which then stores those of the others.
         """
         if not self._places:
             return list(range(len(messages))), []
@@ -276,6 +293,9 @@ class RefusedMessages:
         behind: list[int] = []
         for place, (key, position) in enumerate(zip(messages.keys, messages.positions, strict=True)):
             if position not in self._places:
-                queue = self._queues.get(key)
-                (sent if queue is None or position < queue[0].position else behind).append(place)
+                waits = any(
+                    other.position < position and not (other.given_up and self.final)
+                    for other in self._queues.get(key, ())
+                )
+                (behind if waits else sent).append(place)
         return sent, behind

@@ -143,8 +143,10 @@ class TurnCycle:
         free = {i: interval for i, interval in intervals.items() if not interval.held}
         queries = pace.due(without_held(segment_queries(intervals), intervals), intervals, now)
         budget.takers = gather.takers(intervals, queries)
-        inbox = TurnInput(clock, now, releases=gather.releases(intervals), progress_due=now >= self.progress_at)
-        inbox.settlements = self._context.drains.settlements(inbox.releases)
+        releases = gather.releases(intervals)
+        settlements = self._context.drains.settlements(releases)
+        releases = {interval_id: found for interval_id, found in releases.items() if found}
+        inbox = TurnInput(clock, now, releases=releases, progress_due=now >= self.progress_at, settlements=settlements)
         inbox.tables = dict(self._context.lookups.versions)
         inbox.full = full
         if over:  # take no more input until folds have caught up

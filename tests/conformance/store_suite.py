@@ -6,6 +6,7 @@ from tests.conformance.store_change_suite import ChangeSuite
 from tests.conformance.store_commit_suite import FenceSuite, ResultSuite
 from tests.conformance.store_generation_suite import GenerationSuite
 from tests.conformance.store_history_suite import HistorySuite
+from tests.conformance.store_outbox_suite import OutboxSuite
 from tests.conformance.store_ownership_suite import OwnershipSuite
 from tests.conformance.store_polling_suite import PollSuite, RetentionSuite
 from tests.conformance.store_reading_suite import DedupeSuite, KeyedSuite
@@ -24,5 +25,6 @@ class StoreSuite(
     PollSuite,
     RetentionSuite,
     RequestSuite,
+    OutboxSuite,
 ):
     """The suite that MemoryStore and PostgresStore both must pass."""

@@ -40,7 +40,11 @@ RELATIONS = {
         "",
         "",
     ),
-    r"mill\.(outbox|deliveries|source_connections|corrections|corrected_windows|expected_records)": ("SIUD", "", ""),
+    r"mill\.(outbox|deliveries|refused_messages|source_connections|corrections|corrected_windows|expected_records)": (
+        "SIUD",
+        "",
+        "",
+    ),
     r"mill\.(injected_records|injection_readers|table_slots)": ("SIUD", "", ""),
     r"mill\.(audits|archive_\w+)": (
         "SIUD",

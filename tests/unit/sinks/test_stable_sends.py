@@ -103,7 +103,7 @@ class History:
         self.receiver = Receiver(rng)
         records, size = rng.choice([3, 20, 20]), rng.choice([60, 10_000, 10_000])
         self.sink = Hook(self.receiver, SendBound(records=records, bytes=size))
-        limits = Limits(retry_s_min=0.001)
+        limits = Limits(retry_s_min=0.001, refused_records_max=rng.choice([3, 10_000]))
         self.context = DrainContext(self.outbox, limits, QuickClock(), rng, lambda: None, lambda: None)  # type: ignore[arg-type]
         self.refused: dict[int, RefusedMessage] = {}
         self.letters: list[int] = []
@@ -137,7 +137,7 @@ class History:
             self.drain.recorded(report)
 
     def settle(self) -> None:
-        if (settlement := self.drain.settlement([])) is not None:
+        if (settlement := self.drain.settlement([])[0]) is not None:
             self.letters.extend(settlement.letters)
             for position in settlement.letters:
                 self.refused.pop(position)
