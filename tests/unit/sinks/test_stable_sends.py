@@ -23,7 +23,7 @@ MESSAGES = 300
 
 
 class Receiver:
-    """Judges a message always alike; is away now and then, before or after it has stored a request."""
+    """Judges content always alike; refuses new requests now and then, and is away before or after it has stored one."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -39,6 +39,8 @@ class Receiver:
         positions = range(int(numbers[0]), int(numbers[-1]) + 1)
         if self.bad & set(positions):
             return WebhookAnswer(Meaning.FINAL, "bad")
+        if request.id not in self.ids.values() and not self.is_calm and self.rng.random() < 0.1:
+            return WebhookAnswer(Meaning.REFUSED, "not now")
         for position in positions:
             known = self.ids.setdefault(position, request.id)
             if known != request.id:
