@@ -31,6 +31,7 @@ from millpy.operators.sparkplug import RejectedMetric, SparkplugEvent, Sparkplug
 from millpy.sinks.kafka.topic import KafkaTopic
 from millpy.sinks.mqtt.topic import MqttTopic
 from millpy.sinks.refusal_policy import RefusalPolicy
+from millpy.sinks.webhook.endpoint import Webhook, WebhookAccess, WebhookTimeouts
 from millpy.sources import AdvanceWithClock, Dedupe, ErrorRate, EventTime, File, Mqtt, Wait
 from millpy.sources.files.source import Directory, Files
 from millpy.sources.http.source import Http, HttpBounds
@@ -146,6 +147,9 @@ __all__ = [
     "Value",
     "Variance",
     "Wait",
+    "Webhook",
+    "WebhookAccess",
+    "WebhookTimeouts",
     "When",
     "WindowFunction",
     "WindowedStream",

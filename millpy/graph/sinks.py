@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from millpy.config.access import NO_LOGIN, Login, Tls
@@ -17,7 +17,9 @@ from millpy.sinks.kafka.topic import Compression, KafkaTopic
 from millpy.sinks.mqtt.topic import MqttTopic, Qos
 from millpy.sinks.outbox import OutboxLogic
 from millpy.sinks.protocol import Sink
+from millpy.sinks.refusal_policy import RefusalPolicy
 from millpy.sinks.statement import StatementLogic, places_of
+from millpy.sinks.webhook.endpoint import NO_ACCESS, Batch, Webhook, WebhookAccess
 from millpy.sources.kafka.source import DEFAULT_BROKERS, KafkaBrokers
 
 if TYPE_CHECKING:
@@ -163,6 +165,39 @@ class SinkMethods:
         sink = MqttTopic(
             topic, value=value, headers=fields, qos=qos, retain=retain, host=host, port=port, login=login, tls=tls
         )
+        self.to_sink(sink, key=key, name=name, intervals=intervals)
+
+    def to_webhook(  # noqa: PLR0913 - what a user may say of an endpoint
+        self,
+        url: str,
+        *,
+        key: str | Sequence[str],
+        name: str,
+        headers: Mapping[str, str] | None = None,
+        batch: Batch | None = None,
+        access: WebhookAccess = NO_ACCESS,
+        refusals: RefusalPolicy = RefusalPolicy(),  # noqa: B008 - immutable
+        intervals: int = KEY_INTERVALS_DEFAULT,
+    ) -> None:
+        """Post each record to an HTTP endpoint, as JSON: at least once, under an id that never changes.
+
+        The same as `to_sink(Webhook(…))`, which has more settings.
+
+        Args:
+            url: the URL of the endpoint.
+            key: the field or fields by which the work is divided; records of a key arrive in their order.
+            name: the step's name.
+            headers: the header -> the field with its value.
+            batch: "json" or "ndjson" for requests with many records; by default a request has one.
+            access: signatures, secret headers and certificates.
+            refusals: when to stop trying a record that the endpoint refuses.
+            intervals: number of key intervals; each has requests of its own.
+
+        Raises:
+            ConfigError: a setting is wrong.
+            GraphError, SchemaError: as for `to_sink`.
+        """
+        sink = Webhook(url, headers=headers, batch=batch, access=access, refusals=refusals)
         self.to_sink(sink, key=key, name=name, intervals=intervals)
 
 

@@ -66,6 +66,7 @@ CONSTRUCTORS: Mapping[str, Constructor] = {
     "cbor": Constructor("Cbor", ("inside",)),
     "kafka_topic": Constructor("KafkaTopic", ("topic",)),
     "mqtt_topic": Constructor("MqttTopic"),
+    "webhook": Constructor("Webhook"),
     "mqtt": Constructor("Mqtt", spread="filters", defaults=(("retained", False),)),
     "http": Constructor("Http", ("path",), defaults=(("partitions", 1),)),
     "after_count": Constructor("AfterCount", ("n",)),

@@ -40,7 +40,7 @@ from millpy.runtime.refused_messages import RETRY_AFTER_S_MAX, RefusedMessages
 from millpy.runtime.waiting_rows import WaitingRows
 from millpy.sinks.messages import SinkMessages
 from millpy.sinks.outbox import OutboxStage
-from millpy.sinks.protocol import Sink, SinkConnection, SinkSetup
+from millpy.sinks.protocol import SendBound, Sink, SinkConnection, SinkSetup
 from millpy.store.protocol import SinkReport, Store
 
 log = logging.getLogger(__name__)
@@ -232,8 +232,7 @@ class OutboxDrain:
         try:
             self._begin(await connection.open())
             while not self._closing:
-                again = self.refused.due(self._now(), self._sink.bound, firsts=self._stores_positions)
-                if again is not None:
+                if (again := self._due_again()) is not None:
                     again.end = self.waiting.delivered
                     await self._send(connection, again)
                     await self._await_recorded()
@@ -243,10 +242,16 @@ class OutboxDrain:
         finally:
             await _closed(connection)
 
+    def _due_again(self) -> SinkMessages | None:
+        """Return refused messages that are to be sent again now; one at a time if a repeat must have the same."""
+        bound = SendBound(records=1) if self._sink.stable_sends else self._sink.bound
+        return self.refused.due(self._now(), bound, self.waiting.delivered, firsts=self._stores_positions)
+
     @property
     def _is_held(self) -> bool:
         """Whether too many messages are refused to send others."""
-        return self.refused.is_full(self.waiting.delivered)
+        stored_ahead = self._stores_positions or self._sink.stable_sends
+        return self.refused.is_full(self.waiting.delivered if stored_ahead else None)
 
     def _now(self) -> float:
         return self._context.clock.monotonic()
@@ -273,12 +278,14 @@ class OutboxDrain:
 
     async def _send_next(self, connection: SinkConnection) -> None:
         """Send the next messages; set those aside that must wait behind refused ones."""
-        taken = await self.waiting.take(self.grant, self._sink.bound)
+        stable = self._sink.stable_sends
+        taken = await self.waiting.take(self.grant, self._sink.bound, stable=stable)
         if taken is None:
             return
         sent, behind = self.refused.separate(taken)
         chosen = taken if len(sent) == len(taken) else taken.select(sent)
-        if self._stores_positions and behind:  # its position will be behind them
+        # The position of the other side will be behind them; or a repeated `send` must not have them, either.
+        if (self._stores_positions or stable) and behind:
             self._wait_behind(taken, behind)
             behind = []
             await self._await_recorded()

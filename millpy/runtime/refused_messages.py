@@ -112,14 +112,14 @@ class RefusedMessages:
     def __iter__(self) -> Iterator[WaitingMessage]:
         return iter(self._places.values())
 
-    def is_full(self, delivered: int) -> bool:
+    def is_full(self, delivered: int | None = None) -> bool:
         """Tell whether as many wait as the limits allow, so that no others are sent.
 
-        At a sink that stores positions, those behind the delivered position do not count: others of their `send` must
-        be sent for the position to pass them.
+        If a delivered position is given, those behind it do not count: others of their `send` must be sent for the
+        position to pass them.
         """
         records, size = self.records, self.size
-        if self.final:
+        if delivered is not None:
             sizes = [waiting.size for waiting in self._places.values() if waiting.position < delivered]
             records, size = len(sizes), sum(sizes)
         return records >= self._limits.refused_records_max or size >= self._limits.refused_bytes_max
@@ -202,8 +202,8 @@ class RefusedMessages:
 
     # -- when they are sent again ---------------------------------------------------------------------------------
 
-    def due(self, now: float, bound: SendBound, *, firsts: bool = False) -> SinkMessages | None:
-        """Return the messages to send again now, as many as one `send` may have; None if there are none.
+    def due(self, now: float, bound: SendBound, before: int, *, firsts: bool = False) -> SinkMessages | None:
+        """Return the messages before a position to send again now, as many as one `send` may have; None without any.
 
         Of a key whose first message was refused, only that; else its messages up to the bound. If `firsts`, only the
         first of each key, so that a refused one is the first.
@@ -216,6 +216,8 @@ class RefusedMessages:
             for waiting in islice(queue, 1 if firsts or queue[0].attempts else None):
                 if found and (records >= bound.records or size + waiting.size > bound.bytes):
                     break
+                if waiting.position >= before:
+                    break  # it waits for the `send` of its neighbors, which comes first
                 found.append(waiting)
                 records, size = records + 1, size + waiting.size
             if records >= bound.records or size >= bound.bytes:

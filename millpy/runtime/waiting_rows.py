@@ -75,8 +75,10 @@ class WaitingRows:
             self.size -= self._unread_size
             self._unread_size = 0
 
-    async def take(self, grant: Grant, bound: SendBound) -> SinkMessages | None:
+    async def take(self, grant: Grant, bound: SendBound, *, stable: bool = False) -> SinkMessages | None:
         """Return as many of the oldest messages as one `send` may have; None if there are none.
+
+        With `stable` they are of one commit, because what follows may not have been there when they were sent first.
 
         Raises:
             SinkUnavailableError: they are gone, to another owner.
@@ -94,6 +96,8 @@ class WaitingRows:
             if not len(part):
                 break
             parts.append(part)
+            if stable:
+                break
             room, room_bytes = room - len(part), room_bytes - part.size
         return joined(parts) if parts else None
 

@@ -129,6 +129,8 @@ class Sink(GraphPart, ABC):
         refusals: when to stop trying a message that the other side refuses. By default only one that the other side
             will never take is given up, and becomes a dead letter.
         calls_code: whether `header_reader` calls code of users, which may be slow; it then runs in a thread.
+        stable_sends: whether a `send` that is repeated has the same messages, for a sink that sends them as one.
+            It then has messages of one commit only.
     """
 
     __slots__ = ()
@@ -139,6 +141,7 @@ class Sink(GraphPart, ABC):
     message_bytes_max: int = 1_000_000
     refusals: RefusalPolicy = RefusalPolicy()
     calls_code: bool = False
+    stable_sends: bool = False
 
     @abstractmethod
     def identity(self) -> Identity:

@@ -18,6 +18,7 @@ from tests.mutants import (
     sources,
     store,
     views,
+    webhook,
     windowing,
 )
 from tests.mutants.mutant import Mutant
@@ -44,6 +45,7 @@ def everything() -> list[Mutant]:
             sizes,
             guarantees,
             running_graphs,
+            webhook,
         )
         for mutant in part.MUTANTS
     ]

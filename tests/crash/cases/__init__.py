@@ -22,6 +22,7 @@ from tests.crash.cases import (
     sources,
     takes,
     tools,
+    webhooks,
 )
 from tests.crash.world import Case
 
@@ -29,7 +30,7 @@ from tests.crash.world import Case
 def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
     first = (killing, freezing, database, network, pressure, failover, broker, sources, database_sources)
-    parts = (*first, takes, early, panes, retention, live, tools, joins, lookups, sinks, mqtt_sinks)
+    parts = (*first, takes, early, panes, retention, live, tools, joins, lookups, sinks, mqtt_sinks, webhooks)
     return [case for part in parts for case in part.cases()]
 
 

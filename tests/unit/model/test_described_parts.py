@@ -45,6 +45,9 @@ from millpy import (
     SchemaRegistry,
     Tls,
     Value,
+    Webhook,
+    WebhookAccess,
+    WebhookTimeouts,
     minutes,
     seconds,
 )
@@ -118,6 +121,7 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
     },
     "KafkaTopic": {"topic": ["a", "b"]},
     "MqttTopic": {},
+    "Webhook": {},
     "InjectedStream": {"stream": ["a", "b"], "id_field": [None, "a", "b"]},
     "PolledTable": {"table": ["a", "b", "other.a"], "column": ["a", "b"]},
     "PostgresTable": {
@@ -277,6 +281,19 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
         "bound": [SendBound(), SendBound(records=1)],
         "refusals": [RefusalPolicy(), RefusalPolicy(attempts=3)],
     },
+    "Webhook": {
+        "url": ["https://a.org", "https://b.org/c"],
+        "value": ["", "a"],
+        "content_type": ["text/plain", "application/json"],
+        "headers": [None, {"X-A": "a"}],
+        "fixed_headers": [None, {"X-B": "b"}],
+        "bound": [SendBound(), SendBound(records=1)],
+        "in_flight": [4, 1],
+        "access": [WebhookAccess(), WebhookAccess(signing="A"), WebhookAccess(headers={"X-C": "C"})],
+        "timeouts": [WebhookTimeouts(), WebhookTimeouts(answer_s=60)],
+        "message_bytes_max": [1_000_000, 10],
+        "refusals": [RefusalPolicy(), RefusalPolicy(attempts=1)],
+    },
     "Mqtt": {
         "host": [None, "h"],
         "port": [None, 1],
@@ -296,6 +313,7 @@ TIED = {
     "Dedupe": {"unit"},
     "SessionWindows": {"max_gap"},
     "Protobuf": {"descriptors"},
+    "Webhook": {"url_field", "hosts", "batch"},
 }
 """Parameters that another one decides here, because not all combinations are accepted."""
 
@@ -385,7 +403,7 @@ def test_description_survives_json_and_reads_as_its_constructor(name: str, data:
     assert stored == identity
     assert identity_text(dict(sorted(stored.items(), reverse=True))) == identity_text(identity)
     if not isinstance(
-        part, EventTime | Kafka | MqttTopic | Protobuf
+        part, EventTime | Kafka | MqttTopic | Protobuf | Webhook
     ):  # their repr omits required parameters that are not part of the identity
         assert described(eval(identity_text(stored), vars(millpy))) == identity
 
