@@ -1,0 +1,139 @@
+"""Messages to a topic, against a real broker: each once for readers of committed messages, whatever is late or lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
+
+from millpy.clock import SystemClock
+from millpy.errors import SinkUnavailableError
+from millpy.sinks.kafka.connection import KafkaConnection
+from millpy.sinks.kafka.topic import KafkaTopic
+from millpy.sinks.messages import SinkMessages
+from millpy.sinks.protocol import SinkSetup
+from millpy.sources.kafka.source import KafkaBrokers
+from tests.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, KafkaProxy, RequestFault
+from tests.kafka_server import KafkaServer
+
+_numbers = itertools.count(1)
+
+
+class Place:
+    """A fresh topic, and an interval of a sink that sends there."""
+
+    def __init__(self, server: KafkaServer) -> None:
+        self.server = server
+        self.topic = f"sink-{next(_numbers)}"
+        self.setup = SinkSetup("plant", self.topic, 0, 1, 1, SystemClock())
+        self.refusals: list[str] = []
+
+    async def make(self, partitions: int = 1, **settings: str) -> None:
+        async with self.admin() as admin:
+            await admin.create_topics([NewTopic(self.topic, partitions, 1, topic_configs=settings)])
+
+    @asynccontextmanager
+    async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
+        client = AIOKafkaAdminClient(bootstrap_servers=self.server.address)
+        await client.start()
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    @asynccontextmanager
+    async def connection(self, address: str = "", **settings: Any) -> AsyncIterator[KafkaConnection]:
+        """A connection, not yet open."""
+        sink = KafkaTopic(self.topic, brokers=KafkaBrokers(address or self.server.address), **settings)
+        connection = KafkaConnection(sink, self.setup, sink._cluster())
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def deliver(self, until: int, address: str = "", tries: int = 10) -> None:
+        """Send messages up to a position, ten at a time, as a worker does: from where the topic ends, again."""
+        for _ in range(tries):
+            try:
+                async with self.connection(address) as connection:
+                    position = await connection.open()
+                    while position < until:
+                        await connection.send(numbered(position, min(until, position + 10)))
+                        position = min(until, position + 10)
+                    return
+            except SinkUnavailableError as error:
+                self.refusals.append(error.message)
+        raise AssertionError(self.refusals)
+
+    async def read(self, partition: int = 0) -> list[int]:
+        """The numbers of the committed messages of a partition."""
+        place = TopicPartition(self.topic, partition)
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self.server.address, isolation_level="read_committed", auto_offset_reset="earliest"
+        )
+        await consumer.start()
+        found: list[int] = []
+        try:
+            consumer.assign([place])
+            end = (await consumer.end_offsets([place]))[place]
+            async with asyncio.timeout(30):
+                while await consumer.position(place) < end:
+                    for messages in (await consumer.getmany(place, timeout_ms=100)).values():
+                        found += [int(message.value) for message in messages]
+        finally:
+            await consumer.stop()
+        return found
+
+
+def numbered(lo: int, hi: int, size: int = 0) -> SinkMessages:
+    values: Sequence[bytes | None] = [b"%0*d" % (size, number) for number in range(lo, hi)]
+    return SinkMessages(lo, [b"d"] * (hi - lo), list(values), [0] * (hi - lo))
+
+
+@pytest.fixture
+async def place(kafka: KafkaServer) -> Place:
+    return Place(kafka)
+
+
+@pytest.mark.parametrize("api", [END_TXN, TXN_OFFSET_COMMIT])
+@pytest.mark.parametrize("fault", list(RequestFault))
+async def test_a_request_that_is_lost_or_late_loses_and_doubles_nothing(
+    place: Place, api: int, fault: RequestFault
+) -> None:
+    """A late one arrives in the midst of the next transaction: the end of the one before must not end that."""
+    await place.make()
+    with KafkaProxy(place.server) as proxy:
+        async with place.connection(place.server.proxied) as first:
+            await first.open()
+            await first.send(numbered(0, 10))
+            proxy.arm(api, fault)
+            try:
+                await first.send(numbered(10, 20))
+            except SinkUnavailableError:
+                await first.close()
+                await first.open()
+            assert proxy.struck == 1
+            producer = first._producer
+            assert producer is not None
+            step = "send_offsets_to_transaction" if api == END_TXN else "commit_transaction"
+            undisturbed = getattr(producer, step)
+
+            async def behind_a_late_request(*arguments: Any) -> None:
+                await producer.flush()
+                await asyncio.to_thread(proxy.land)
+                if api == END_TXN:
+                    raise SinkUnavailableError("the worker is killed before it sends the position")
+                await undisturbed(*arguments)
+
+            setattr(producer, step, behind_a_late_request)
+            with suppress(SinkUnavailableError):
+                await first.send(numbered(20, 30))
+        # The worker is killed here: what the database knows is older, so the position at the broker decides.
+        await place.deliver(50)
+    assert await place.read() == list(range(50)), place.refusals
