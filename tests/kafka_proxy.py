@@ -1,11 +1,11 @@
 """A TCP proxy in front of a Kafka broker, at the address that the broker advertises to those who come through it.
 
-    proxy.cut()              close all connections now
-    proxy.stall(True)        pass nothing until stall(False); connections stay open
-    proxy.arm(api, fault)    the next request of this API meets a fault:
-        LOST_ANSWER          it arrives; its answer and the connection are lost
-        LOST                 the connection is cut before it arrives
-        LATE                 the client loses its connection; the request arrives at `land()`, however late
+proxy.cut()              close all connections now
+proxy.stall(True)        pass nothing until stall(False); connections stay open
+proxy.arm(api, fault)    the next request of this API meets a fault:
+    LOST_ANSWER          it arrives; its answer and the connection are lost
+    LOST                 the connection is cut before it arrives
+    LATE                 the client loses its connection; the request arrives at `land()`, however late
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from millpy.model.stage import ResidentInterval, StageBinding, StepResult, Store
 from millpy.sinks.messages import SinkMessages, joined
 from millpy.sinks.protocol import Sink
 
-MESSAGE_OVERHEAD = 64
-"""Bytes that count for a message beside its content."""
+MESSAGE_OVERHEAD, HEADER_OVERHEAD = 100, 10
+"""Bytes that count for a message, and for each of its headers, beside its content: a batch of Kafka begins with 61."""
 Encode = Callable[[Any], bytes | None]
 _JSON = msgspec.json.Encoder()
 
@@ -93,6 +93,8 @@ class OutboxInterval(ResidentInterval):
         self._position = position
         self._encode = [encoder_of(sink, taken.record_type) for taken in binding.inputs]
         self._headers = [(name, getter(name)) for name in sink.headers]
+        of_headers = sum(HEADER_OVERHEAD + len(name.encode()) - len(name) for name in sink.headers)
+        self._bytes_max = sink.message_bytes_max - MESSAGE_OVERHEAD - of_headers
 
     def step(self, work: Work) -> StepResult:
         """Make a message of each record, in order of arrival; none of them is late.
@@ -128,7 +130,7 @@ class OutboxInterval(ResidentInterval):
         headers = [self._headers_of(record) for record in objects] if self._headers else []
         times = bundle.records.event_times.tolist()
         made = SinkMessages(self._position, [texts[code] for code in codes], values, times, headers)
-        sizes, bytes_max = made.sizes(), self._sink.message_bytes_max - MESSAGE_OVERHEAD
+        sizes, bytes_max = made.sizes(), self._bytes_max
         if not failed and max(sizes) <= bytes_max:
             return made
         for place, size in enumerate(sizes):

@@ -85,7 +85,7 @@ class Place:
             async with asyncio.timeout(30):
                 while await consumer.position(place) < end:
                     for messages in (await consumer.getmany(place, timeout_ms=100)).values():
-                        found += [int(message.value) for message in messages]
+                        found += [int(message.value[-9:]) for message in messages]
         finally:
             await consumer.stop()
         return found
@@ -113,11 +113,12 @@ async def test_a_request_that_is_lost_or_late_loses_and_doubles_nothing(
             await first.open()
             await first.send(numbered(0, 10))
             proxy.arm(api, fault)
+            position = 20
             try:
                 await first.send(numbered(10, 20))
             except SinkUnavailableError:
                 await first.close()
-                await first.open()
+                position = await first.open()
             assert proxy.struck == 1
             producer = first._producer
             assert producer is not None
@@ -133,7 +134,66 @@ async def test_a_request_that_is_lost_or_late_loses_and_doubles_nothing(
 
             setattr(producer, step, behind_a_late_request)
             with suppress(SinkUnavailableError):
-                await first.send(numbered(20, 30))
+                await first.send(numbered(position, position + 10))
         # The worker is killed here: what the database knows is older, so the position at the broker decides.
         await place.deliver(50)
     assert await place.read() == list(range(50)), place.refusals
+
+
+async def test_batches_are_no_larger_than_the_topic_allows(place: Place) -> None:
+    await place.make(**{"max.message.bytes": "10000"})
+    async with place.connection(message_bytes_max=10_000) as connection:
+        assert await connection.open() == 0
+        await connection.send(numbered(0, 300, size=100))
+        await connection.send(numbered(300, 301, size=9_900))
+    assert await place.read() == list(range(301))
+
+
+async def test_a_larger_message_of_an_older_graph_leaves_if_the_broker_takes_it(place: Place) -> None:
+    """What waits in the outbox was measured by the limit of its time; the limit of today must not hold it back."""
+    await place.make()
+    async with place.connection(message_bytes_max=1_000) as connection:
+        await connection.open()
+        await connection.send(numbered(0, 3, size=5_000))
+    assert await place.read() == [0, 1, 2]
+
+
+async def test_a_batch_that_the_broker_refuses_is_named_with_the_setting(place: Place) -> None:
+    await place.make(**{"max.message.bytes": "1000"})
+    async with place.connection() as connection:
+        await connection.open()
+        with pytest.raises(SinkUnavailableError, match="refuses a batch of up to 1,000,000 bytes"):
+            await connection.send(numbered(0, 1, size=2_000))
+
+
+async def test_a_missing_topic_is_named_at_once_and_not_created(place: Place) -> None:
+    async with place.connection() as connection:
+        async with asyncio.timeout(5):
+            with pytest.raises(SinkUnavailableError, match="does not exist"):
+                await connection.open()
+    async with place.admin() as admin:
+        assert place.topic not in await admin.list_topics()
+
+
+async def test_a_connection_follows_the_number_of_partitions(place: Place) -> None:
+    """More of them get keys without a new connection; fewer, of a topic made again, must not stop it for ever."""
+    await place.make()
+    async with place.connection() as connection, place.admin() as admin:
+        await connection.open()
+        await connection.send(numbered(0, 10))
+        await admin.create_partitions({place.topic: NewPartitions(2)})
+        producer = connection._producer
+        assert producer is not None
+        while connection._count < 2:
+            await producer.client.force_metadata_update()
+            connection._count_partitions(producer)
+        of_key = connection._partition_of(b"d")
+        await connection.send(numbered(10, 20))
+        found = await place.read(of_key)
+        assert found == (list(range(10, 20)) if of_key else list(range(20)))
+        await admin.delete_topics([place.topic])
+        while place.topic in await admin.list_topics():
+            pass
+        await producer.client.force_metadata_update()
+        with pytest.raises(SinkUnavailableError, match="does not exist"):
+            await connection.send(numbered(20, 30))
