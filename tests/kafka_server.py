@@ -37,7 +37,9 @@ SETTINGS = {
     "process.roles": "broker,controller",
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
-    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,TLS:SSL,LOGIN:SASL_SSL",
+    "listener.security.protocol.map": (
+        "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,TLS:SSL,LOGIN:SASL_SSL"
+    ),
     "inter.broker.listener.name": "PLAINTEXT",
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.replication.factor": "1",
@@ -175,7 +177,12 @@ class KafkaServer:
     def _end(self, command: str, number: signal.Signals) -> None:
         if self._process is None:
             assert self._tool(command).returncode == 0
-            for address in (self.address, self.tls, self.login, self.behind):  # the tool waits for less: its command line to go
+            for address in (
+                self.address,
+                self.tls,
+                self.login,
+                self.behind,
+            ):  # the tool waits for less: its command line to go
                 _await_free(address)
         elif self._process.poll() is None:
             self._process.send_signal(number)

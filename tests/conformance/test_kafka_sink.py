@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
+from aiokafka.admin import NewPartitions
 
 from millpy.clock import SystemClock
 from millpy.errors import SinkUnavailableError
@@ -21,6 +20,7 @@ from millpy.sinks.protocol import SinkSetup
 from millpy.sources.kafka.source import KafkaBrokers
 from tests.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, KafkaProxy, RequestFault
 from tests.kafka_server import KafkaServer
+from tests.kafka_topics import admin_of, committed_messages, make_topic
 
 _numbers = itertools.count(1)
 
@@ -35,17 +35,7 @@ class Place:
         self.refusals: list[str] = []
 
     async def make(self, partitions: int = 1, **settings: str) -> None:
-        async with self.admin() as admin:
-            await admin.create_topics([NewTopic(self.topic, partitions, 1, topic_configs=settings)])
-
-    @asynccontextmanager
-    async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
-        client = AIOKafkaAdminClient(bootstrap_servers=self.server.address)
-        await client.start()
-        try:
-            yield client
-        finally:
-            await client.close()
+        await make_topic(self.server.address, self.topic, partitions, **settings)
 
     @asynccontextmanager
     async def connection(self, address: str = "", **settings: Any) -> AsyncIterator[KafkaConnection]:
@@ -73,22 +63,8 @@ class Place:
 
     async def read(self, partition: int = 0) -> list[int]:
         """The numbers of the committed messages of a partition."""
-        place = TopicPartition(self.topic, partition)
-        consumer = AIOKafkaConsumer(
-            bootstrap_servers=self.server.address, isolation_level="read_committed", auto_offset_reset="earliest"
-        )
-        await consumer.start()
-        found: list[int] = []
-        try:
-            consumer.assign([place])
-            end = (await consumer.end_offsets([place]))[place]
-            async with asyncio.timeout(30):
-                while await consumer.position(place) < end:
-                    for messages in (await consumer.getmany(place, timeout_ms=100)).values():
-                        found += [int(message.value[-9:]) for message in messages]
-        finally:
-            await consumer.stop()
-        return found
+        messages = await committed_messages(self.server.address, self.topic, [partition])
+        return [int(message.value[-9:]) for message in messages]
 
 
 def numbered(lo: int, hi: int, size: int = 0) -> SinkMessages:
@@ -171,14 +147,14 @@ async def test_a_missing_topic_is_named_at_once_and_not_created(place: Place) ->
         async with asyncio.timeout(5):
             with pytest.raises(SinkUnavailableError, match="does not exist"):
                 await connection.open()
-    async with place.admin() as admin:
+    async with admin_of(place.server.address) as admin:
         assert place.topic not in await admin.list_topics()
 
 
 async def test_a_connection_follows_the_number_of_partitions(place: Place) -> None:
     """More of them get keys without a new connection; fewer, of a topic made again, must not stop it for ever."""
     await place.make()
-    async with place.connection() as connection, place.admin() as admin:
+    async with place.connection() as connection, admin_of(place.server.address) as admin:
         await connection.open()
         await connection.send(numbered(0, 10))
         await admin.create_partitions({place.topic: NewPartitions(2)})

@@ -93,8 +93,9 @@ class KafkaConnection:
             compression_type=topic.compression,
             max_batch_size=topic.message_bytes_max,
         )
-        client = self._producer.client
+        client, accumulator = self._producer.client, self._producer._message_accumulator
         client.send = _sending_once(client.send)
+        accumulator.reenqueue = _unless_done(accumulator.reenqueue)
         self._producer._sender._do_add_partitions_to_txn = self._add_partitions
         async with self._answers(self._producer, ANSWER_S_MAX):
             await self._producer.start()
@@ -248,6 +249,16 @@ def _sending_once(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitabl
             raise
 
     return send_once
+
+
+def _unless_done(reenqueue: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a function that sends a batch again, unless its transaction has failed meanwhile."""
+
+    def reenqueue_pending(batch: Any) -> None:
+        if not batch.future.done():
+            reenqueue(batch)
+
+    return reenqueue_pending
 
 
 def _missing(topic: str) -> SinkUnavailableError:

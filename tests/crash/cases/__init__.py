@@ -9,6 +9,7 @@ from tests.crash.cases import (
     failover,
     freezing,
     joins,
+    kafka_to_kafka,
     killing,
     live,
     lookups,
@@ -27,7 +28,7 @@ from tests.crash.world import Case
 def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
     first = (killing, freezing, database, network, pressure, failover, broker, sources)
-    parts = (*first, takes, early, panes, retention, live, tools, joins, lookups, sinks)
+    parts = (*first, takes, early, panes, retention, live, tools, joins, lookups, sinks, kafka_to_kafka)
     return [case for part in parts for case in part.cases()]
 
 
