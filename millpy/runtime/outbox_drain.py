@@ -113,12 +113,15 @@ class OutboxDrain:
 
     def due_report(self) -> SinkReport | None:
         """Return what is to be recorded; None if nothing has changed, or nothing is known yet."""
-        now = self.connection
-        if now.is_connected is None and self.delivered == self._recorded:
+        if self.connection.is_connected is None and self.delivered == self._recorded:
             return None
-        connected, why = now.is_connected is not False, now.why
-        report = SinkReport(self.grant, self.delivered, connected, now.since_us, why, now.attempts)
+        report = self._report()
         return None if report == self._reported else report
+
+    def _report(self) -> SinkReport:
+        now = self.connection
+        connected = now.is_connected is not False
+        return SinkReport(self.grant, self.delivered, connected, now.since_us, now.why, now.attempts)
 
     def recorded(self, report: SinkReport) -> None:
         """Learn that a report is stored."""
@@ -165,10 +168,14 @@ class OutboxDrain:
             log.warning("sink %s, interval %d: %s; trying again", self._setup.sink, self._setup.interval, why)
 
     async def _connect_and_deliver(self) -> None:
+        if not self._setup.trusted():  # a connection would shut out that of the new owner
+            raise SinkUnavailableError("the lease has ended, and another worker may own the interval")
         connection = self._open_connection or self._sink.connect(self._setup)
         self._open_connection = None
         try:
             known = await connection.open()
+            if known is not None and known > self.head:  # a new owner has committed them, or the database is an old one
+                await self._context.store.record_delivered([self._report()])
             self._begin(known)
             self.connection.connected()
             while True:

@@ -1,7 +1,7 @@
 """Kafka to Kafka through two stages: a graph, its input, and its worker processes.
 
-The running sum of each device is exact only if each reading counts once, in order. The second stage numbers the sums, so
-that it has state of its own. What leaves is compared by `sink_faults`, in a topic and in a table.
+The running sum of each device is exact only if each reading counts once, in order. The second stage has state of its
+own, by which it sees a sum that comes again. What leaves is compared by `sink_faults`, in a topic and in a table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import random
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -148,8 +147,7 @@ class Pipe:
 
     def finish(self, *workers: Worker) -> None:
         """Wait until everything has left, and let the workers end in good order."""
-        done = partial(self._is_done)
-        workers[0].await_while_running(done, f"all of {self.number} have left", 60)
+        workers[0].await_while_running(self._is_done, f"all of {self.number} have left", 60)
         for worker in workers:
             worker.drain()
         self.world.await_finished(*workers)
