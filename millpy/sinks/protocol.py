@@ -60,8 +60,8 @@ class SinkSetup:
             numbers, and its positions begin at 0.
         intervals: how many intervals the step has.
         clock: the clock.
-        trusted: tells whether the lease is still valid. It is called before each `open`; a connection that reconnects by
-            itself calls it before that, too.
+        trusted: tells whether the lease is still valid. The runtime calls it before each `open`; a connection that
+            reconnects by itself calls it before that.
         connection: whether the sink is connected; a sink that reconnects by itself reports it here.
         secret: the seed of names at brokers, so that others cannot guess them.
     """

@@ -25,7 +25,7 @@ from tests.crash.checks import Fault, differences
 from tests.crash.graph_files import rows
 from tests.kafka_topics import committed_messages
 
-NUMBER = 1_500
+NUMBER = 700
 DEVICES = 12
 PARTITIONS = 3
 POINTS = ("opened", "before", "produced", "committed")

@@ -31,7 +31,7 @@ def cases() -> Iterator[Case]:
     for api, of in ((END_TXN, "EndTxn"), (TXN_OFFSET_COMMIT, "TxnOffsetCommit")):
         for fault in RequestFault:
             name = NAME.format(f"{of}, {fault.value}")
-            yield Case(name, "", partial(request_lost, api=api, fault=fault))
+            yield Case(name, "", partial(request_lost, api, fault, None, NUMBER))
     for point in ("before", "produced"):
         yield Case(NAME.format(f"broker killed in a transaction, {point}"), "", partial(broker_killed, point=point))
     yield Case(NAME.format("PostgreSQL killed and restarted"), "", server_killed)
@@ -93,9 +93,7 @@ def stalled(world: World, company: bool, server: KafkaServer | None = None, numb
         pipe.finish(worker, *others)
 
 
-def request_lost(
-    world: World, api: int, fault: RequestFault, server: KafkaServer | None = None, number: int = NUMBER
-) -> None:
+def request_lost(api: int, fault: RequestFault, server: KafkaServer | None, number: int, world: World) -> None:
     """Lose requests of transactions and their answers; late ones arrive while the next transactions are open."""
     pipe = Pipe(world, server or shared_broker(), number)
     with KafkaProxy(pipe.server) as proxy:
