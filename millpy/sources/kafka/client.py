@@ -222,6 +222,14 @@ class Client:
         async with _answers(_END_S_MAX):
             return int((await self._consumer.end_offsets([self._place]))[self._place])
 
+    def newest(self) -> int | None:
+        """Return the offset after the newest record, of open transactions, too, as the last fetch told; None before it.
+
+        Beyond `end()` everything waits for the oldest open transaction.
+        """
+        found = self._consumer.highwater(self._place)
+        return None if found is None else int(found)
+
     async def at_time(self, ms: int) -> int | None:
         """Return the first offset with a timestamp of at least `ms`; None when there is none yet."""
         async with _answers():
