@@ -13,6 +13,7 @@ from aiokafka.admin import NewPartitions
 
 from millpy.clock import SystemClock
 from millpy.errors import SinkUnavailableError
+from millpy.model.finding import Severity
 from millpy.sinks.kafka.connection import KafkaConnection
 from millpy.sinks.kafka.topic import KafkaTopic
 from millpy.sinks.messages import SinkMessages
@@ -173,3 +174,16 @@ async def test_a_connection_follows_the_number_of_partitions(place: Place) -> No
         await producer.client.force_metadata_update()
         with pytest.raises(SinkUnavailableError, match="does not exist"):
             await connection.send(numbered(20, 30))
+
+
+async def test_the_doctor_says_what_the_topic_does_not_take(place: Place) -> None:
+    sink = KafkaTopic(place.topic, brokers=KafkaBrokers(place.server.address), message_bytes_max=50_000)
+    (missing,) = [finding async for finding in sink.examine("plant", "out")]
+    assert (missing.severity, "does not exist" in missing.found) == (Severity.ERROR, True)
+    await place.make(**{"max.message.bytes": "10000"})
+    (too_small,) = [finding async for finding in sink.examine("plant", "out")]
+    assert too_small.severity is Severity.WARNING
+    assert "takes batches of 10,000 bytes, and messages may have 50,000" in too_small.found
+    fitting = KafkaTopic(place.topic, brokers=KafkaBrokers(place.server.address), message_bytes_max=10_000)
+    (fine,) = [finding async for finding in fitting.examine("plant", "out")]
+    assert (fine.severity, "has 1 partitions" in fine.found) == (Severity.OK, True)

@@ -211,9 +211,7 @@ class KafkaConnection:
         except ProducerFenced as error:
             raise SinkUnavailableError(f"another connection has taken over {self.id}") from error
         except (KafkaConnectionError, NodeNotReadyError) as error:
-            named = [(broker.host, broker.port) for broker in producer.client.cluster.brokers()]
-            places = dict.fromkeys([*((host, port) for host, port, _ in producer.client.hosts), *named])
-            why: MillError = await reason(self._options, places, error)
+            why: MillError = await reason(producer.client, self._options, error)
             raise SinkUnavailableError(why.message, hint=why.hint) from error
         except MessageSizeTooLargeError as error:
             raise SinkUnavailableError(

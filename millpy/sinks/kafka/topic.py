@@ -94,7 +94,7 @@ class KafkaTopic(Sink):
         cluster = self._cluster()
         from millpy.sinks.kafka.examination import examine
 
-        return examine(self.topic, cluster, graph, sink)
+        return examine(self, cluster, graph, sink)
 
     def _cluster(self) -> Cluster:
         """Return the addresses and credentials, which a source of this topic has, too."""

@@ -275,8 +275,8 @@ class KafkaInjector:
         elif now - self._open_since[1] >= _OPEN_S and not self._open_told:
             assert newest is not None
             self._open_told = (
-                f"{self._setup.partition}: a transaction is open since offset {end}, and {newest - end} offsets wait for "
-                "its end; if its producer is gone, see kafka-transactions.sh find-hanging"
+                f"{self._setup.partition}: a transaction is open since offset {end}, and {newest - end} offsets wait "
+                "for its end; if its producer is gone, see kafka-transactions.sh find-hanging"
             )
             self._setup.connection.hold(self._open_told)
         return is_open
