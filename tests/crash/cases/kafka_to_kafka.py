@@ -110,7 +110,7 @@ def request_lost(api: int, fault: RequestFault, server: KafkaServer | None, numb
 
 
 def broker_killed(world: World, point: str, server: KafkaServer | None = None, number: int = NUMBER) -> None:
-    """Kill the broker and restart it while a transaction is open, whose worker goes on then."""
+    """Kill the broker and restart it while a transaction is open, whose worker continues then."""
     pipe = Pipe(world, server or shared_broker(), number)
     pipe.publish(0, number)
     worker = pipe.worker(f"{point}:4:stop")
