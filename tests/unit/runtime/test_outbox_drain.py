@@ -53,9 +53,9 @@ async def world() -> AsyncIterator[World]:
     await subject.close()
 
 
-def drain_of(owner: Owner, interval_id: int, sink: Ahead, asked: list[bool], *, trusted: bool) -> OutboxDrain:
+def drain_of(owner: Owner, interval_id: int, sink: Ahead, *, trusted: bool, asked: asyncio.Semaphore) -> OutboxDrain:
     def is_trusted() -> bool:
-        asked.append(trusted)
+        asked.release()
         return trusted
 
     clock = SystemClock()
@@ -66,11 +66,11 @@ def drain_of(owner: Owner, interval_id: int, sink: Ahead, asked: list[bool], *, 
 
 async def test_a_worker_without_a_lease_does_not_connect(world: World) -> None:
     """Its connection would shut out that of the new owner."""
-    owner, sink, asked = await world.owner(world.a), Ahead(), list[bool]()
-    drain = drain_of(owner, world.a.interval_id, sink, asked, trusted=False)
+    owner, sink, asked = await world.owner(world.a), Ahead(), asyncio.Semaphore(0)
+    drain = drain_of(owner, world.a.interval_id, sink, trusted=False, asked=asked)
     async with asyncio.timeout(10):
-        while len(asked) < 3:
-            await asyncio.sleep(0)
+        for _ in range(3):
+            await asked.acquire()
     await drain.close()
 
     assert sink.opened == 0
@@ -80,7 +80,7 @@ async def test_a_worker_without_a_lease_does_not_connect(world: World) -> None:
 @pytest.mark.parametrize("lost", [False, True])
 async def test_only_an_owner_suspects_the_database(world: World, lost: bool) -> None:
     owner, sink = await world.owner(world.a), Ahead()
-    drain = drain_of(owner, world.a.interval_id, sink, [], trusted=True)
+    drain = drain_of(owner, world.a.interval_id, sink, trusted=True, asked=asyncio.Semaphore(0))
     if lost:
         await owner.take_over_from_self()
     async with asyncio.timeout(10):
