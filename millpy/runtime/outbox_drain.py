@@ -15,15 +15,16 @@ import logging
 import random
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from millpy.clock import Clock
-from millpy.errors import CorruptionError, OwnershipError, SinkUnavailableError, TransientError
+from millpy.errors import CorruptionError, OwnershipError, SinkUnavailableError, TransientError, UsageError
 from millpy.ingest.connection_state import ConnectionState
 from millpy.limits import Limits
 from millpy.model.checkpoint import Grant, OutboxRows, OutboxState
+from millpy.model.record import RecordType
 from millpy.sinks.messages import SinkMessages, decode, joined
 from millpy.sinks.protocol import Sink, SinkConnection, SinkSetup
 from millpy.store.protocol import SinkReport, Store
@@ -60,14 +61,25 @@ class OutboxDrain:
         head: the position behind the last committed message.
         delivered: the other side has all messages before it.
         size: bytes of the committed rows that are not delivered.
-        is_full: whether more waits than the limits allow, until it is half of that.
+        is_full: whether the interval takes no input: more waits than the limits allow, until it is half of that, or the
+            sink is not prepared.
         connection: whether the sink is connected, and why not.
     """
 
-    def __init__(self, context: DrainContext, grant: Grant, sink: Sink, setup: SinkSetup, state: OutboxState) -> None:
+    def __init__(
+        self,
+        context: DrainContext,
+        grant: Grant,
+        sink: Sink,
+        setup: SinkSetup,
+        state: OutboxState,
+        record_types: Sequence[RecordType] = (),
+    ) -> None:
         self._context = context
         self._sink = sink
         self._setup = setup
+        self._record_types = record_types
+        self._prepared = type(sink).prepare is Sink.prepare  # which does nothing
         self.grant = grant
         self.connection: ConnectionState = setup.connection
         self.head, self.delivered = state.head, state.delivered
@@ -148,18 +160,27 @@ class OutboxDrain:
         while True:
             before = self.delivered
             try:
+                await self._prepare()
                 await self._connect_and_deliver()
             except OwnershipError as error:
                 log.debug("sink %s: %s", self._setup.sink, error)  # the worker will find that out, too
             except CorruptionError:
                 raise
-            except TransientError as error:
+            except (TransientError, UsageError) as error:
                 self._lost(f"{error.message} ({error.hint})" if error.hint else error.message)
             except Exception as error:  # a defect of a sink must not stop what else the worker runs
                 log.exception("sink %s, interval %d", self._setup.sink, self._setup.interval)
                 self._lost(f"{type(error).__name__}: {error}")
             retry_s = limits.retry_s_min if self.delivered > before else min(limits.retry_s_max, retry_s * 2)
             await self._context.clock.sleep(retry_s * self._context.rng.uniform(0.5, 1.0))
+
+    async def _prepare(self) -> None:
+        """Get what messages need, before the interval takes input."""
+        if not self._prepared:
+            await self._sink.prepare(self._record_types)
+            self._prepared = True
+            self._judge()
+            self._context.wake()
 
     def _lost(self, why: str) -> None:
         known = self.connection.why
@@ -215,7 +236,11 @@ class OutboxDrain:
     def _judge(self) -> None:
         limits, waiting = self._context.limits, self.head - self.delivered
         share = 2 if self.is_full else 1
-        self.is_full = self.size * share > limits.outbox_bytes_max or waiting * share > limits.outbox_records_max
+        self.is_full = (
+            not self._prepared
+            or self.size * share > limits.outbox_bytes_max
+            or waiting * share > limits.outbox_records_max
+        )
 
     async def _await_recorded(self, position: int) -> None:
         """Wait until the progress is stored, because the other side cannot tell it after a crash."""

@@ -94,7 +94,7 @@ class OutboxDrains:
             connection=ConnectionState(self._clock.now_us),
             secret=self._plan.deployment.secret,
         )
-        self._drains[grant.interval_id] = OutboxDrain(self._context, grant, plan.sink, setup, state)
+        self._drains[grant.interval_id] = OutboxDrain(self._context, grant, plan.sink, setup, state, plan.input_types)
         if self._reporter is None:
             self._reporter = asyncio.create_task(self._keep_reporting(), name="millpy-outbox-progress")
 

@@ -48,7 +48,8 @@ def field_bytes(value: Any) -> bytes | None:
 
 def encoder_of(sink: Sink, record_type: RecordType) -> Encode:
     """Return a function from a record to the value of its message."""
-    del record_type
+    if (own := sink.encoder(record_type)) is not None:
+        return own
     if not sink.value:
         return _JSON.encode
     read = getter(sink.value)

@@ -17,9 +17,9 @@ of one `send` for each interval, with the same positions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from millpy.clock import Clock
 from millpy.errors import GraphError
@@ -146,6 +146,29 @@ class Sink(GraphPart, ABC):
             SchemaError: a field does not exist.
         """
         del record_type
+
+    def encoder(self, record_type: RecordType) -> Callable[[Any], bytes | None] | None:
+        """Return what makes the value of a message of a record; None for the field `value`, or JSON.
+
+        It raises ValueError for a record of which there can be no message.
+        """
+        del record_type
+        return None
+
+    async def prepare(self, record_types: Sequence[RecordType]) -> None:
+        """Get what messages need from elsewhere, such as the id of a schema.
+
+        It is called when a graph is deployed, and by each owner before its interval takes input.
+
+        Raises:
+            ConfigError: the other side refuses, so the graph is not deployed.
+            SinkUnavailableError: the other side cannot be reached now; the input of the step waits.
+        """
+        return
+
+    def assume_prepared(self, record_types: Sequence[RecordType]) -> None:
+        """Do as `prepare`, without the other side: for tests by `GraphDriver`."""
+        return
 
     async def examine(self, graph: str, sink: str) -> AsyncIterator[Finding]:
         """Yield what `millpy doctor` is to report: whether the other side answers, and what is risky there.
