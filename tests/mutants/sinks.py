@@ -68,8 +68,9 @@ MUTANTS = [
     ),
     Mutant(
         DRAIN,
-        "self.is_full = self.size * share > limits.outbox_bytes_max or waiting * share > limits.outbox_records_max",
-        "self.is_full = share < 0",
+        "            or self.size * share > limits.outbox_bytes_max\n"
+        "            or waiting * share > limits.outbox_records_max\n",
+        "",
         killers=(f"{OF_SINKS}test_a_full_outbox_makes_its_input_wait_and_nothing_else",),
         line="While the other side is away, messages wait",
     ),
