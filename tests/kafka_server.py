@@ -37,7 +37,9 @@ SETTINGS = {
     "process.roles": "broker,controller",
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
-    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,TLS:SSL,LOGIN:SASL_SSL",
+    "listener.security.protocol.map": (
+        "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,TLS:SSL,LOGIN:SASL_SSL"
+    ),
     "inter.broker.listener.name": "PLAINTEXT",
     "offsets.topic.replication.factor": "1",
     "transaction.state.log.replication.factor": "1",
@@ -69,6 +71,8 @@ class KafkaServer:
 
     Attributes:
         address: where it speaks plainly.
+        proxied: the address that it names to those who come by `behind`; a proxy of a test listens there.
+        behind: where that proxy finds it.
         tls: where it speaks TLS, with a certificate for 127.0.0.1 only.
         login: the same, for those who log in.
         authority: file of the authority that vouches for the certificate; nobody else trusts it.
@@ -77,7 +81,7 @@ class KafkaServer:
     def __init__(self, directory: Path, *, quick: bool = False) -> None:
         self.directory = directory
         self.authority = directory.with_suffix(".ca.pem")
-        self.address = self.tls = self.login = ""
+        self.address = self.tls = self.login = self.proxied = self.behind = ""
         self._keys = directory.with_suffix(".keys.pem")
         self._quick = quick
         self._settings: Mapping[str, str] = {}
@@ -122,12 +126,13 @@ class KafkaServer:
     def _make_settings(self) -> None:
         self.directory.mkdir(parents=True)
         certificate_for("127.0.0.1", self.authority, self._keys)
-        self.address, control, self.tls, self.login = (f"127.0.0.1:{free_port()}" for _ in range(4))
-        advertised = f"PLAINTEXT://{self.address},TLS://{self.tls},LOGIN://{self.login}"
+        addresses = [f"127.0.0.1:{free_port()}" for _ in range(6)]
+        self.address, control, self.tls, self.login, self.proxied, self.behind = addresses
+        direct = f"PLAINTEXT://{self.address},TLS://{self.tls},LOGIN://{self.login}"
         module = "org.apache.kafka.common.security"
         self._settings = SETTINGS | {
-            "listeners": f"{advertised},CONTROLLER://{control}",
-            "advertised.listeners": advertised,
+            "listeners": f"{direct},PROXIED://{self.behind},CONTROLLER://{control}",
+            "advertised.listeners": f"{direct},PROXIED://{self.proxied}",
             "controller.quorum.voters": f"1@{control}",
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": str(self._keys),
@@ -172,7 +177,12 @@ class KafkaServer:
     def _end(self, command: str, number: signal.Signals) -> None:
         if self._process is None:
             assert self._tool(command).returncode == 0
-            for address in (self.address, self.tls, self.login):  # the tool waits for less: its command line to go
+            for address in (
+                self.address,
+                self.tls,
+                self.login,
+                self.behind,
+            ):  # the tool waits for less: its command line to go
                 _await_free(address)
         elif self._process.poll() is None:
             self._process.send_signal(number)

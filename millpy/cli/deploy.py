@@ -16,6 +16,7 @@ from millpy.model.deployment import GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange, of_kind
 from millpy.model.versions import MIGRATE, NEW_GENERATION, cannot_deploy
 from millpy.observability.status_line import working
+from millpy.process.assembly import prepare_sinks
 from millpy.store.postgres.store import PostgresStore
 
 WAY_BACK = "the file lacks parts of the deployed graph: add them, or remove them with millpy deploy FILE --back"
@@ -66,6 +67,8 @@ def deploy(
         if reset:
             asyncio.run(_reset(url, loaded.spec(), list(dict.fromkeys(reset)), dry_run=dry_run, as_json=as_json))
         else:
+            if not dry_run:
+                asyncio.run(prepare_sinks(loaded))
             how = {"back": back, "copy_results": copy_results, "dry_run": dry_run, "as_json": as_json}
             asyncio.run(_deploy(url, loaded.spec(), upgrades, **how))
 

@@ -39,17 +39,20 @@ class Avro(BinaryFormat):
             left out: then it is the one that a message was written with. Otherwise older and newer messages are read
             as this schema, by Avro's rules of resolution, with its defaults.
         registry: the schema registry; without one, messages have no id, and all are written with `schema`.
+        register: whether a sink registers its schema; otherwise it must be registered already.
         inside: where the records are, as for JSON: `Avro(registry=…, inside=Json(many="readings"))`.
     """
 
     schema: str | None
     registry: SchemaRegistry | None
+    register: bool
 
     def __init__(
         self,
         schema: str | Mapping[str, Any] | Path | None = None,
         *,
         registry: SchemaRegistry | None = None,
+        register: bool = True,
         inside: Json = PLAIN,
     ) -> None:
         if schema is None and registry is None:
@@ -61,6 +64,7 @@ class Avro(BinaryFormat):
             )
         object.__setattr__(self, "schema", None if schema is None else _schema_text(schema))
         object.__setattr__(self, "registry", registry)
+        object.__setattr__(self, "register", register)
         object.__setattr__(self, "inside", inside)
         self.__post_init__()
 
@@ -164,6 +168,16 @@ def parsed(text: str, references: Iterable[str] = ()) -> Any:
     LOGICAL_READERS[f"bytes-{_DECIMAL}"] = LOGICAL_READERS[f"fixed-{_DECIMAL}"] = _decimal
     _read_decimals(found)
     return found
+
+
+def parsed_to_write(text: str) -> Any:
+    """Parse a schema that messages are written with. Raises ValueError: it is no schema."""
+    from fastavro import parse_schema
+
+    try:
+        return parse_schema(json.loads(text))
+    except Exception as error:
+        raise ValueError(str(error) or type(error).__name__) from error
 
 
 def _read_decimals(schema: Any) -> None:

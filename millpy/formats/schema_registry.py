@@ -32,6 +32,10 @@ ANSWER_BYTES_MAX = 1_000_000
 REFERENCES_MAX = 100
 """The most schemas that one schema refers to, directly or not."""
 ANSWER_S_MAX = 10.0
+SAID_BYTES_MAX = 1_000
+REFUSALS = (401, 403, 409, 422)
+"""The answers of a registry that will be the same the next time."""
+MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 UNKNOWN_S = 60.0
 """How long the registry is not asked again for an id that it did not know."""
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -62,6 +66,10 @@ class RegisteredSchema:
     kind: str
     text: str
     references: tuple[str, ...] = ()
+
+
+class IncompatibleSchemaError(Exception):
+    """The registry refuses a schema, or our login."""
 
 
 class _UnknownError(Exception):
@@ -128,6 +136,7 @@ class SchemaCache:
         self._known: dict[int, RegisteredSchema] = {}
         self._unknown: dict[int, float] = {}
         self._pending: dict[int, Future[None]] = {}
+        self._ids: dict[tuple[str, str], int] = {}
         self._why = ""
 
     def schema(self, schema_id: int) -> RegisteredSchema:
@@ -197,14 +206,44 @@ class SchemaCache:
             self._add_references(inner, found, (*outer, key))
             found[key] = str(inner["schema"])
 
+    def id_of(self, subject: str, schema: str, *, register: bool) -> int:
+        """Return the id of a schema under a subject, which is registered first if it is to be. It blocks.
+
+        Raises:
+            IncompatibleSchemaError: the registry refuses it, or does not know it and it is not to be registered.
+            OSError: the registry cannot be reached.
+        """
+        path = f"/subjects/{urllib.parse.quote(subject, safe='')}" + ("/versions" if register else "")
+        try:
+            found = int(self._ask(path, {"schema": schema})["id"])
+        except _UnknownError:
+            raise IncompatibleSchemaError("it is not registered") from None
+        self.learn(subject, schema, found)
+        return found
+
+    def learn(self, subject: str, schema: str, schema_id: int) -> None:
+        """Keep the id of a schema under a subject."""
+        with self._lock:
+            _keep(self._ids, (subject, schema), schema_id)
+
+    def known_id(self, subject: str, schema: str) -> int | None:
+        """Return the id of a schema under a subject if the registry was asked for it."""
+        with self._lock:
+            return self._ids.get((subject, schema))
+
     def _get(self, path: str) -> Any:
+        return self._ask(path)
+
+    def _ask(self, path: str, sent: Any = None) -> Any:
         registry = self._registry
         address = registry.address()
         parts = urllib.parse.urlsplit(address)
         user, password = registry.login.username or parts.username, registry.login.password or parts.password
         host = parts.netloc.rpartition("@")[2]
         request = urllib.request.Request(
-            f"{parts.scheme}://{host}{parts.path}{path}", headers={"Accept": "application/vnd.schemaregistry.v1+json"}
+            f"{parts.scheme}://{host}{parts.path}{path}",
+            headers={"Accept": MEDIA_TYPE, "Content-Type": MEDIA_TYPE},
+            data=None if sent is None else json.dumps(sent).encode(),
         )
         if user is not None:
             token = base64.b64encode(f"{user}:{password or ''}".encode()).decode()
@@ -219,9 +258,12 @@ class SchemaCache:
             with urllib.request.urlopen(request, timeout=ANSWER_S_MAX, context=context) as answer:
                 text = answer.read(ANSWER_BYTES_MAX + 1)
         except urllib.error.HTTPError as error:
-            error.close()
+            with error:
+                said = error.read(SAID_BYTES_MAX).decode(errors="replace") if error.code in REFUSALS else ""
             if error.code == 404:
                 raise _UnknownError from None
+            if sent is not None and said:
+                raise IncompatibleSchemaError(f"{host} answers {error.code}: {said}") from None
             raise OSError(f"{host} answers {error.code} {error.reason}") from None
         except urllib.error.URLError as error:
             raise OSError(f"{host}: {error.reason}") from None
@@ -230,7 +272,7 @@ class SchemaCache:
         return json.loads(text)
 
 
-def _keep(kept: dict[int, Any], key: int, value: Any) -> None:
+def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
     """Keep a value, and forget the oldest one beyond the bound."""
     kept.pop(key, None)
     if len(kept) >= SCHEMAS_MAX:
@@ -244,6 +286,11 @@ _CACHES: dict[SchemaRegistry, SchemaCache] = {}
 def cache_of(registry: SchemaRegistry) -> SchemaCache:
     """Return the cache of a registry, one in a process."""
     return _CACHES.setdefault(registry, SchemaCache(registry))
+
+
+def framed(schema_id: int, payload: bytes) -> bytes:
+    """Return a message that begins with the id of its schema."""
+    return b"\0" + schema_id.to_bytes(_HEADER_BYTES - 1, "big") + payload
 
 
 def unframed(payload: bytes) -> tuple[int, bytes]:

@@ -112,6 +112,11 @@ class ComputationPlan:
         )
 
     @property
+    def input_types(self) -> tuple[RecordType, ...]:
+        """The types of the records that it takes; none for an injector."""
+        return tuple(taken.record_type for taken in self.node.inputs) if isinstance(self.node, StageNode) else ()
+
+    @property
     def delivers(self) -> bool:
         """Whether it has an outbox."""
         return self.sink is not None

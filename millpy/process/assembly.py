@@ -14,8 +14,8 @@ from functools import partial
 import pyarrow as pa
 
 from millpy.clock import Clock, SystemClock, random_id
-from millpy.errors import GraphVersionError, NotMigratedError, TransientError, UsageError
-from millpy.graph import Graph
+from millpy.errors import GraphVersionError, NotMigratedError, SinkUnavailableError, TransientError, UsageError
+from millpy.graph import Graph, StageNode
 from millpy.hosting.failpoints import Failpoints, NoFailpoints
 from millpy.hosting.plan import plan
 from millpy.limits import Limits
@@ -26,6 +26,7 @@ from millpy.runtime.observer import Observer, Observers
 from millpy.runtime.pauses import short_pauses
 from millpy.runtime.source_growth import SourceGrowth
 from millpy.runtime.worker import Worker
+from millpy.sinks.outbox import OutboxLogic
 from millpy.store.postgres.archiving import ArchiveInto, ArchivingStore
 from millpy.store.postgres.heartbeat import HeartbeatConnection
 from millpy.store.postgres.store import PostgresStore
@@ -123,8 +124,23 @@ async def deploy(graph: Graph, database_url: str, *, back: bool = False) -> None
         UsageError: the graph cannot be deployed, or does not fit the stored data.
         TransientError: the database is unreachable.
     """
+    await prepare_sinks(graph)
     async with PostgresStore(database_url) as store:
         await store.deploy(graph.spec(), on_purpose=True, back=back)
+
+
+async def prepare_sinks(graph: Graph) -> None:
+    """Let each sink get what its messages need, before the graph is deployed; one that cannot now, does so later.
+
+    Raises:
+        ConfigError: the other side of a sink refuses, for example an incompatible schema.
+    """
+    for node in graph.nodes:
+        if isinstance(node, StageNode) and isinstance(node.logic, OutboxLogic):
+            try:
+                await node.logic.sink.prepare([taken.record_type for taken in node.inputs])
+            except SinkUnavailableError as error:
+                log.warning("sink %s: %s", node.name, error.message)
 
 
 def _archives(graph: Graph) -> tuple[str, ...]:
@@ -152,6 +168,7 @@ async def _begin(
 ) -> Worker:
     """Connect, deploy and register. Return a worker with a lease."""
     await store.open()
+    await prepare_sinks(graph)
     while True:
         try:
             deployment = await store.deploy(growth.applied_to(graph.spec()))

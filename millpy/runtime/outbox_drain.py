@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ from millpy.errors import (
 )
 from millpy.ingest.connection_state import ConnectionState
 from millpy.limits import Limits
-from millpy.model.checkpoint import DeadLetter, Grant, OutboxRows, OutboxState, Settlement
+from millpy.model.checkpoint import DeadLetter, Grant, OutboxRows, OutboxState, RefusedMessage, Settlement
 from millpy.model.dead_letter import printable
 from millpy.model.stage import Release
 from millpy.runtime.refused_messages import RETRY_AFTER_S_MAX, RefusedMessages
@@ -72,7 +72,8 @@ class OutboxDrain:
         grant: the worker's present grant on the interval.
         waiting: the rows that are not delivered.
         refused: the messages that the other side refuses, and those behind them.
-        is_full: whether more waits than the limits allow, until it is half of that.
+        is_full: whether the interval takes no input: more waits than the limits allow, until it is half of that, or the
+            sink is not prepared.
         connection: whether the sink is connected, and why not.
     """
 
@@ -94,6 +95,7 @@ class OutboxDrain:
         self.waiting = WaitingRows(context.store, state)
         self.refused = RefusedMessages(sink.refusals, context.limits, context.rng, state.refused)
         self.is_full = self._closing = False
+        self._prepared = type(sink).prepare is Sink.prepare  # which does nothing
         self._stores_positions = False
         self._news = asyncio.Event()
         self._recorded = state.delivered
@@ -158,13 +160,17 @@ class OutboxDrain:
 
     def due_report(self) -> SinkReport | None:
         """Return what is to be recorded; None if nothing has changed, or nothing is known yet."""
-        now, changes = self.connection, self.refused.changes
-        delivered = self.waiting.delivered
-        if now.is_connected is None and delivered == self._recorded and not changes:
+        changes = self.refused.changes
+        if self.connection.is_connected is None and self.waiting.delivered == self._recorded and not changes:
             return None
-        report = SinkReport(
+        report = self._report(changes)
+        return None if report == self._reported and not changes else report
+
+    def _report(self, changes: Mapping[int, RefusedMessage | None]) -> SinkReport:
+        now = self.connection
+        return SinkReport(
             self.grant,
-            delivered,
+            self.waiting.delivered,
             now.is_connected is not False,
             now.since_us,
             printable(now.why),
@@ -172,7 +178,6 @@ class OutboxDrain:
             tuple(change for change in changes.values() if change is not None),
             tuple(position for position, change in changes.items() if change is None),
         )
-        return None if report == self._reported and not changes else report
 
     def recorded(self, report: SinkReport) -> None:
         """Learn that a report is stored."""
@@ -205,12 +210,13 @@ class OutboxDrain:
         while not self._closing:
             before, after_s = self.waiting.delivered, 0.0
             try:
+                await self._prepare()
                 await self._connect_and_deliver()
             except (OwnershipError, StoreUnavailableError) as error:
                 log.debug("sink %s: %s", self._setup.sink, error)  # the worker will find that out, too
             except CorruptionError:
                 raise
-            except TransientError as error:
+            except (TransientError, UsageError) as error:
                 after_s = getattr(error, "retry_after_s", None) or 0.0
                 self._lost(f"{error.message} ({error.hint})" if error.hint else error.message)
             except Exception as error:  # a defect of a sink must not stop what else the worker runs
@@ -220,6 +226,14 @@ class OutboxDrain:
             delay = retry_s * self._context.rng.uniform(0.5, 1.0)
             await self._context.clock.sleep(max(delay, min(after_s, RETRY_AFTER_S_MAX)))
 
+    async def _prepare(self) -> None:
+        """Get what messages need, before the interval takes input."""
+        if not self._prepared:
+            await self._sink.prepare([] if self._stage is None else self._stage.record_types)
+            self._prepared = True
+            self._judge()
+            self._context.wake()
+
     def _lost(self, why: str) -> None:
         known = self.connection.why
         self.connection.disconnected(why, attempted=True)
@@ -227,10 +241,17 @@ class OutboxDrain:
             log.warning("sink %s, interval %d: %s; trying again", self._setup.sink, self._setup.interval, why)
 
     async def _connect_and_deliver(self) -> None:
+        if not self._setup.trusted():  # a connection would shut out that of the new owner
+            raise SinkUnavailableError("the lease has ended, and another worker may own the interval")
         connection = self._open_connection or self._sink.connect(self._setup)
         self._open_connection = None
         try:
-            self._begin(await connection.open())
+            known = await connection.open()
+            if (
+                known is not None and known > self.waiting.head
+            ):  # committed by a new owner, or the database is an old one
+                await self._context.store.record_delivered([self._report({})])
+            self._begin(known)
             while not self._closing:
                 if (again := self._due_again()) is not None:
                     again.end = self.waiting.delivered
@@ -359,7 +380,11 @@ class OutboxDrain:
         limits, waiting = self._context.limits, self.waiting
         share = 2 if self.is_full else 1
         messages = waiting.head - waiting.delivered
-        self.is_full = waiting.size * share > limits.outbox_bytes_max or messages * share > limits.outbox_records_max
+        self.is_full = (
+            not self._prepared
+            or waiting.size * share > limits.outbox_bytes_max
+            or messages * share > limits.outbox_records_max
+        )
 
     async def _await_recorded(self) -> None:
         """Wait until the store has what the other side cannot tell after a crash."""

@@ -26,8 +26,8 @@ from millpy.model.step_progress import UNRETURNED_MAX, Call
 from millpy.sinks.messages import SinkMessages, field_bytes, joined
 from millpy.sinks.protocol import Sink
 
-MESSAGE_OVERHEAD = 64
-"""Bytes that count for a message beside its content."""
+MESSAGE_OVERHEAD, HEADER_OVERHEAD = 100, 10
+"""Bytes that count for a message, and for each of its headers, beside its content: a batch of Kafka begins with 61."""
 _FAILURES = (TypeError, ValueError, OverflowError, RecursionError, RefusedValueError)
 Made = TypeVar("Made")
 Encode = Callable[[Any], bytes | None]
@@ -57,7 +57,8 @@ def key_text_of(key: bytes, key_types: Sequence[type]) -> bytes:
 
 def encoder_of(sink: Sink, record_type: RecordType) -> Encode:
     """Return a function from a record to the value of its message."""
-    del record_type
+    if (own := sink.encoder(record_type)) is not None:
+        return own
     if not sink.value:
         return _JSON.encode
     read = getter(sink.value)
@@ -80,11 +81,16 @@ class OutboxLogic:
 
 
 class OutboxStage:
-    """A step with an outbox in a deployed graph."""
+    """A step with an outbox in a deployed graph.
+
+    Attributes:
+        record_types: the record types of its inputs.
+    """
 
     def __init__(self, sink: Sink, binding: StageBinding) -> None:
         self._sink = sink
         self._binding = binding
+        self.record_types = [taken.record_type for taken in binding.inputs]
 
     def open(self, recovered: StoredInterval) -> OutboxInterval:
         """Return an interval that continues its outbox."""
@@ -121,7 +127,10 @@ class OutboxInterval(ResidentInterval):
         self._binding = binding
         self._position = position
         self._encode = [encoder_of(sink, taken.record_type) for taken in binding.inputs]
+        self._has_records = [encode != _JSON.encode for encode in self._encode]
         self._headers = [sink.header_reader(taken.record_type) for taken in binding.inputs]
+        of_headers = sum(HEADER_OVERHEAD + len(name.encode()) - len(name) for name in sink.headers)
+        self._bytes_max = sink.message_bytes_max - MESSAGE_OVERHEAD - of_headers
 
     def step(self, work: Work) -> StepResult:
         """Make a message of each record, in order of arrival; none of them is late.
@@ -158,9 +167,9 @@ class OutboxInterval(ResidentInterval):
         times = bundle.records.event_times.tolist()
         headers = self._headers_of(bundle.input, objects, times, failed)
         made = SinkMessages(self._position, [texts[code] for code in codes], values, times, headers)
-        made.records = [payload_of(record) for record in objects] if self._sink.value else []
+        made.records = [payload_of(record) for record in objects] if self._has_records[bundle.input] else []
         made.inputs = [bundle.input] * len(objects) if bundle.input else []
-        sizes, bytes_max = made.sizes(), self._sink.message_bytes_max - MESSAGE_OVERHEAD
+        sizes, bytes_max = made.sizes(), self._bytes_max
         if not failed and max(sizes) <= bytes_max:
             return made
         for place, size in enumerate(sizes):

@@ -17,7 +17,7 @@ of one `send` for each interval, with the same positions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -64,7 +64,8 @@ class SinkSetup:
             numbers, and its positions begin at 0.
         intervals: how many intervals the step has.
         clock: the clock.
-        trusted: tells whether the grant is still valid; to be called before every (re)connect.
+        trusted: tells whether the lease is still valid. The runtime calls it before each `open`; a connection that
+            reconnects by itself calls it before that.
         connection: whether the sink is connected; a sink that reconnects by itself reports it here.
         secret: the seed of names at brokers, so that others cannot guess them.
     """
@@ -171,6 +172,29 @@ class Sink(GraphPart, ABC):
         del record_type
         readers = [(name, getter(name)) for name in self.headers]
         return (lambda record: field_headers(record, readers)) if readers else None
+
+    def encoder(self, record_type: RecordType) -> Callable[[Any], bytes | None] | None:
+        """Return what makes the value of a message of a record; None for the field `value`, or JSON.
+
+        It raises ValueError for a record of which there can be no message.
+        """
+        del record_type
+        return None
+
+    async def prepare(self, record_types: Sequence[RecordType]) -> None:
+        """Get what messages need from elsewhere, such as the id of a schema.
+
+        It is called when a graph is deployed, and by each owner before its interval takes input.
+
+        Raises:
+            ConfigError: the other side refuses, so the graph is not deployed.
+            SinkUnavailableError: the other side cannot be reached now; the input of the step waits.
+        """
+        return
+
+    def assume_prepared(self, record_types: Sequence[RecordType]) -> None:
+        """Do as `prepare`, without the other side: for tests by `GraphDriver`."""
+        return
 
     async def examine(self, graph: str, sink: str) -> AsyncIterator[Finding]:
         """Yield what `millpy doctor` is to report: whether the other side answers, and what is risky there.

@@ -265,9 +265,32 @@ async def test_aborted_and_open_transactions_are_skipped_with_their_markers(feed
         await producer.begin_transaction()
         await send(3)
         async with feed.reader(reader.position) as reader:
-            await reader.until_quiet()
             await producer.commit_transaction()
             assert values(await reader.records(1)) == [3]
+
+
+async def test_an_open_transaction_is_not_the_end_and_one_that_stays_open_is_reported(feed: Feed) -> None:
+    """Its records, and all behind it, are still to come: the clock must not move a watermark past them."""
+    await feed.make()
+    clock = SteppedClock()
+    async with feed.producer(transactional_id=feed.topic) as producer:
+        await producer.begin_transaction()
+        await producer.send_and_wait(feed.topic, b'{"value":1}', key=b"d", timestamp_ms=MS)
+        await feed.send(2)
+        async with feed.reader(clock=clock) as reader:
+            connection = reader.setup.connection
+            while reader.injector._open_since is None:
+                assert not reader.injector.quiet()
+                await asyncio.sleep(0)
+            clock.ahead = 20.0
+            while not connection.held:
+                assert not reader.injector.quiet()
+                await asyncio.sleep(0)
+            assert f"{feed.topic}/0: a transaction is open since offset 0, and 2 offsets wait" in connection.why
+            await producer.commit_transaction()
+            assert values(await reader.records(2)) == [1, 2]
+            await reader.until_quiet()
+            assert (connection.is_connected, connection.held) == (True, "")
 
 
 @pytest.mark.parametrize("policy", ["dead_letter", "skip", "record"])

@@ -29,7 +29,7 @@ from millpy.errors import ConfigError, MessagesRefusedError, SinkUnavailableErro
 from millpy.model.finding import Finding, Severity
 from millpy.sinks import SinkMessages, SinkSetup
 from tests.crash.harness import await_true
-from tests.crash.test_http import listens
+from tests.crash.posts import listens
 from tests.docs.blocks import ROOT, blocks_of
 from tests.webhook_receiver import WebhookReceiver
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from millpy import Computation, Context, EventTime, File, Graph, KafkaBrokers, RefusalPolicy, Value, seconds
 from millpy.errors import MessagesRefusedError
@@ -25,8 +24,9 @@ from millpy.sinks.messages import SinkMessages
 from millpy.sinks.protocol import SendBound, Sink, SinkConnection, SinkSetup
 from tests.crash.checks import Fault, differences
 from tests.crash.graph_files import rows
+from tests.kafka_topics import committed_messages
 
-NUMBER = 1_500
+NUMBER = 700
 DEVICES = 12
 PARTITIONS = 3
 POINTS = ("opened", "before", "produced", "committed")
@@ -283,22 +283,9 @@ def repeated(lines: Path) -> int:
 
 async def read_topic(address: str, topic: str) -> dict[str, list[tuple[int, int]]]:
     """Read the committed messages of a topic, by key, in order."""
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=address, isolation_level="read_committed", auto_offset_reset="earliest"
-    )
-    await consumer.start()
     found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    try:
-        places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
-        consumer.assign(places)
-        ends = await consumer.end_offsets(places)
-        async with asyncio.timeout(60):
-            for place in places:
-                while await consumer.position(place) < ends[place]:
-                    for message in (await consumer.getmany(place, timeout_ms=200)).get(place, ()):
-                        total = msgspec.json.decode(message.value, type=Total)
-                        assert message.key == total.device.encode()
-                        found[total.device].append((total.number, total.total))
-    finally:
-        await consumer.stop()
+    for message in await committed_messages(address, topic, range(PARTITIONS)):
+        total = msgspec.json.decode(message.value, type=Total)
+        assert message.key == total.device.encode()
+        found[total.device].append((total.number, total.total))
     return found

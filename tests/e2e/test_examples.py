@@ -111,6 +111,21 @@ def test_doors_with_an_alarm_and_doors_that_stay_open_are_found(graph_driver: Ca
     assert [row["door_at"] for row in driver.rows("left_open")] == [at(100)]
 
 
+def test_averages_leave_for_the_other_topic_once_their_window_is_over(
+    graph_driver: Callable[..., GraphDriver],
+) -> None:
+    driver = graph_driver(str(EXAMPLES / "kafka_averages.py"), now=at(0))
+    for place, temperature in enumerate((10.0, 20.0)):
+        record = {"device": "a", "at": at(place), "temperature": temperature}
+        driver.feed("readings", [record], partition="readings/0")
+
+    assert driver.sent("to_averages") == []
+    driver.advance_clock(MINUTE)
+    ((key, value),) = driver.sent("to_averages")
+    average = json.loads(value)
+    assert (key, average["n"], average["mean"], average["high"]) == (b"a", 2, 15.0, 20.0)
+
+
 def test_topics_are_in_the_table_every_ten_seconds_before_their_hour_is_over(
     graph_driver: Callable[..., GraphDriver],
 ) -> None:

@@ -16,6 +16,8 @@ import pytest
 import yaml
 
 from millpy.cli.app import app
+from millpy.graph import StageNode
+from millpy.graph.loader import load_graph
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose"
@@ -34,7 +36,7 @@ def test_no_container_runs_as_root_or_can_become_root(service: dict[str, Any]) -
     assert service.get("user", "root") != "root" or "build" in service
 
 
-@pytest.mark.parametrize("name", LONG_RUNNING)
+@pytest.mark.parametrize("name", [*LONG_RUNNING, "kafka"])
 def test_long_running_services_restart_and_have_health_checks(name: str) -> None:
     assert SERVICES[name]["restart"] == "unless-stopped"
     assert SERVICES[name]["healthcheck"]["test"]
@@ -85,7 +87,26 @@ def test_images_can_be_pinned_by_digest() -> None:
     assert all(re.match(r"\$\{\w+_IMAGE:-", image) for image in images)
     page = (ROOT / "docs" / "operations.md").read_text()
     assert "@sha256:" in page
-    assert all(name in page for name in ("POSTGRES_IMAGE", "MOSQUITTO_IMAGE", "PYTHON_IMAGE", "MILLPY_IMAGE"))
+    assert all(
+        name in page for name in ("POSTGRES_IMAGE", "MOSQUITTO_IMAGE", "KAFKA_IMAGE", "PYTHON_IMAGE", "MILLPY_IMAGE")
+    )
+
+
+def test_kafka_is_reached_by_its_name_and_makes_the_topics_of_the_example() -> None:
+    text = (COMPOSE / "kafka" / "server.properties").read_text()
+    settings = dict(line.split("=", 1) for line in text.splitlines() if line and not line.startswith("#"))
+    address = settings["advertised.listeners"].removeprefix("PLAINTEXT://")
+    assert address == "kafka:9092"
+    assert SERVICES["worker"]["environment"]["MILLPY_KAFKA_SERVERS"] == f"${{MILLPY_KAFKA_SERVERS:-{address}}}"
+    assert f"kafka:{settings['log.dirs']}" in SERVICES["kafka"]["volumes"]
+    assert settings["auto.create.topics.enable"] == "false"
+    assert "ports" not in SERVICES["kafka"]
+    graph = load_graph(str(ROOT / "examples" / "kafka_averages.py"))
+    (source,) = graph.injectors()
+    (sink,) = (node.logic.sink for node in graph.nodes if isinstance(node, StageNode) and node.is_sink)
+    (command,) = SERVICES["kafka-topics"]["command"]
+    assert f"KAFKA_TOPICS:-{source.source.topic} {sink.topic}}}" in command
+    assert f"--partitions {source.source.count}" in command
 
 
 PASSWORDS = {"mqtt_url": "geheim-one", "fleet_mqtt_url": "geheim-two", "worker_database_url": "geheim-three",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -41,6 +42,7 @@ from millpy.sinks.messages import decode, joined
 from millpy.sinks.outbox import key_bytes
 from millpy.sinks.statement import places_of, typed_query
 from millpy.sources.kafka.client import Cluster
+from millpy.store.protocol import SinkReport
 from millpy.testing import GraphDriver, ManualSource
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -176,7 +178,7 @@ def test_messages_have_key_value_headers_and_a_number_without_gaps() -> None:
     assert driver.sent("out") == [(b"a", b"x"), (b"a", None), (b"b", b"z")]
     (letter,) = driver.dead_letters()
     assert (letter.reason, letter.computation, letter.stream, letter.key) == ("refused", "out", "readings", b'"b"')
-    assert "the limit is 136" in letter.detail
+    assert "the limit is 80" in letter.detail
     driver.check_accounting()
 
 
@@ -280,6 +282,9 @@ class Outbox:
         self.reads += 1
         await asyncio.sleep(0)
         return [row for row in self.rows if row.end > position][:3]
+
+    async def record_delivered(self, reports: Sequence[SinkReport]) -> None:
+        return
 
 
 class QuickClock(SystemClock):

@@ -1,7 +1,11 @@
 """A connection for one interval of a Kafka topic: a producer with a transactional id.
 
 A producer that has met an error is never used again: the next connection begins with its epoch and its position, which
-settle what has become of the transaction. The transactional id and the group are `millpy.GRAPH.SINK.NUMBER.…`, with the
+settle what has become of the transaction. aiokafka would repeat a request whose connection broke under the same epoch.
+But the first one may still arrive, in the midst of the next transaction: it would end that too early, or set the
+position back. Under a higher epoch the broker refuses it. So such an error ends the producer, too.
+
+The transactional id and the group are `millpy.GRAPH.SINK.NUMBER.…`, with the
 number of the interval and a part of the graph's secret: what is dropped and deployed again begins with other ids.
 """
 
@@ -10,31 +14,41 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.client import CoordinationType
 from aiokafka.errors import (
     KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
     NodeNotReadyError,
     ProducerFenced,
+    UnknownTopicOrPartitionError,
+    for_code,
 )
 from aiokafka.partitioner import murmur2
-from aiokafka.producer import sender
+from aiokafka.producer.sender import BACKOFF_OVERRIDE, AddPartitionsToTxnHandler
+from aiokafka.protocol.transaction import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    TxnOffsetCommitRequest,
+)
 
-from millpy.errors import MessagesRefusedError, MillError, SinkUnavailableError
+from millpy.errors import MillError, SinkUnavailableError
 from millpy.sinks.kafka.positions import stored_position
 from millpy.sinks.kafka.topic import KafkaTopic
 from millpy.sinks.messages import SinkMessages
 from millpy.sinks.protocol import SinkSetup
 from millpy.sources.kafka.client import Cluster, quieten
 from millpy.sources.kafka.connect_errors import reason
+from millpy.sources.kafka.topic_ids import TopicMetadataRequest, metadata_of
 
 log = logging.getLogger(__name__)
-sender.BACKOFF_OVERRIDE = 0.002
+BEGIN_RETRY_S = 0.002
 """Seconds between attempts to begin a transaction while the one before ends; 0.02 in aiokafka, which is most of it."""
 ANSWER_S_MAX = 10.0
 """Seconds that a request may take; also the most for a connection, and for a transaction without progress."""
@@ -42,9 +56,13 @@ SEND_S_MAX = 60.0
 CLOSE_S_MAX = 2.0
 RETRY_MS = 10
 """Milliseconds until a request is repeated, for example while the coordinator still ends the transaction before."""
-BATCH_OVERHEAD = 1_000
 KNOWN_KEYS_MAX = 100_000
 SECRET_CHARACTERS = 12
+_OF_TRANSACTIONS = (AddOffsetsToTxnRequest, AddPartitionsToTxnRequest, EndTxnRequest, TxnOffsetCommitRequest)
+
+
+class UnknownOutcomeError(Exception):
+    """The connection broke after a request of a transaction, which may still arrive."""
 
 
 class KafkaConnection:
@@ -73,46 +91,73 @@ class KafkaConnection:
             request_timeout_ms=int(ANSWER_S_MAX * 1_000),
             retry_backoff_ms=RETRY_MS,
             compression_type=topic.compression,
-            max_batch_size=topic.message_bytes_max + BATCH_OVERHEAD,
-            max_request_size=topic.message_bytes_max + BATCH_OVERHEAD,
+            max_batch_size=topic.message_bytes_max,
         )
+        client, accumulator = self._producer.client, self._producer._message_accumulator
+        client.send = _sending_once(client.send)
+        accumulator.reenqueue = _unless_done(accumulator.reenqueue)
+        self._producer._sender._do_add_partitions_to_txn = self._add_partitions
         async with self._answers(self._producer, ANSWER_S_MAX):
             await self._producer.start()
-            partitions = await self._producer.partitions_for(topic.topic)
-            self._count = len(partitions or ())
-            found = await stored_position(self._producer.client, self.id, topic.topic, 0, self._setup.clock)
-        if not self._count:
-            raise SinkUnavailableError(f"topic {topic.topic!r} does not exist", hint="create it")
-        self._partitions.clear()
+            await self._check_topic(client)
+            await self._producer.partitions_for(topic.topic)
+            found = await stored_position(client, self.id, topic.topic, 0, self._setup.clock)
         return max(0, found)
+
+    async def _check_topic(self, client: Any) -> None:
+        """Check that the topic exists: aiokafka would wait for it, and make the broker create it.
+
+        Raises:
+            SinkUnavailableError: it does not exist.
+        """
+        name = self._topic.topic
+        metadata = metadata_of(await client.send(client.get_random_node(), TopicMetadataRequest(name)))
+        if metadata.error_code == UnknownTopicOrPartitionError.errno:
+            raise _missing(name)
+        if metadata.error_code and not metadata.partitions:
+            raise for_code(metadata.error_code)(name)
+
+    async def _add_partitions(self, partitions: Any) -> Any:
+        """Add partitions to the transaction, as aiokafka does, but sooner after the one before."""
+        assert self._producer is not None
+        sender = self._producer._sender
+        node_id = await sender._find_coordinator(CoordinationType.TRANSACTION, self.id)
+        return await _EagerHandler(sender, partitions).do(node_id)
 
     async def send(self, messages: SinkMessages) -> None:
         """Deliver messages in one transaction, with the position behind them.
 
         Raises:
             SinkUnavailableError: the transaction may be committed or not; the next connection knows.
-            MessagesRefusedError: messages are too large for any batch; no transaction was begun.
         """
         producer, topic = self._producer, self._topic.topic
         assert producer is not None, "open the connection first"
-        batches = self._batches(producer, messages)
         async with self._answers(producer, SEND_S_MAX):
+            self._count_partitions(producer)
             await producer.begin_transaction()
             # Its error comes also by the calls below; asyncio would tell of one that nobody has asked for.
             producer._txn_manager.wait_for_transaction_end().add_done_callback(_retrieve)
             sent = []
-            for partition, batch in batches:
+            for partition, batch in self._batches(producer, messages):
                 sent.append(await producer.send_batch(batch, topic, partition=partition))
                 sent[-1].add_done_callback(_retrieve)
             await producer.send_offsets_to_transaction({TopicPartition(topic, 0): messages.end}, self.id)
             await asyncio.gather(*sent)
             await producer.commit_transaction()
 
+    def _count_partitions(self, producer: AIOKafkaProducer) -> None:
+        """Choose among as many partitions as the topic has now."""
+        count = len(producer.client.cluster.partitions_for_topic(self._topic.topic) or ())
+        if not count:
+            raise _missing(self._topic.topic)
+        if count != self._count:
+            self._partitions.clear()
+            self._count = count
+
     def _batches(self, producer: AIOKafkaProducer, messages: SinkMessages) -> list[tuple[int, Any]]:
-        """Return the messages as batches by partition, in order within each partition. Raises MessagesRefusedError."""
+        """Return the messages as batches by partition, in order within each partition."""
         open_batches: dict[int, Any] = {}
         full: list[tuple[int, Any]] = []
-        refused: dict[int, str] = {}
         # Brokers refuse timestamps of the future, which the panes of windows that are still open have.
         now_ms = self._setup.clock.now_us() // 1_000
         times = [min(max(0, at // 1_000), now_ms) for at in messages.event_times]
@@ -124,10 +169,7 @@ class KafkaConnection:
                 if batch is not None:
                     full.append((partition, batch))
                 batch = open_batches[partition] = producer.create_batch()
-                if batch.append(timestamp=at, key=key, value=value, headers=headers) is None:
-                    refused[place] = "it does not fit into a batch: raise message_bytes_max of the sink"
-        if refused:
-            raise MessagesRefusedError(refused, final=refused)
+                batch.append(timestamp=at, key=key, value=value, headers=headers)  # the first one always fits
         return [*full, *open_batches.items()]
 
     def _partition_of(self, key: bytes) -> int:
@@ -167,9 +209,7 @@ class KafkaConnection:
         except ProducerFenced as error:
             raise SinkUnavailableError(f"another connection has taken over {self.id}") from error
         except (KafkaConnectionError, NodeNotReadyError) as error:
-            named = [(broker.host, broker.port) for broker in producer.client.cluster.brokers()]
-            places = dict.fromkeys([*((host, port) for host, port, _ in producer.client.hosts), *named])
-            why: MillError = await reason(self._options, places, error)
+            why: MillError = await reason(producer.client, self._options, error)
             raise SinkUnavailableError(why.message, hint=why.hint) from error
         except MessageSizeTooLargeError as error:
             raise SinkUnavailableError(
@@ -177,7 +217,50 @@ class KafkaConnection:
                 hint="set message_bytes_max of the sink to max.message.bytes of the topic, or less",
             ) from error
         except (KafkaError, OSError) as error:
+            if isinstance(error.__cause__, UnknownOutcomeError):
+                raise SinkUnavailableError(f"Kafka: {error.__cause__}", hint="check that the broker runs") from error
             raise SinkUnavailableError(f"Kafka: {error!r}", hint="check the topic, the user and the rights") from error
+
+
+class _EagerHandler(AddPartitionsToTxnHandler):  # type: ignore[misc]
+    """Begins a transaction as soon as the one before has ended."""
+
+    def handle_response(self, resp: Any) -> float | None:
+        """Return the seconds until the next attempt; None after a success."""
+        found: float | None = super().handle_response(resp)
+        return BEGIN_RETRY_S if found == BACKOFF_OVERRIDE else found
+
+
+def _sending_once(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return a function that sends a request; one of a transaction that may have arrived must not be repeated."""
+
+    async def send_once(node_id: Any, request: Any, **options: Any) -> Any:
+        try:
+            return await send(node_id, request, **options)
+        except NodeNotReadyError:
+            raise  # nothing was sent
+        except KafkaError as error:
+            if isinstance(request, _OF_TRANSACTIONS):
+                raise UnknownOutcomeError(f"the connection broke in a transaction: {error!r}") from error
+            raise
+
+    return send_once
+
+
+def _unless_done(reenqueue: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a function that sends a batch again, unless its transaction has failed meanwhile."""
+
+    def reenqueue_pending(batch: Any) -> None:
+        if not batch.future.done():
+            reenqueue(batch)
+
+    return reenqueue_pending
+
+
+def _missing(topic: str) -> SinkUnavailableError:
+    return SinkUnavailableError(
+        f"topic {topic!r} does not exist", hint="create it, with as many partitions as its readers need"
+    )
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:

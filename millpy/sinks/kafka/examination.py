@@ -1,33 +1,44 @@
-"""Check the cluster of a topic for `millpy doctor`: whether it answers, and whether the topic exists."""
+"""Check the cluster of a topic for `millpy doctor`: whether it answers, and whether the topic takes our messages."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
-from millpy.config.secrets import goes_elsewhere
-from millpy.model.finding import Finding, Severity, unencrypted_password
+from millpy.model.finding import Finding, Severity
 from millpy.sinks.protocol import UNDELIVERED
-from millpy.sources.kafka.client import Client, Cluster
+from millpy.sources.kafka.client import Cluster
+from millpy.sources.kafka.examination import risks_of_login, visitor
+
+if TYPE_CHECKING:
+    from millpy.sinks.kafka.topic import KafkaTopic
+
+LARGEST = "max.message.bytes"
 
 
-async def examine(topic: str, cluster: Cluster, graph: str, sink: str) -> AsyncIterator[Finding]:
+async def examine(sink: KafkaTopic, cluster: Cluster, graph: str, name: str) -> AsyncIterator[Finding]:
     """Yield what `millpy doctor` finds at the cluster, by the metadata of the topic. Raises MillError."""
-    if cluster.username and not cluster.tls and goes_elsewhere(cluster.servers):
-        yield unencrypted_password(f"{sink}: the connection to {cluster.servers} is not encrypted", "use tls=True")
-    client = Client(cluster, topic, 0, f"millpy-doctor-{graph}")
-    try:
-        await client.start()
+    for finding in risks_of_login(name, cluster):
+        yield finding
+    topic = f"{name}: topic {sink.topic} at {cluster.servers}"
+    async with visitor(cluster, sink.topic, graph) as client:
         there = (await client.topic()).partitions
-    finally:
-        await client.stop()
-    if there:
-        text = f"{sink}: topic {topic} at {cluster.servers} has {there} partitions"
-        yield Finding(Severity.OK, "sink", text)
-    else:
+        largest = await client.setting(LARGEST) if there else None
+    if not there:
         yield Finding(
             Severity.ERROR,
             "sink",
-            f"{sink}: topic {topic} at {cluster.servers} does not exist",
+            f"{topic} does not exist",
             UNDELIVERED,
-            f"create topic {topic}, with as many partitions as its readers need",
+            f"create topic {sink.topic}, with as many partitions as its readers need",
         )
+    elif largest is not None and int(largest) < sink.message_bytes_max:
+        yield Finding(
+            Severity.WARNING,
+            "sink",
+            f"{topic} takes batches of {int(largest):,} bytes, and messages may have {sink.message_bytes_max:,}",
+            "a larger batch stops its interval, because what comes behind it must not overtake it",
+            f"set message_bytes_max={largest} of the sink, or raise {LARGEST} of the topic",
+        )
+    else:
+        yield Finding(Severity.OK, "sink", f"{topic} has {there} partitions")

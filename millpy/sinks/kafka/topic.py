@@ -8,17 +8,21 @@ message is committed once.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from millpy.errors import ConfigError
+from millpy.errors import ConfigError, GraphError
+from millpy.formats import Avro
+from millpy.formats.binary import PLAIN
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
+from millpy.model.record import RecordType
 from millpy.sinks.protocol import SendBound, Sink, SinkConnection, SinkSetup
 from millpy.sources.kafka.source import DEFAULT_BROKERS, Kafka, KafkaBrokers
 
 if TYPE_CHECKING:
+    from millpy.sinks.kafka.avro_messages import AvroMessages
     from millpy.sources.kafka.client import Cluster
 
 Compression = Literal["gzip", "lz4", "snappy", "zstd"]
@@ -38,6 +42,8 @@ class KafkaTopic(Sink):
         topic: the topic's name; it must exist.
         value: the field whose text or bytes is the value; by default the whole record, as JSON. None becomes a
             tombstone.
+        format: instead of `value`, `Avro()` for messages of the whole record; with a registry they begin with the id of
+            their schema, under the subject `TOPIC-value`. The schema is that of the record class, or the one given.
         headers: fields that become headers; those with None are left out.
         compression: the codec of batches: "gzip", "lz4", "snappy" or "zstd"; by default none.
         message_bytes_max: the most bytes of key, value and headers, at most the topic's `max.message.bytes`; a record
@@ -50,6 +56,7 @@ class KafkaTopic(Sink):
 
     topic: str
     value: str = ""
+    format: Avro | None = None
     headers: tuple[str, ...] = ()
     compression: Compression | None = None
     message_bytes_max: int = 1_000_000
@@ -74,6 +81,40 @@ class KafkaTopic(Sink):
                 hint="brokers allow at most 15 minutes by default",
             )
 
+    def validate(self, record_type: RecordType) -> None:
+        """Check that the records can be written in the format. Raises GraphError, ConfigError."""
+        if self.format is None:
+            return
+        if not isinstance(self.format, Avro):
+            raise GraphError(f"messages cannot be written as {self.format!r}", hint="format=Avro(registry=…), or a map")
+        if self.value or self.format.inside != PLAIN:
+            raise GraphError(
+                "format= writes the whole record, so it takes neither value= nor inside=", hint="leave them out"
+            )
+        self._avro(record_type)
+
+    def encoder(self, record_type: RecordType) -> Callable[[Any], bytes | None] | None:
+        """Return what writes a record in the format; None without one."""
+        return None if self.format is None else self._avro(record_type).encode
+
+    async def prepare(self, record_types: Sequence[RecordType]) -> None:
+        """Register the schemas, or look them up. Raises ConfigError, SinkUnavailableError."""
+        if self.format is not None:
+            for record_type in record_types:
+                await self._avro(record_type).prepare()
+
+    def assume_prepared(self, record_types: Sequence[RecordType]) -> None:
+        """Give the schemas the id 0 in this process."""
+        if self.format is not None:
+            for record_type in record_types:
+                self._avro(record_type).assume_prepared()
+
+    def _avro(self, record_type: RecordType) -> AvroMessages:
+        from millpy.sinks.kafka.avro_messages import AvroMessages  # an optional dependency
+
+        assert self.format is not None
+        return AvroMessages(self.topic, self.format, record_type)
+
     def identity(self) -> Identity:
         """Describe the topic, to whose group the positions belong."""
         return {"kind": "kafka_topic", "topic": self.topic}
@@ -94,7 +135,7 @@ class KafkaTopic(Sink):
         cluster = self._cluster()
         from millpy.sinks.kafka.examination import examine
 
-        return examine(self.topic, cluster, graph, sink)
+        return examine(self, cluster, graph, sink)
 
     def _cluster(self) -> Cluster:
         """Return the addresses and credentials, which a source of this topic has, too."""

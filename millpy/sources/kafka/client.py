@@ -31,6 +31,7 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
     for_code,
 )
+from aiokafka.protocol.admin import DescribeConfigsRequest
 from aiokafka.protocol.fetch import FetchRequest
 
 from millpy.config.extras import to_install
@@ -50,6 +51,7 @@ from millpy.sources.kafka.topic_ids import (
 log = logging.getLogger(__name__)
 
 FETCH_BYTES = 4_000_000
+_TOPIC_RESOURCE = 2
 _ANSWER_S_MAX = 10.0
 _END_S_MAX = 6.0  # for the end of the partition, which an idle reader asks for: a frozen broker is noticed by it
 _REFUSALS = (
@@ -152,6 +154,18 @@ class Client:
                 return found
             raise NodeNotReadyError("no broker answers")
 
+    async def setting(self, name: str) -> str | None:
+        """Return a setting of the topic; None if we may not read it.
+
+        Raises:
+            SourceUnavailableError: no broker can answer now.
+        """
+        client = self._consumer._client
+        async with self._answers_with_reason():
+            request = DescribeConfigsRequest([(_TOPIC_RESOURCE, self._place.topic, [name])])
+            answer = await client.send(client.get_random_node(), request)
+        return next((str(entry[1]) for resource in answer.resources for entry in resource[4]), None)
+
     async def has_lost(self, topic_id: UUID) -> bool:
         """Tell whether no broker that answers knows the topic by this id; one that is behind may know an older one.
 
@@ -198,10 +212,7 @@ class Client:
             try:
                 yield
             except (KafkaConnectionError, NodeNotReadyError) as error:
-                client = self._consumer._client
-                named = [(broker.host, broker.port) for broker in client.cluster.brokers()]
-                places = dict.fromkeys([*((host, port) for host, port, _ in client.hosts), *named])
-                raise await reason(self._options, places, error) from error
+                raise await reason(self._consumer._client, self._options, error) from error
 
     def assign(self, offset: int, topic_id: UUID | None) -> None:
         """Start reading at an offset, from the topic with this id only if it is not None and the broker knows ids."""
@@ -221,6 +232,14 @@ class Client:
         """Ask the broker for the offset after the newest committed offset."""
         async with _answers(_END_S_MAX):
             return int((await self._consumer.end_offsets([self._place]))[self._place])
+
+    def newest(self) -> int | None:
+        """Return the offset after the newest record, of open transactions, too, as the last fetch told; None before it.
+
+        Beyond `end()` everything waits for the oldest open transaction.
+        """
+        found = self._consumer.highwater(self._place)
+        return None if found is None else int(found)
 
     async def at_time(self, ms: int) -> int | None:
         """Return the first offset with a timestamp of at least `ms`; None when there is none yet."""

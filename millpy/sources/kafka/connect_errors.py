@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import create_conn
 from aiokafka.errors import (
     IllegalSaslStateError,
@@ -21,7 +22,6 @@ from aiokafka.helpers import create_ssl_context
 
 from millpy.errors import ConfigError, SourceUnavailableError
 
-Place = tuple[str, int]
 Reason = ConfigError | SourceUnavailableError
 _OURS = ("security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password")
 
@@ -39,16 +39,17 @@ def verifying(ca_file: str | None) -> ssl.SSLContext:
         raise ConfigError(f"cannot use the TLS file {ca_file}: {why}", hint="name a PEM file in Tls(ca=…)") from error
 
 
-async def reason(options: Mapping[str, Any], places: Iterable[Place], error: Exception) -> Reason:
+async def reason(client: AIOKafkaClient, options: Mapping[str, Any], error: Exception) -> Reason:
     """Return the error that keeps us from connecting, preferably one that an operator must correct.
 
     Args:
-        options: the options of aiokafka's consumer.
-        places: the brokers, as we name them and as they name themselves.
+        client: it knows the brokers, as we name them and as they name themselves.
+        options: the options of aiokafka's consumer or producer.
         error: the error that aiokafka raised.
     """
     found: list[Reason] = []
-    for host, port in places:
+    named = [(broker.host, broker.port) for broker in client.cluster.brokers()]
+    for host, port in dict.fromkeys([*((host, port) for host, port, _ in client.hosts), *named]):
         try:
             connection = await create_conn(host, port, **{name: options[name] for name in _OURS if name in options})
         except (KafkaError, OSError, TimeoutError) as refused:

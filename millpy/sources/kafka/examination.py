@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from millpy.config.secrets import goes_elsewhere
 from millpy.model.finding import Finding, Severity, unencrypted_password
 
 if TYPE_CHECKING:
+    from millpy.sources.kafka.client import Client, Cluster
     from millpy.sources.kafka.source import Kafka
+
+
+def risks_of_login(name: str, cluster: Cluster) -> Iterator[Finding]:
+    """Yield a finding if our password travels unencrypted."""
+    if cluster.username and not cluster.tls and goes_elsewhere(cluster.servers):
+        yield unencrypted_password(f"{name}: the connection to {cluster.servers} is not encrypted", "use tls=True")
+
+
+@asynccontextmanager
+async def visitor(cluster: Cluster, topic: str, graph: str) -> AsyncIterator[Client]:
+    """Connect to a topic, for questions only. Raises MillError."""
+    from millpy.sources.kafka.client import Client  # cluster() has found the package
+
+    client = Client(cluster, topic, 0, f"millpy-doctor-{graph}")
+    try:
+        await client.start()
+        yield client
+    finally:
+        await client.stop()
 
 
 async def examine(source: Kafka, graph: str, stream: str) -> AsyncIterator[Finding]:
     """Yield what `millpy doctor` finds at the cluster, by the metadata of the topic. Raises MillError."""
     cluster = source.cluster()
-    if cluster.username and not cluster.tls and goes_elsewhere(cluster.servers):
-        yield unencrypted_password(f"{stream}: the connection to {cluster.servers} is not encrypted", "use tls=True")
+    for finding in risks_of_login(stream, cluster):
+        yield finding
     from millpy.sources.kafka.beginning import PARTITIONS_MAX
-    from millpy.sources.kafka.client import Client  # cluster() has found the package
 
-    client = Client(cluster, source.topic, 0, f"millpy-doctor-{graph}")
-    try:
-        await client.start()
+    async with visitor(cluster, source.topic, graph) as client:
         there = (await client.topic()).partitions
-    finally:
-        await client.stop()
     text = f"{stream}: topic {source.topic} at {cluster.servers} has {there} partitions, {source.count} are read"
     if there < source.count:
         finding = Finding(

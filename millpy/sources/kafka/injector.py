@@ -5,7 +5,8 @@ begin     at the committed offset, or else at `start=`, which is resolved once a
 that is created after its source has begun is read from its beginning: it has no older records
 lost      the committed offset is gone (retention): stop, or resume at the oldest, by `lost=`
 replaced  the topic was deleted and created again: stop, or begin at its oldest offset, by `lost=`
-drained   the end, requested when no record arrives, has been reached; the proof is valid for a few seconds
+drained   the end, requested when no record arrives, has been reached; the proof is valid for a few seconds. While
+a transaction is open there, records may wait behind its begin: nothing is proven, and after a while it is reported
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _LOOK_EVERY_S = 10.0
 _MOVED_EVERY_S = 10.0
 _BEYOND_S = 10.0
 _DAMAGED_MAX = 3
+_OPEN_S = 10.0
+"""Seconds after which an open transaction that holds records back is reported."""
 
 
 class KafkaInjector:
@@ -66,6 +69,8 @@ class KafkaInjector:
         self._room = asyncio.Event()
         self._proven_at = float("-inf")
         self._beyond_since: float | None = None
+        self._open_since: tuple[int, float] | None = None  # where a transaction is open, and since when we know
+        self._open_told = ""
         self._client: Client | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._told: set[str] = set()
@@ -236,6 +241,7 @@ class KafkaInjector:
         newest = runs[-1].damaged
         again = newest is not None and self._damaged < _DAMAGED_MAX
         self._damaged = self._damaged + 1 if again else 0
+        self._forget_transaction()
         for run in [*runs[:-1], runs[-1].rows(0, len(runs[-1]) - 1)] if again else runs:
             if len(run):
                 self._offset = run.next_offset
@@ -250,7 +256,7 @@ class KafkaInjector:
         """Find out after an empty fetch whether the end of the partition has been reached."""
         now = self._setup.clock.monotonic()
         end, position = await client.end(), await client.position()
-        if position < end:
+        if position < end or self._waits_for_transaction(client, end, now):
             return
         self._proven_at = now
         if position > self._offset and now - self._moved_at >= _MOVED_EVERY_S:
@@ -258,6 +264,28 @@ class KafkaInjector:
             # may delete them.
             self._offset, self._moved, self._moved_at = position, True, now
             self._setup.ready.set()
+
+    def _waits_for_transaction(self, client: Client, end: int, now: float) -> bool:
+        """Tell whether records wait behind the begin of an open transaction; report one that stays open."""
+        newest = client.newest()
+        is_open = newest is not None and newest > end
+        if not is_open or self._open_since is None or self._open_since[0] != end:
+            self._forget_transaction()
+            self._open_since = (end, now) if is_open else None
+        elif now - self._open_since[1] >= _OPEN_S and not self._open_told:
+            assert newest is not None
+            self._open_told = (
+                f"{self._setup.partition}: a transaction is open since offset {end}, and {newest - end} offsets wait "
+                "for its end; if its producer is gone, see kafka-transactions.sh find-hanging"
+            )
+            self._setup.connection.hold(self._open_told)
+        return is_open
+
+    def _forget_transaction(self) -> None:
+        """Note that no transaction holds records back, or another one."""
+        if self._open_told and self._setup.connection.held == self._open_told:
+            self._setup.connection.release()
+        self._open_told, self._open_since = "", None
 
     def _tell(self, what: str, text: str) -> None:
         log.warning("%s", text)

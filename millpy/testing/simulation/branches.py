@@ -30,10 +30,12 @@ from millpy.testing.simulation.levels import InnerRows, LevelJudge, whole_totals
 from millpy.testing.simulation.lookup_table import LOOKED_UP
 from millpy.testing.simulation.lookups import Contents, LookupJudge, whole_lookup
 from millpy.testing.simulation.oracle import END, SourceOracle
+from millpy.testing.simulation.other_side import SENT
 from millpy.testing.simulation.pairs import PairJudge, whole_pairs
 from millpy.testing.simulation.per_key import TOOLS
 from millpy.testing.simulation.recount import Follower, PaneName, RecountedPane, Unique, Windows, operated
 from millpy.testing.simulation.repairs import corrections_of, window_of
+from millpy.testing.simulation.sent import SentJudge, whole_sink
 from millpy.testing.simulation.sites import SiteFollower
 from millpy.testing.simulation.tools import ORDERS, OrderJudge, ToolJudge, late_for_tool, whole_ranking, whole_tool
 from millpy.testing.simulation.windowed import BY_TABLE, CLOSING_RECORDS, CLOSING_TOTAL, TOTALS, WINDOWED
@@ -323,7 +325,9 @@ class EchoJudge:
         yield from self._compared(observed, set(self.consumed))
 
 
-Judge = WindowJudge | UniqueJudge | EchoJudge | LevelJudge | PairJudge | OrderJudge | ToolJudge | LookupJudge
+Judge = (
+    WindowJudge | UniqueJudge | EchoJudge | LevelJudge | PairJudge | OrderJudge | ToolJudge | LookupJudge | SentJudge
+)
 
 
 class Branches:
@@ -350,6 +354,7 @@ class Branches:
             **dict.fromkeys(ORDERS, self._order),
             **dict.fromkeys(TOOLS, self._tool),
             LOOKED_UP: self._lookup,
+            SENT: self._sent,
         }
         self._orders: dict[str, list[OrderJudge]] = {tool: [] for tool in TOOLS}
         for observed in history.by_interval.values():
@@ -419,6 +424,9 @@ class Branches:
     def _lookup(self, observed: ObservedInterval) -> Judge:
         return LookupJudge(Follower(self._sources), self._contents)
 
+    def _sent(self, observed: ObservedInterval) -> Judge:
+        return SentJudge(observed.interval_id, Follower(self._sources))
+
     def _levels(self, observed: ObservedInterval) -> Judge:
         inner, table = TOTALS[observed.computation], observed.computation
         adds_up = inner.mode is Accumulation.DISCARDING
@@ -459,6 +467,7 @@ class Branches:
             yield from whole_pairs(pairs)
         yield from self._whole_tools()
         yield from whole_lookup([judge for judge in self.judges.values() if isinstance(judge, LookupJudge)])
+        yield from whole_sink([judge for judge in self.judges.values() if isinstance(judge, SentJudge)])
         yield from self._histories.finished()
         yield from late
 

@@ -23,6 +23,7 @@ from millpy.operators import timers
 from millpy.operators.join_reach import IntervalReach
 from millpy.operators.join_rows import BufferedSide
 from millpy.runtime import owned_interval, ownership
+from millpy.runtime.outbox_drain import OutboxDrain
 from millpy.runtime.turn import Turn, TurnCycle
 from millpy.runtime.worker import Worker
 from millpy.store.memory.store import MemoryStore
@@ -312,6 +313,14 @@ def _from_anew(recover: Any) -> Any:
 Patch = tuple[Any, str, Any]
 
 
+def _without_position(sound: Any) -> Any:
+    return lambda self, known: sound(self, None)
+
+
+def _behind_what_waits(sound: Any) -> Any:
+    return lambda self, known: sound(self, self.head)
+
+
 @dataclass(frozen=True, slots=True)
 class Canary:
     """A broken engine, and the checker that must find it.
@@ -404,5 +413,7 @@ BROKEN = (
     ),
     Canary("counts no match", "I9", patches=((BufferedSide, "add_matches", _counted_never),), needs="pairs"),
     Canary("forgets the newest records of a join", "I9", ForgetsDedupeIds, needs="pairs", first=11),
+    Canary("sends what has arrived", "I9", patches=((OutboxDrain, "_begin", _without_position),), needs="sent"),
+    Canary("skips what waits", "I9", patches=((OutboxDrain, "_begin", _behind_what_waits),), needs="sent"),
     Canary("acknowledges early", "acknowledgement", worker_type=AcknowledgesEarly, first=4),
 )

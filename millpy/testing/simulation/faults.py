@@ -50,6 +50,7 @@ def heal(world: World) -> None:
         machine.process.heartbeat.blocked = False
         machine.store.dies = None
     world.trouble.lasts = False
+    world.other_side.is_sound = True
     for broker in world.sessions():
         if not broker.up:
             broker.come_back()

@@ -26,6 +26,7 @@ from millpy.sources.files.source import FileInjector, Files
 from millpy.testing.simulation.broker import Log, Topic
 from millpy.testing.simulation.lookup_table import add_lookup
 from millpy.testing.simulation.loop import LANE
+from millpy.testing.simulation.other_side import SENT, add_sink
 from millpy.testing.simulation.per_key import TOOLS, add_tool
 from millpy.testing.simulation.windowed import WINDOWED, WindowedBranch
 from millpy.windowing.aggregates.numeric import Count, Max, Min, Sum
@@ -62,6 +63,7 @@ Branch = Literal[
     "absences",
     "looked_up",
     "pairs",
+    "sent",
 ]
 BRANCHES: tuple[Branch, ...] = ("fixed", "sliding", "session", "operators", "unique", "parks", "rejects")
 """The branches that work with any number of partitions; the watcher's marks depend on the order of all readings."""
@@ -391,10 +393,14 @@ class Shape:
 
 
 SHAPES = (
-    *("readings", "topic", "log", "file", *BRANCHES, "watcher", *LEVELS, *MORE, "pairs"),
+    *("readings", "topic", "log", "file", *BRANCHES, "watcher", *LEVELS, *MORE, "pairs", SENT),
     *("partitions", "idle", "deep", "poison", "skew", "columns", "by_arrival", "pings", "short_horizon"),
     *("sites", "idle_sites", "far_sites", "shared_sites", "histories", "merged_histories"),
 )
+
+
+STEPS = {"looked_up": add_lookup, SENT: add_sink}
+"""Branches of one step behind the source."""
 
 
 @cache
@@ -422,8 +428,8 @@ def build(shape: Shape, path: str, generation: int = 1) -> Graph:
                 panes.top_n(TOP, by="total", name="tops", parts=2, intervals=2).to_table("tops")
         elif branch in TOOLS:
             add_tool(readings.key_by("device"), branch)
-        elif branch == "looked_up":
-            add_lookup(readings)
+        elif (add := STEPS.get(branch)) is not None:
+            add(readings)
         elif branch == "operators":
             per_op = replace(WINDOWED["fixed"], table="per_op")
             _aggregate(operated(readings, columns=shape.columns), ("group",), per_op, shape, 0)

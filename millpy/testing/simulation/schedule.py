@@ -12,6 +12,7 @@ from typing import Literal
 
 from millpy.hosting.failpoints import Failpoint
 from millpy.testing.simulation.graphs import BRANCHES, CHANGEABLE, LEVELS, MORE, SHAPES, SHORT_US, Branch, Feed, Shape
+from millpy.testing.simulation.other_side import SENT
 from millpy.testing.simulation.per_key import TOOLS
 from millpy.testing.simulation.windowed import WINDOWED
 
@@ -146,6 +147,8 @@ BY_SITE: tuple[Branch, ...] = (
 """The branches that may be behind a source with sites."""
 CHANGES_SHARE = 1 / 4
 """The share of runs with one generation and with `CHANGEABLE` in which users change the graph in place."""
+SINK_SHARE = 1 / 6
+"""The share of schedules with a sink."""
 REPAIRS_SHARE = 1 / 3
 """The share of runs with one generation and with `REPAIRED` in which operators correct finished windows."""
 REPAIRED: tuple[Branch, ...] = (*CHANGEABLE, "operators")
@@ -191,7 +194,8 @@ def draw(seed: int) -> Schedule:
     schedule = _with_tables(schedule, random.Random(f"tables of {seed}"))
     schedule = _with_histories(schedule, random.Random(f"histories of {seed}"))
     schedule = _with_changes(schedule, random.Random(f"changes of {seed}"))
-    return _with_repairs(schedule, random.Random(f"repairs of {seed}"))
+    schedule = _with_repairs(schedule, random.Random(f"repairs of {seed}"))
+    return _with_sink(schedule, random.Random(f"sink of {seed}"))
 
 
 def _with_levels(schedule: Schedule, rng: random.Random) -> Schedule:
@@ -289,6 +293,13 @@ def _with_repairs(schedule: Schedule, rng: random.Random) -> Schedule:
         return schedule
     repairs = _drawn(rng, REPAIR_KINDS, drawn[1], schedule.faults[-1].step)
     return replace(schedule, faults=tuple(sorted([*schedule.faults, *repairs], key=lambda fault: fault.step)))
+
+
+def _with_sink(schedule: Schedule, rng: random.Random) -> Schedule:
+    """Let the readings of some schedules leave by a sink; a generation beside the current one sends nothing."""
+    if rng.random() >= SINK_SHARE or schedule.second is not None:
+        return schedule
+    return replace(schedule, shape=replace(schedule.shape, branches=(*schedule.shape.branches, SENT)))
 
 
 def _drawn(rng: random.Random, kinds: Sequence[str], count: int, last: int) -> list[ScheduledFault]:

@@ -38,6 +38,7 @@ from millpy.testing.simulation.lookup_table import put_table
 from millpy.testing.simulation.loop import Lane, SimulatedLoop, SimulatedProcess
 from millpy.testing.simulation.machine import Machine, Program
 from millpy.testing.simulation.names import Names
+from millpy.testing.simulation.other_side import SIDE, OtherSide
 from millpy.testing.simulation.schedule import Schedule, ScheduledFault
 
 STEPS_MAX = 40_000
@@ -110,6 +111,7 @@ class World:
         }
         self.more = Broker(self.rng, schedule.shape.feed == "log")
         self.trouble = Trouble()
+        self.other_side = OtherSide(random.Random(f"other side of {schedule.seed}"))
         self.machines: list[Machine] = []
         self._machine_of: dict[SimulatedProcess, Machine] = {}
         self.requested: set[int] = set()
@@ -168,6 +170,7 @@ class World:
             | {permanent_name(MORE, 1): self.more}
         )
         TROUBLE.set(self.trouble)
+        SIDE.set(self.other_side)
         with self.loop.running():
             self._begin(1, self.schedule.shape, self.schedule.workers)
             coming = list(self.schedule.faults)

@@ -10,6 +10,7 @@ from tests.crash.cases import (
     failover,
     freezing,
     joins,
+    kafka_to_kafka,
     killing,
     live,
     lookups,
@@ -30,7 +31,8 @@ from tests.crash.world import Case
 def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
     first = (killing, freezing, database, network, pressure, failover, broker, sources, database_sources)
-    parts = (*first, takes, early, panes, retention, live, tools, joins, lookups, sinks, mqtt_sinks, webhooks)
+    leaving = (sinks, kafka_to_kafka, mqtt_sinks, webhooks)
+    parts = (*first, takes, early, panes, retention, live, tools, joins, lookups, *leaving)
     return [case for part in parts for case in part.cases()]
 
 

@@ -1,0 +1,189 @@
+"""Messages to a topic, against a real broker: each once for readers of committed messages, whatever is late or lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from aiokafka.admin import NewPartitions
+
+from millpy.clock import SystemClock
+from millpy.errors import SinkUnavailableError
+from millpy.model.finding import Severity
+from millpy.sinks.kafka.connection import KafkaConnection
+from millpy.sinks.kafka.topic import KafkaTopic
+from millpy.sinks.messages import SinkMessages
+from millpy.sinks.protocol import SinkSetup
+from millpy.sources.kafka.source import KafkaBrokers
+from tests.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, KafkaProxy, RequestFault
+from tests.kafka_server import KafkaServer
+from tests.kafka_topics import admin_of, committed_messages, make_topic
+
+_numbers = itertools.count(1)
+
+
+class Place:
+    """A fresh topic, and an interval of a sink that sends there."""
+
+    def __init__(self, server: KafkaServer) -> None:
+        self.server = server
+        self.topic = f"sink-{next(_numbers)}"
+        self.setup = SinkSetup("plant", self.topic, 0, 1, 1, SystemClock())
+        self.refusals: list[str] = []
+
+    async def make(self, partitions: int = 1, **settings: str) -> None:
+        await make_topic(self.server.address, self.topic, partitions, **settings)
+
+    @asynccontextmanager
+    async def connection(self, address: str = "", **settings: Any) -> AsyncIterator[KafkaConnection]:
+        """A connection, not yet open."""
+        sink = KafkaTopic(self.topic, brokers=KafkaBrokers(address or self.server.address), **settings)
+        connection = KafkaConnection(sink, self.setup, sink._cluster())
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def deliver(self, until: int, address: str = "", tries: int = 10) -> None:
+        """Send messages up to a position, ten at a time, as a worker does: from where the topic ends, again."""
+        for _ in range(tries):
+            try:
+                async with self.connection(address) as connection:
+                    position = await connection.open()
+                    while position < until:
+                        await connection.send(numbered(position, min(until, position + 10)))
+                        position = min(until, position + 10)
+                    return
+            except SinkUnavailableError as error:
+                self.refusals.append(error.message)
+        raise AssertionError(self.refusals)
+
+    async def read(self, partition: int = 0) -> list[int]:
+        """The numbers of the committed messages of a partition."""
+        messages = await committed_messages(self.server.address, self.topic, [partition])
+        return [int(message.value[-9:]) for message in messages]
+
+
+def numbered(lo: int, hi: int, size: int = 0) -> SinkMessages:
+    values: Sequence[bytes | None] = [b"%0*d" % (size, number) for number in range(lo, hi)]
+    return SinkMessages(lo, [b"d"] * (hi - lo), list(values), [0] * (hi - lo))
+
+
+@pytest.fixture
+async def place(kafka: KafkaServer) -> Place:
+    return Place(kafka)
+
+
+@pytest.mark.parametrize("api", [END_TXN, TXN_OFFSET_COMMIT])
+@pytest.mark.parametrize("fault", list(RequestFault))
+async def test_a_request_that_is_lost_or_late_loses_and_doubles_nothing(
+    place: Place, api: int, fault: RequestFault
+) -> None:
+    """A late one arrives in the midst of the next transaction: the end of the one before must not end that."""
+    await place.make()
+    with KafkaProxy(place.server) as proxy:
+        async with place.connection(place.server.proxied) as first:
+            await first.open()
+            await first.send(numbered(0, 10))
+            proxy.arm(api, fault)
+            position = 20
+            try:
+                await first.send(numbered(10, 20))
+            except SinkUnavailableError:
+                await first.close()
+                position = await first.open()
+            assert proxy.struck == 1
+            producer = first._producer
+            assert producer is not None
+            step = "send_offsets_to_transaction" if api == END_TXN else "commit_transaction"
+            undisturbed = getattr(producer, step)
+
+            async def behind_a_late_request(*arguments: Any) -> None:
+                await producer.flush()
+                await asyncio.to_thread(proxy.land)
+                if api == END_TXN:
+                    raise SinkUnavailableError("the worker is killed before it sends the position")
+                await undisturbed(*arguments)
+
+            setattr(producer, step, behind_a_late_request)
+            with suppress(SinkUnavailableError):
+                await first.send(numbered(position, position + 10))
+        # The worker is killed here: what the database knows is older, so the position at the broker decides.
+        await place.deliver(50)
+    assert await place.read() == list(range(50)), place.refusals
+
+
+async def test_batches_are_no_larger_than_the_topic_allows(place: Place) -> None:
+    await place.make(**{"max.message.bytes": "10000"})
+    async with place.connection(message_bytes_max=10_000) as connection:
+        assert await connection.open() == 0
+        await connection.send(numbered(0, 300, size=100))
+        await connection.send(numbered(300, 301, size=9_900))
+    assert await place.read() == list(range(301))
+
+
+async def test_a_larger_message_of_an_older_graph_leaves_if_the_broker_takes_it(place: Place) -> None:
+    """What waits in the outbox was measured by the limit of its time; the limit of today must not hold it back."""
+    await place.make()
+    async with place.connection(message_bytes_max=1_000) as connection:
+        await connection.open()
+        await connection.send(numbered(0, 3, size=5_000))
+    assert await place.read() == [0, 1, 2]
+
+
+async def test_a_batch_that_the_broker_refuses_is_named_with_the_setting(place: Place) -> None:
+    await place.make(**{"max.message.bytes": "1000"})
+    async with place.connection() as connection:
+        await connection.open()
+        with pytest.raises(SinkUnavailableError, match="refuses a batch of up to 1,000,000 bytes"):
+            await connection.send(numbered(0, 1, size=2_000))
+
+
+async def test_a_missing_topic_is_named_at_once_and_not_created(place: Place) -> None:
+    async with place.connection() as connection:
+        async with asyncio.timeout(5):
+            with pytest.raises(SinkUnavailableError, match="does not exist"):
+                await connection.open()
+    async with admin_of(place.server.address) as admin:
+        assert place.topic not in await admin.list_topics()
+
+
+async def test_a_connection_follows_the_number_of_partitions(place: Place) -> None:
+    """More of them get keys without a new connection; fewer, of a topic made again, must not stop it for ever."""
+    await place.make()
+    async with place.connection() as connection, admin_of(place.server.address) as admin:
+        await connection.open()
+        await connection.send(numbered(0, 10))
+        await admin.create_partitions({place.topic: NewPartitions(2)})
+        producer = connection._producer
+        assert producer is not None
+        while connection._count < 2:
+            await producer.client.force_metadata_update()
+            connection._count_partitions(producer)
+        of_key = connection._partition_of(b"d")
+        await connection.send(numbered(10, 20))
+        found = await place.read(of_key)
+        assert found == (list(range(10, 20)) if of_key else list(range(20)))
+        await admin.delete_topics([place.topic])
+        while place.topic in await admin.list_topics():
+            pass
+        await producer.client.force_metadata_update()
+        with pytest.raises(SinkUnavailableError, match="does not exist"):
+            await connection.send(numbered(20, 30))
+
+
+async def test_the_doctor_says_what_the_topic_does_not_take(place: Place) -> None:
+    sink = KafkaTopic(place.topic, brokers=KafkaBrokers(place.server.address), message_bytes_max=50_000)
+    (missing,) = [finding async for finding in sink.examine("plant", "out")]
+    assert (missing.severity, "does not exist" in missing.found) == (Severity.ERROR, True)
+    await place.make(**{"max.message.bytes": "10000"})
+    (too_small,) = [finding async for finding in sink.examine("plant", "out")]
+    assert too_small.severity is Severity.WARNING
+    assert "takes batches of 10,000 bytes, and messages may have 50,000" in too_small.found
+    fitting = KafkaTopic(place.topic, brokers=KafkaBrokers(place.server.address), message_bytes_max=10_000)
+    (fine,) = [finding async for finding in fitting.examine("plant", "out")]
+    assert (fine.severity, "has 1 partitions" in fine.found) == (Severity.OK, True)

@@ -1,0 +1,214 @@
+"""Records as Avro messages of a sink: each type comes back as it was, and what does not fit is refused in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from millpy import Avro, EventTime, Graph, KafkaTopic, SchemaRegistry, seconds
+from millpy.errors import ConfigError, GraphError, SinkUnavailableError
+from millpy.formats import Json, Message
+from millpy.model.record import RecordType, WideInt
+from millpy.sinks import Sink
+from millpy.testing import GraphDriver, ManualSource
+from tests.schema_registry_server import RegistryServer, schema_registry
+
+NOON = datetime(2026, 11, 20, 12, 0, 0, 123_456, tzinfo=UTC)
+
+
+class Level(Enum):
+    HIGH = "high"
+
+
+class Place(msgspec.Struct):
+    hall: str
+    floor: int | None = None
+
+
+class Everything(msgspec.Struct):
+    text: str
+    number: int
+    value: float
+    is_on: bool
+    at: datetime
+    day: date
+    id: UUID
+    level: Level
+    kind: Literal["a", "b"]
+    place: Place
+    other: Place | None
+    several: list[Place]
+    named: dict[str, float | None]
+    missing: str | None = None
+    renamed: int = msgspec.field(default=0, name="otherName")
+
+
+RECORD = Everything(
+    "é", -(2**62), 0.1, True, NOON, date(2026, 2, 28), UUID(int=7), Level.HIGH, "b", Place("A"), None,
+    [Place("B", 3), Place("C")], {"x": 1.5, "y": None}, None, 9,
+)  # fmt: skip
+
+
+@pytest.fixture
+def registry() -> Iterator[RegistryServer]:
+    with schema_registry() as server:
+        yield server
+
+
+def read(format: Avro, struct: type[msgspec.Struct], payload: bytes) -> Any:
+    parts = list(format.reader(RecordType(struct))(Message(payload)))
+    assert all(isinstance(part, bytes) for part in parts), parts
+    (part,) = parts
+    return msgspec.json.decode(part, type=struct)  # type: ignore[arg-type]
+
+
+async def test_every_type_comes_back_as_it_was(registry: RegistryServer) -> None:
+    format = Avro(registry=SchemaRegistry(url=registry.url))
+    sink, record_type = KafkaTopic("things", format=format), RecordType(Everything)
+    sink.validate(record_type)
+    await sink.prepare([record_type])
+    encode = sink.encoder(record_type)
+    assert encode is not None
+    payload = encode(RECORD)
+
+    assert payload is not None
+    assert payload[:5] == b"\0\0\0\0\1"
+    assert registry.subjects == {"things-value": [1]}
+    while True:
+        try:
+            assert read(format, Everything, payload) == RECORD
+            break
+        except Exception as error:  # the reader waits for the schema in the background
+            if not hasattr(error, "done"):
+                raise
+            error.done.result(10)
+
+
+async def test_the_registry_is_asked_once_and_what_it_refuses_is_an_error_of_the_deployment(
+    registry: RegistryServer,
+) -> None:
+    sink = KafkaTopic("places", format=Avro(registry=SchemaRegistry(url=registry.url)))
+    types = [RecordType(Place)]
+    registry.is_away = True
+    with pytest.raises(SinkUnavailableError, match="answers 503"):
+        await sink.prepare(types)
+    registry.is_away, registry.refuses = False, (409, "READER_FIELD_MISSING_DEFAULT_VALUE")
+    with pytest.raises(ConfigError, match=r"refuses the schema of subject 'places-value'.*READER_FIELD_MISSING"):
+        await sink.prepare(types)
+    unregistered = KafkaTopic("places", format=Avro(registry=SchemaRegistry(url=registry.url), register=False))
+    with pytest.raises(ConfigError, match="it is not registered"):
+        await unregistered.prepare(types)
+    assert registry.subjects == {}
+    registry.refuses = None
+    await sink.prepare(types)
+    asked = registry.requests
+    await unregistered.prepare(types)
+    assert registry.requests == asked
+
+
+class Wide(msgspec.Struct):
+    value: WideInt
+
+
+class Anything(msgspec.Struct):
+    value: Any
+
+
+class Money(msgspec.Struct):
+    value: Decimal
+
+
+class Tagged(msgspec.Struct, tag=True):
+    value: int
+
+
+class Loop(msgspec.Struct):
+    hall: str
+    extra: int
+
+
+@pytest.mark.parametrize(
+    ("sink", "struct", "said"),
+    [
+        (KafkaTopic("t", format=Avro(registry=SchemaRegistry(url="http://x"))), Wide, "any width"),
+        (KafkaTopic("t", format=Avro(registry=SchemaRegistry(url="http://x"))), Anything, "no exact form"),
+        (KafkaTopic("t", format=Avro(registry=SchemaRegistry(url="http://x"))), Money, "no exact form"),
+        (KafkaTopic("t", format=Avro(registry=SchemaRegistry(url="http://x"))), Tagged, "with a tag"),
+        (KafkaTopic("t", format=Avro('"string"')), Place, "need an Avro record"),
+        (KafkaTopic("t", format=Avro('{"type": "record"}')), Place, "schema is invalid"),
+        (
+            KafkaTopic(
+                "t", format=Avro({"type": "record", "name": "P", "fields": [{"name": "hall", "type": "string"}]})
+            ),
+            Loop,
+            "has no field 'extra'",
+        ),
+        (
+            KafkaTopic(
+                "t",
+                format=Avro(
+                    {
+                        "type": "record",
+                        "name": "P",
+                        "fields": [{"name": name, "type": "string"} for name in ("hall", "floor", "more")],
+                    }
+                ),
+            ),
+            Place,
+            "Place has no field 'more'",
+        ),
+        (KafkaTopic("t", value="hall", format=Avro(registry=SchemaRegistry(url="http://x"))), Place, "neither value="),
+        (
+            KafkaTopic("t", format=Avro(registry=SchemaRegistry(url="http://x"), inside=Json(many="x"))),
+            Place,
+            "neither value=",
+        ),
+        (KafkaTopic("t", format="avro"), Place, "cannot be written as 'avro'"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_does_not_fit_is_refused_when_the_graph_is_built(
+    sink: Sink, struct: type[msgspec.Struct], said: str
+) -> None:
+    with pytest.raises(GraphError, match=said):
+        sink.validate(RecordType(struct))
+
+
+class Amount(msgspec.Struct):
+    device: str
+    at: datetime
+    value: Decimal
+
+
+def test_a_record_that_does_not_fit_a_given_schema_is_a_dead_letter() -> None:
+    schema = {
+        "type": "record",
+        "name": "Amount",
+        "fields": [
+            {"name": "device", "type": "string"},
+            {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+            {"name": "value", "type": {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}},
+        ],
+    }
+    graph = Graph("g")
+    amounts = graph.inject(
+        "amounts", ManualSource(), schema=Amount, event_time=EventTime("at", max_disorder=seconds(0))
+    )
+    format = Avro(schema, registry=SchemaRegistry(url="http://never-asked:1"))
+    amounts.to_sink(KafkaTopic("amounts", format=format), key="device", name="out")
+    driver = GraphDriver(graph)
+    driver.feed("amounts", [Amount("a", NOON, Decimal("1.25")), Amount("a", NOON, Decimal("1.255"))])
+
+    ((key, value),) = driver.sent("out")
+    assert (key, value[:5]) == (b"a", b"\0\0\0\0\0")
+    plain = Avro(schema)
+    assert read(plain, Amount, value[5:]).value == Decimal("1.25")
+    (letter,) = driver.dead_letters()
+    assert letter.reason == "refused"
+    assert "does not fit the Avro schema" in letter.detail
