@@ -14,7 +14,8 @@ from millpy import PolledTable, milliseconds
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import ConfigError
 from millpy.limits import Limits
-from millpy.sources.postgres.table_copy import begin_snapshot
+from millpy.sources.postgres.table_checks import TableFacts, look_at_key
+from millpy.sources.postgres.table_copy import QUERY_ROWS_MAX, begin_snapshot, pieces
 from millpy.store.postgres.session import connect
 from tests.conformance.table_reading import reader, reader_of, table_of
 
@@ -179,3 +180,18 @@ async def test_copy_has_the_columns_that_a_publication_has(foreign_url: str, sec
                 await stopped.take()
 
     assert [(record["a"], record.get("b"), record["c"]) for record in read] == [(1, None, 3), (4, None, 6)]
+
+
+def test_pieces_of_a_copy_are_bounded_when_rows_get_a_thousand_times_larger(foreign_url: str) -> None:
+    with table_of(foreign_url, "a int PRIMARY KEY, b text") as connection:
+        connection.execute(
+            "INSERT INTO t SELECT i, CASE WHEN i > 10000 THEN repeat('x', 10000) END FROM generate_series(1, 14000) AS i"
+        )
+        facts = TableFacts(look_at_key(connection, "public", "t"), ("a", "b"))
+        table = sql.Identifier("public", "t")
+        found = list(pieces(connection, table, facts, None, rows_max=65_536, bytes_max=500_000))
+
+    sizes = [sum(len(value or b"") for row in piece.rows for value in row) for piece in found]
+    assert [key for piece in found for (key,) in piece.keys] == [str(a) for a in range(1, 14001)]
+    assert max(sizes) < 500_000 + QUERY_ROWS_MAX * 10_004 < 4_000 * 10_004
+    assert sum(size > 510_000 for size in sizes) <= 1
