@@ -185,7 +185,7 @@ async def test_copy_has_the_columns_that_a_publication_has(foreign_url: str, sec
 def test_pieces_of_a_copy_are_bounded_when_rows_get_a_thousand_times_larger(foreign_url: str) -> None:
     with table_of(foreign_url, "a int PRIMARY KEY, b text") as connection:
         connection.execute(
-            "INSERT INTO t SELECT i, CASE WHEN i > 10000 THEN repeat('x', 10000) END FROM generate_series(1, 14000) AS i"
+            "INSERT INTO t SELECT i, CASE WHEN i > 10000 THEN repeat('x', 10000) END FROM generate_series(1, 14000) i"
         )
         facts = TableFacts(look_at_key(connection, "public", "t"), ("a", "b"))
         table = sql.Identifier("public", "t")

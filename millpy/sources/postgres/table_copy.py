@@ -9,7 +9,6 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from millpy.sources.postgres.pgoutput import Value
 from millpy.sources.postgres.table_checks import SortColumn, TableFacts
 from millpy.store.postgres.statements import statement
 
@@ -28,7 +27,7 @@ class CopyPiece:
     """
 
     columns: Sequence[tuple[str, int, bool]]
-    rows: list[Sequence[Value]]
+    rows: list[Sequence[bytes | None]]
     keys: list[tuple[str, ...]]
 
 
@@ -81,7 +80,7 @@ def pieces(
             piece.keys.extend(found.keys)
         else:
             piece = found
-        sizes = [sum(map(len, filter(None, row))) for row in found.rows]
+        sizes = [sum(len(value or b"") for value in row) for row in found.rows]
         size, largest = size + sum(sizes), max(largest, *sizes, 1)
         is_end = len(found.rows) < count
         if piece.rows and (is_end or len(piece.rows) >= rows_max or size >= bytes_max):
@@ -104,7 +103,7 @@ def _read_rows(
     assert result is not None and cursor.description is not None
     named = [(column.name, column.type_code, column.name in facts.key_names) for column in cursor.description]
     places = [[name for name, _, _ in named].index(name) for name in facts.key_names]
-    rows: list[Sequence[Value]] = [
+    rows: list[Sequence[bytes | None]] = [
         [result.get_value(row, column) for column in range(len(named))] for row in range(result.ntuples)
     ]
     return CopyPiece(named, rows, [tuple((row[place] or b"").decode() for place in places) for row in rows])
