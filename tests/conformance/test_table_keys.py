@@ -14,7 +14,8 @@ from millpy import PolledTable, milliseconds
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import ConfigError
 from millpy.limits import Limits
-from millpy.sources.postgres.table_copy import begin_snapshot
+from millpy.sources.postgres.table_checks import TableFacts, look_at_key
+from millpy.sources.postgres.table_copy import QUERY_ROWS_MAX, begin_snapshot, pieces
 from millpy.store.postgres.session import connect
 from tests.conformance.table_reading import reader, reader_of, table_of
 
@@ -107,10 +108,14 @@ async def test_polling_goes_along_a_key_of_an_extension_and_a_column_without_a_g
     source = PolledTable("t", column="v", lag=milliseconds(1), every=milliseconds(10))
     with table_of(foreign_url, "a citext PRIMARY KEY, v uuid") as connection:
         uuid = "00000000-0000-0000-0000-00000000000"
-        rows = [("b", f"{uuid}1"), ("A", f"{uuid}1"), ("D", f"{uuid}1"), ("c", f"{uuid}1"), ("e", f"{uuid}2")]
+        rows = [(a, f"{uuid}{n}") for a, n in (("b", 1), ("A", 1), ("D", 1), ("c", 1), ("e", 2))]
         connection.cursor().executemany("INSERT INTO t VALUES (%s, %s)", rows)
         async with reader_of(source, foreign_url, secret=secret, limits=Limits(bundle_records_max=1)) as found:
             assert [record["a"] for record in await found.records(5)] == ["A", "b", "c", "D", "e"]
+        connection.execute("ALTER TABLE t DROP CONSTRAINT t_pkey, ADD UNIQUE (a), ADD PRIMARY KEY (v, a)")
+        with pytest.raises(ConfigError, match=r"the primary key of table public\.t was changed"):
+            async with reader_of(source, foreign_url, found.position, secret=secret) as stopped:
+                await stopped.take()
 
 
 async def test_copy_reads_the_rows_of_the_table_alone_by_its_key_alone(foreign_url: str, secret: str) -> None:
@@ -179,3 +184,18 @@ async def test_copy_has_the_columns_that_a_publication_has(foreign_url: str, sec
                 await stopped.take()
 
     assert [(record["a"], record.get("b"), record["c"]) for record in read] == [(1, None, 3), (4, None, 6)]
+
+
+def test_pieces_of_a_copy_are_bounded_when_rows_get_a_thousand_times_larger(foreign_url: str) -> None:
+    with table_of(foreign_url, "a int PRIMARY KEY, b text") as connection:
+        connection.execute(
+            "INSERT INTO t SELECT i, CASE WHEN i > 10000 THEN repeat('x', 10000) END FROM generate_series(1, 14000) i"
+        )
+        facts = TableFacts(look_at_key(connection, "public", "t"), ("a", "b"))
+        table = sql.Identifier("public", "t")
+        found = list(pieces(connection, table, facts, None, rows_max=65_536, bytes_max=500_000))
+
+    sizes = [sum(len(value or b"") for row in piece.rows for value in row) for piece in found]
+    assert [key for piece in found for (key,) in piece.keys] == [str(a) for a in range(1, 14001)]
+    assert max(sizes) < 500_000 + QUERY_ROWS_MAX * 10_004 < 4_000 * 10_004
+    assert sum(size > 510_000 for size in sizes) <= 1

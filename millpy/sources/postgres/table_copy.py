@@ -9,12 +9,11 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from millpy.sources.postgres.pgoutput import Value
 from millpy.sources.postgres.table_checks import SortColumn, TableFacts
 from millpy.store.postgres.statements import statement
 
-FIRST_ROWS = 100
-"""Rows of the first piece, by which the size of the next ones is chosen."""
+QUERY_ROWS_MAX = 1_000
+"""Rows that one statement reads: by how many a piece may exceed its bounds where rows become large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,8 @@ class CopyPiece:
     """
 
     columns: Sequence[tuple[str, int, bool]]
-    rows: Sequence[Sequence[Value]]
-    keys: Sequence[tuple[str, ...]]
+    rows: list[Sequence[bytes | None]]
+    keys: list[tuple[str, ...]]
 
 
 def begin_snapshot(
@@ -60,28 +59,54 @@ def pieces(
     bytes_max: int,
     upto: str | None = None,
 ) -> Iterator[CopyPiece]:
-    """Yield the rows behind a key, in pieces of at most about these bounds.
+    """Yield the rows behind a key, in pieces of about these bounds, which a statement exceeds by what it reads.
 
     `upto` is the greatest value of the key's first column; None for no bound.
     """
-    count = min(FIRST_ROWS, rows_max)
+    queries = [
+        _query(table, facts, has_begun=has_begun, has_end=upto is not None).as_bytes(connection)
+        for has_begun in (False, True)
+    ]
+    count, size, largest = min(QUERY_ROWS_MAX, rows_max), 0, 1
+    piece = CopyPiece([], [], [])
     while True:
         given = {"count": count, "upto": upto, **_bound(after or ())}
-        query = _query(table, facts, has_begun=after is not None, has_end=upto is not None)
-        cursor = connection.execute(query, given, prepare=False)
-        result = cursor.pgresult
-        assert result is not None and cursor.description is not None
-        named = [(column.name, column.type_code, column.name in facts.key_names) for column in cursor.description]
-        places = [[name for name, _, _ in named].index(name) for name in facts.key_names]
-        rows = [[result.get_value(row, column) for column in range(len(named))] for row in range(result.ntuples)]
-        keys = [tuple((row[place] or b"").decode() for place in places) for row in rows]
-        if rows:
-            yield CopyPiece(named, rows, keys)
-            after = keys[-1]
-        if len(rows) < count:
+        found = _read_rows(connection, queries[after is not None], given, facts)
+        if found.columns != piece.columns and piece.rows:  # of a table that was altered
+            yield piece
+            piece, size = found, 0
+        elif piece.rows:
+            piece.rows.extend(found.rows)
+            piece.keys.extend(found.keys)
+        else:
+            piece = found
+        sizes = [sum(len(value or b"") for value in row) for row in found.rows]
+        size, largest = size + sum(sizes), max(largest, *sizes, 1)
+        is_end = len(found.rows) < count
+        if piece.rows and (is_end or len(piece.rows) >= rows_max or size >= bytes_max):
+            yield piece
+            piece, size = CopyPiece([], [], []), 0
+        if is_end:
             return
-        size = sum(len(value or b"") for row in rows for value in row) + len(rows)
-        count = max(1, min(rows_max, 4 * count, bytes_max * len(rows) // size))
+        after = found.keys[-1]
+        count = max(1, min(QUERY_ROWS_MAX, rows_max - len(piece.rows), (bytes_max - size) // largest))
+
+
+def _read_rows(
+    connection: psycopg.Connection[Any],
+    query: bytes,
+    given: dict[str, Any],
+    facts: TableFacts,
+) -> CopyPiece:
+    cursor = connection.execute(query, given, prepare=False)
+    result = cursor.pgresult
+    assert result is not None and cursor.description is not None
+    named = [(column.name, column.type_code, column.name in facts.key_names) for column in cursor.description]
+    places = [[name for name, _, _ in named].index(name) for name in facts.key_names]
+    rows: list[Sequence[bytes | None]] = [
+        [result.get_value(row, column) for column in range(len(named))] for row in range(result.ntuples)
+    ]
+    return CopyPiece(named, rows, [tuple((row[place] or b"").decode() for place in places) for row in rows])
 
 
 def _query(table: sql.Identifier, facts: TableFacts, *, has_begun: bool, has_end: bool) -> sql.Composed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from millpy.ingest.protocol import SourceSetup
 from millpy.sources.postgres.change_records import ChangeRecords, Layout, key_of
 from millpy.sources.postgres.page_thread import CONNECT_S_MAX, PageThread, TablePage
 from millpy.sources.postgres.pgoutput import Begin, Change, PgoutputDecoder, Relation
-from millpy.sources.postgres.replication import ReplicationError, ReplicationStream
+from millpy.sources.postgres.replication import ReplicationError, ReplicationStream, is_readable
 from millpy.sources.postgres.table import PostgresTable
 from millpy.sources.postgres.table_checks import TableFacts, as_lsn, ensure_slot, forms, look_at_table, publication_name
 from millpy.sources.postgres.table_copy import begin_snapshot, is_upto, pieces
@@ -73,6 +72,8 @@ class TableThread(PageThread):
         """Copy what is not copied yet, and follow."""
         self._look_at_table(connection)
         position = self._position
+        if self._is_new:
+            self._await_open(connection)  # as the creation of a slot does, without a word
         begin = ensure_slot(connection, self._setup, self._slot, None if self._is_new else position.lsn)
         if self._is_new:
             self._position = msgspec.structs.replace(position, lsn=begin)
@@ -98,7 +99,9 @@ class TableThread(PageThread):
             SourceUnavailableError: the table is not there, or not published, any more.
         """
         facts = look_at_table(connection, self._source)
-        if self._position.key not in ((), facts.key_names):
+        position = self._position
+        is_partial = not position.copied or len(position.copies) > 1
+        if is_partial and position.key not in ((), facts.key_names):
             raise ConfigError(
                 f"the primary key of table {self._table} was changed while its first copy was interrupted",
                 hint=COPY_ANEW,
@@ -158,10 +161,8 @@ class TableThread(PageThread):
             found = connection.execute(statement("find_open"), named).fetchone()
             if found is None:
                 break
-            count, pid, since = found
-            self._disconnected(
-                f"the copy waits for {count} older transactions, such as that of pid {pid} since {since}"
-            )
+            count, oldest, since = found
+            self._disconnected(f"the first read waits for {count} older transactions, such as {oldest} since {since}")
             self._wait(_OPEN_EVERY_S)
 
     # -- changes --------------------------------------------------------------------------------------------------
@@ -181,10 +182,23 @@ class TableThread(PageThread):
             if now - self._sent_at >= _STATUS_EVERY_S:
                 self._send_status()
             if now - self._heard_at > _SILENT_S_MAX:
-                raise SourceUnavailableError(f"the database of {self._table} is silent")
+                self._look_at_stream(connection)
             if page is None and now - looked_at >= _LOOK_EVERY_S:
                 looked_at = now
                 self._look_at_table(connection)
+
+    def _look_at_stream(self, connection: psycopg.Connection[Any]) -> None:
+        """Find out whether a server that is silent still reads the log for us.
+
+        While it decodes a large transaction that has nothing for us, it answers after half of `wal_sender_timeout`. To
+        begin again would let it decode the same for ever.
+
+        Raises:
+            SourceUnavailableError: it does not.
+        """
+        if connection.execute(statement("look_at_reader_of_slot"), {"slot": self._slot}).fetchone() is None:
+            raise SourceUnavailableError(f"the database of {self._table} is silent")
+        self._heard_at = self.now
 
     def _open_stream(self, connection: psycopg.Connection[Any]) -> ReplicationStream:
         try:
@@ -313,7 +327,7 @@ class TableThread(PageThread):
         stream, connection = self._stream, self._connection
         if stream is None or connection is None:
             return
-        if select.select([connection], [], [], 0)[0]:
+        if is_readable(connection.fileno()):
             connection.execute("SELECT 1")
         with self.changed:
             flushed = self._committed_lsn
