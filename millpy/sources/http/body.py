@@ -34,6 +34,7 @@ _FORMATS: dict[str, Format] = {
     "application/cbor": Cbor(),
     "text/csv": Csv(),
 }
+_GZIP = b"\x1f\x8b"
 _SPACE = b" \t\r\n"
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _UTF8 = ("", "utf-8", "utf8", "us-ascii")
@@ -155,6 +156,8 @@ class BodyReader:
 
     def _decompressed(self, body: PostedBody) -> bytes:
         if body.encoding in ("", "identity"):
+            if body.content.startswith(_GZIP) and body.content_type not in _FORMATS and self._form is None:
+                raise RefusedRequestError(415, "the body is compressed: send the header Content-Encoding: gzip")
             return body.content
         if body.encoding not in ("gzip", "x-gzip", "deflate"):
             raise RefusedRequestError(415, f"Content-Encoding {body.encoding[:40]!r} is not read: send gzip or deflate")

@@ -172,7 +172,7 @@ class Endpoint:
             name = self._tokens.name_of(request.headers.get("Authorization"))
             if name is None:
                 raise RefusedRequestError(
-                    401, "the request needs a token that is known: Authorization: Bearer TOKEN",
+                    401, "the request needs a known token: Authorization: Bearer TOKEN",
                     headers={"WWW-Authenticate": "Bearer"},
                 )  # fmt: skip
             client = name

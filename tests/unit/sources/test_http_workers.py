@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
-from collections.abc import AsyncIterator
+import urllib.error
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -195,6 +198,41 @@ async def test_worker_that_ends_answers_what_is_committed_and_refuses_the_rest()
                 assert b" 200 " not in await half.read()
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", port)
+
+
+def client_of_the_page() -> Callable[..., None]:
+    """Return the function of docs/http.md that sends records."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def send(" in block]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    send: Callable[..., None] = names["send"]
+    return send
+
+
+async def test_client_of_the_page_sends_again_until_it_is_committed() -> None:
+    answers = [
+        b"", b"HTTP/1.1 502 Bad Gateway\r\nRetry-After: Fri, 27 Nov 2026 00:00:00 GMT\r\n", b"nonsense\r\n",
+        b"HTTP/1.1 429 Too Many\r\nRetry-After: 0\r\n", b"HTTP/1.1 500 Fault\r\n", b"HTTP/1.1 200 OK\r\n",
+        b"HTTP/1.1 400 Bad\r\n",
+    ]  # fmt: skip
+    given: list[tuple[bytes, ...]] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        keys = tuple(line for line in head.lower().splitlines() if line.startswith(b"idempotency-key"))
+        given.append((*keys, await reader.readuntil(b"]")))
+        if found := answers[len(given) - 1]:
+            writer.write(found + b"Content-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/readings"
+        await asyncio.to_thread(client_of_the_page(), url, [reading()])
+        assert len(given) == 6
+        assert len(set(given)) == 1
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            await asyncio.to_thread(client_of_the_page(), url, [reading()])
 
 
 async def test_only_a_path_that_never_had_a_source_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
