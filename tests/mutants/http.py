@@ -37,6 +37,24 @@ MUTANTS = [
         killers=(f"{OF_WORKERS}test_worker_without_the_partition_passes_a_request_on_or_says_so",),
     ),
     Mutant(
+        "millpy/sources/http/relay.py",
+        '            raise self._no_answer("something else answers at its address")\n',
+        "            pass\n",
+        killers=(f"{OF_WORKERS}test_success_of_another_program_at_the_address_of_an_owner_is_none",),
+    ),
+    Mutant(
+        "millpy/sources/http/listener.py",
+        "        if starts or path in self._left:\n",
+        "        if starts:\n",
+        killers=(f"{OF_WORKERS}test_only_a_path_that_never_had_a_source_is_not_found",),
+    ),
+    Mutant(
+        ENDPOINT,
+        "        if error.is_sent_again:\n",
+        "        if error.status == 503:\n",
+        killers=(f"{OF_HTTP}test_source_is_not_quiet_while_a_client_will_come_again",),
+    ),
+    Mutant(
         "millpy/sources/http/tokens.py",
         "        return name if found else None\n",
         '        return name or "anybody"\n',

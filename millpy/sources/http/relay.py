@@ -18,6 +18,7 @@ import hmac
 import re
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,8 @@ RELAYED_HEADER = "Millpy-Relay"
 REASON_HEADER = "Millpy-Reason"
 _KNOWN_S = 1.0
 """Seconds for which the owners of partitions are remembered."""
+OWNER_CHECK_S = 1.0
+"""Seconds after which a request that waits for its owner looks whether it is still the owner."""
 _ANSWER_BYTES_MAX = 1_000_000
 """The most bytes that are read of an owner's answer."""
 _SIGNED_S_MAX = 60.0
@@ -133,23 +136,33 @@ class PeerRelay:
             raise RefusedRequestError(503, _NO_OWNER, retry_after_s=RETRY_S, closes=True)
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
         signed = headers[RELAYED_HEADER] = self._signature(self._now(), sha256(content).hexdigest(), key)
-        timeout = aiohttp.ClientTimeout(total=self._source.bounds.answer_s + 5, connect=2)
+        asking = asyncio.ensure_future(self._ask(address, content, headers))
         try:
-            async with self._session.post(
-                f"http://{address.partition(' ')[2]}{self._source.path}",
-                data=content, headers=headers, timeout=timeout, allow_redirects=False,
-            ) as answer:  # fmt: skip
-                body = await _whole(answer.content)
+            while not (await asyncio.wait({asking}, timeout=OWNER_CHECK_S))[0]:
+                if await self._owner(setup, partition) != address:  # a frozen worker answers no more
+                    raise self._no_answer("another worker owns it now")
+            status, found, body = await asking
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._no_answer(type(error).__name__) from None
-        given = answer.headers.get(RELAYED_HEADER, "")
-        if not hmac.compare_digest(given.encode(), self._answer_signature(signed, answer.status, body).encode()):
+        finally:
+            asking.cancel()
+        given = found.get(RELAYED_HEADER, "")
+        if not hmac.compare_digest(given.encode(), self._answer_signature(signed, status, body).encode()):
             raise self._no_answer("something else answers at its address")
-        if answer.status == 503:
+        if status == 503:
             self._known_at = float("-inf")  # its owner may have changed
-        kept = {name: answer.headers[name] for name in ("Retry-After", REASON_HEADER) if name in answer.headers}
-        kind = answer.headers.get("Content-Type", PROBLEM_TYPE)
-        return web.Response(status=answer.status, body=body, headers={**kept, "Content-Type": kind})
+        kept = {name: found[name] for name in ("Retry-After", REASON_HEADER) if name in found}
+        kind = found.get("Content-Type", PROBLEM_TYPE)
+        return web.Response(status=status, body=body, headers={**kept, "Content-Type": kind})
+
+    async def _ask(self, address: str, content: bytes, headers: dict[str, str]) -> tuple[int, Mapping[str, str], bytes]:
+        """Return the status, headers and body of an owner's answer. Raises ClientError, OSError, TimeoutError."""
+        timeout = aiohttp.ClientTimeout(total=self._source.bounds.answer_s + 5, connect=2)
+        url = f"http://{address.partition(' ')[2]}{self._source.path}"
+        async with self._session.post(
+            url, data=content, headers=headers, timeout=timeout, allow_redirects=False
+        ) as answer:
+            return answer.status, answer.headers, await _whole(answer.content)
 
     def _no_answer(self, why: str) -> RefusedRequestError:
         self._known_at = float("-inf")
@@ -160,10 +173,8 @@ class PeerRelay:
         """Return the address of a partition's owner; "" if it has none, or we cannot reach it."""
         async with self._finding:  # one request asks the database, and the others wait for what it finds
             if self._clock.monotonic() - self._known_at >= _KNOWN_S:
-                try:
+                with suppress(TransientError):  # the owners may be the same, and commit; they have their fences
                     self._owners = await setup.addresses() if setup.addresses is not None else {}
-                except TransientError:
-                    self._owners = {}
                 self._known_at = self._clock.monotonic()
         address = self._owners.get(partition, "")
         machine, _, _ = address.partition(" ")

@@ -22,6 +22,7 @@ from millpy.ingest.protocol import WorkerSetup
 from millpy.limits import Limits
 from millpy.sources.http import injector as injectors
 from millpy.sources.http import listener as listeners
+from millpy.sources.http import relay as relays
 from millpy.sources.http.endpoint import Endpoint
 from millpy.sources.http.tokens import TokenList
 from millpy.testing.clock import ManualClock
@@ -131,6 +132,39 @@ async def test_success_of_another_program_at_the_address_of_an_owner_is_none(lon
             assert "send the request again" in (await answer.json())["detail"]
     assert endpoint.traffic.requests == {2: 0, 4: 0, 5: 1}
     assert endpoint.traffic.refusals["uncommitted"] == 1
+
+
+async def test_request_for_a_frozen_owner_does_not_wait_for_it_when_another_has_taken_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relays, "OWNER_CHECK_S", 0.01)
+    monkeypatch.setattr(relays, "_KNOWN_S", 0.0)
+    source, reached = Http("/readings", url=URL), asyncio.Event()
+
+    async def freeze(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"]")
+        reached.set()
+        await reader.read()
+        writer.close()
+
+    async def owners() -> dict[str, str]:
+        return {"/readings": f"{socket.gethostname()} 127.0.0.1:{1 if reached.is_set() else port}"}
+
+    setup = WorkerSetup(
+        graph="g", stream="s", partitions=source.partitions(), limits=Limits(), clock=SystemClock(), secret="secret",
+        addresses=owners,
+    )  # fmt: skip
+    async with (
+        await asyncio.start_server(freeze, "127.0.0.1", 0) as frozen,
+        aiohttp.ClientSession() as session,
+        serving(source, setup) as endpoint,
+    ):
+        port = frozen.sockets[0].getsockname()[1]
+        async with asyncio.timeout(10):
+            async with session.post(f"http://127.0.0.1:{endpoint.port}/readings", json=[reading()]) as answer:
+                assert answer.status == 503
+                assert "another worker owns it" in (await answer.json())["detail"]
+        assert endpoint.traffic.waiting_requests == 0
 
 
 async def test_owners_are_asked_for_once_by_requests_of_one_moment() -> None:
