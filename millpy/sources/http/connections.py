@@ -160,6 +160,7 @@ class BoundedServer(web.Server):
     async def _accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            await asyncio.sleep(0)  # or a flood of connections would leave no time for anything else
             try:
                 accepted, address = await loop.sock_accept(listening)
             except OSError as error:

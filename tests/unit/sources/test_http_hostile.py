@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -89,6 +90,20 @@ async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (await client.post(reading())).status == 200
         for _, writer in idle:
             writer.close()
+
+
+async def test_flood_of_connections_leaves_time_for_requests() -> None:
+    async with accepting() as client:
+        flood = [socket.create_connection(("127.0.0.1", client.port)) for _ in range(100)]
+        most_at_once = before = 0
+        async with asyncio.timeout(10):
+            while client.traffic.connections < 100:
+                await asyncio.sleep(0)
+                most_at_once = max(most_at_once, client.traffic.connections - before)
+                before = client.traffic.connections
+        for connection in flood:
+            connection.close()
+        assert most_at_once <= 2
 
 
 async def test_busy_connections_make_room_for_other_clients_only(monkeypatch: pytest.MonkeyPatch) -> None:
