@@ -121,7 +121,7 @@ class PeerRelay:
             answer.headers[REASON_HEADER] = reason
 
     def _answer_signature(self, signed: str, status: int, body: bytes) -> str:
-        return hmac.new(self._key, b"answer %d %s\n%s" % (status, signed.encode(), body), sha256).hexdigest()
+        return hmac.new(self._key, b"answer %d %s\n%s" % (status, ascii(signed).encode(), body), sha256).hexdigest()
 
     async def forward(
         self, request: web.BaseRequest, partition: str, content: bytes, key: str | None, setup: WorkerSetup
@@ -147,7 +147,7 @@ class PeerRelay:
         finally:
             asking.cancel()
         given = found.get(RELAYED_HEADER, "")
-        if not hmac.compare_digest(given.encode(), self._answer_signature(signed, status, body).encode()):
+        if not hmac.compare_digest(ascii(given), ascii(self._answer_signature(signed, status, body))):
             raise self._no_answer("something else answers at its address")
         if status == 503:
             self._known_at = float("-inf")  # its owner may have changed
