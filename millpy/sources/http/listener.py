@@ -130,7 +130,7 @@ class Listener:
     async def close(self) -> None:
         """Accept nothing more, wait for the last answers, and end all connections."""
         for server in self._servers:
-            server.stop_listening()
+            await server.stop_listening()
         await asyncio.gather(*(server.close() for server in self._servers))
         if self.session is not None:
             await self.session.close()
