@@ -1,4 +1,4 @@
-"""The connections of one address: how many there are, which of them end to make room, and the answer to what is not HTTP.
+"""The connections of one address: their number, which of them end to make room, and the answer to what is not HTTP.
 
 A connection counts from its accept on, also while it shakes hands for TLS. aiohttp parses requests, bounds their heads,
 and holds back what a client sends ahead of its answers.
