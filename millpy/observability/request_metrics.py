@@ -10,7 +10,7 @@ from millpy.ingest.request_traffic import RequestTraffic
 
 
 def request_metrics(graph: str, traffic: Mapping[str, RequestTraffic]) -> list[Metric]:
-    """Return the metrics of the sources of one worker, by name; without values for none."""
+    """Return the metrics of the sources of one worker, by name; of no source, without values."""
 
     def counter(name: str, help_text: str, *labels: str) -> CounterMetricFamily:
         return CounterMetricFamily(f"millpy_http_{name}", help_text, labels=("graph", "computation", *labels))

@@ -327,7 +327,7 @@ class OwnedIntervals:
             tell=self._context.events.add,
             connection=self._connection_of(node, deployed),
             make_check=partial(
-                record_check, node.record_type, node.event_time, node.lax, self._limits, self._clock.read
+                record_check, node.record_type, node.event_time, node.dedupe, node.lax, self._limits, self._clock.read
             ),
             database=self._context.database,
             gained=self._context.growth.reporter(

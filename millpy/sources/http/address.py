@@ -89,7 +89,7 @@ def listen_address(url: str | None) -> ListenAddress:
     if unknown := sorted(files.keys() - set(_FILES)):
         raise ConfigError(f"{name} has unknown parameters: {', '.join(unknown)}", hint=_HINT)
     if (parts.scheme == "https") != bool(files.get("certificate")) or (files and parts.scheme == "http"):
-        raise ConfigError(f"{name}: https:// needs a certificate, and http:// has none", hint=_HINT)
+        raise ConfigError(f"{name}: https:// needs a certificate, and http:// must not have one", hint=_HINT)
     if port is None:
         port = 8443 if parts.scheme == "https" else 8081
     return ListenAddress(

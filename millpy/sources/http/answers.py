@@ -1,4 +1,4 @@
-"""Answers to a client that are no success: their status, their reasons, and when to send the request again.
+"""Answers to a client other than success: their status, their reasons, and when to send the request again.
 
 The body is a problem document (RFC 9457). A reason quotes at most a few characters of what the client has sent.
 """
@@ -80,7 +80,7 @@ class RefusedRequestError(Exception):
 
     def body(self) -> bytes:
         """Return the problem document."""
-        detail = self.detail.encode(errors="backslashreplace").decode()  # headers may have bytes that are no text
+        detail = self.detail.encode(errors="backslashreplace").decode()  # headers may have bytes that are not text
         problem: dict[str, object] = {"status": self.status, "detail": detail}
         return msgspec.json.encode(problem | described(self.records) if self.records else problem)
 

@@ -1,7 +1,7 @@
 """The body of a request becomes the payloads of records.
 
     application/json       an object is one record, an array is one record for each element
-    application/x-ndjson   each line is a record; blank lines are none
+    application/x-ndjson   each line is a record; blank lines are skipped
     others                 MessagePack, CBOR and CSV by their Content-Type, if the source has no format of its own
 
 A source with a format reads each body as one message of it, and of a body of lines each line. `Content-Encoding: gzip`
@@ -47,9 +47,9 @@ class PostedBody:
 
     Attributes:
         content: its bytes.
-        content_type: its media type in lower case, without parameters; empty for none.
-        charset: the parameter of that name; empty for none.
-        encoding: its Content-Encoding in lower case; empty for none.
+        content_type: its media type in lower case, without parameters; empty if it has no type.
+        charset: the parameter of that name, or empty.
+        encoding: its Content-Encoding in lower case, or empty.
         key: its Idempotency-Key, without quotes; None for none.
         arrived_at: when its last byte arrived, in µs since the epoch.
     """
@@ -67,8 +67,8 @@ class PostedRecords:
     """The records of a request.
 
     Attributes:
-        payloads: one JSON object each, or the bytes of a part that is none.
-        refused: the rows that are no records.
+        payloads: one JSON object each, or the bytes of a part that is not an object.
+        refused: the rows that are not records.
         messages: the row of a bad part -> the message that a replay reads.
         bytes: the bytes of all payloads.
     """
@@ -80,7 +80,7 @@ class PostedRecords:
 
 
 def media_type(header: str | None) -> tuple[str, str]:
-    """Return the media type of a Content-Type header in lower case, and its charset; empty where it has none."""
+    """Return the media type of a Content-Type header in lower case, and its charset, or empty texts."""
     kind, *parameters = (header or "").lower().split(";")
     given = dict(part.strip().partition("=")[::2] for part in parameters)
     return kind.strip(), given.get("charset", "").strip('" ')

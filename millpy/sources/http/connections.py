@@ -1,4 +1,4 @@
-"""The connections of one address: how many there are, which of them end to make room, and what is no HTTP at all.
+"""The connections of one address: their number, which of them end to make room, and the answer to what is not HTTP.
 
 A connection counts from its accept on, also while it shakes hands for TLS. aiohttp parses requests, bounds their heads,
 and holds back what a client sends ahead of its answers.
@@ -136,21 +136,24 @@ class BoundedServer(web.Server):
             listening.setblocking(False)
             self._accepting.append((listening, loop.create_task(self._accept(listening, tls))))
         if failed is not None and (failed.errno not in _NO_SUCH_ADDRESS or not self._accepting):
-            self.stop_listening()
+            await self.stop_listening()
             raise failed
         chosen: int = self._accepting[0][0].getsockname()[1]
         return chosen
 
-    def stop_listening(self) -> None:
+    async def stop_listening(self) -> None:
         """Accept no more connections."""
-        for listening, task in self._accepting:
+        accepting, self._accepting = self._accepting, []
+        for _, task in accepting:
             task.cancel()
+        # The event loop must forget a socket before it is closed, because another file may get its number at once.
+        await asyncio.gather(*(task for _, task in accepting), return_exceptions=True)
+        for listening, _ in accepting:
             listening.close()
-        self._accepting.clear()
 
     async def close(self) -> None:
         """Wait for the last answers, and end all connections."""
-        self.stop_listening()
+        await self.stop_listening()
         for connection in [x for connections in self._by_host.values() for x in connections]:
             if connection.opening is not None:
                 connection.opening.cancel()
@@ -160,6 +163,7 @@ class BoundedServer(web.Server):
     async def _accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            await asyncio.sleep(0)  # or a flood of connections would leave no time for anything else
             try:
                 accepted, address = await loop.sock_accept(listening)
             except OSError as error:

@@ -110,7 +110,7 @@ class Endpoint:
             injector.note_refusal()
 
     def count_answer(self, status: int, reason: str) -> None:
-        """Count an answer to a client, and that it was refused for one of REFUSAL_REASONS, or for none."""
+        """Count an answer to a client, and the reason of a refusal if it is one of REFUSAL_REASONS."""
         self.traffic.requests[status // 100] += 1
         if reason in self.traffic.refusals:
             self.traffic.refusals[reason] += 1

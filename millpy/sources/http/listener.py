@@ -85,7 +85,7 @@ class Listener:
     async def _listen(self, host: str, port: int, most: int, tls: ssl.SSLContext | None, *, of_peer: bool) -> int:
         respond = partial(self._respond, of_peer=of_peer)
         server = BoundedServer(respond, most, self._mark)
-        if not of_peer:  # metrics tell of clients, not of other workers
+        if not of_peer:  # metrics count clients, not other workers
             server.on_refusal, server.on_change = self._note_refusal, self._note_connections
         try:
             found = await server.listen(host, port, tls, shared=not of_peer)
@@ -104,7 +104,7 @@ class Listener:
         return await endpoint.respond(request, of_peer=of_peer)
 
     def _without_source(self, path: str) -> RefusedRequestError:
-        """Return why there is no source; 404 only if there will be none, because a client drops its records then."""
+        """Return why a path has no source; 404 only if it stays so, because a client then drops its records."""
         starts = self._clock.monotonic() - self._opened_at < STARTS_S
         if starts or path in self._left:
             why = "there is no source at this path " + ("yet" if starts else "any more: the worker ends")
@@ -117,7 +117,7 @@ class Listener:
         self._left.add(endpoint.source.path)
 
     def _note_refusal(self, status: int, reason: str) -> None:
-        """Count at each source what none has seen; a client that is not at fault will come again."""
+        """Count at each source what did not reach any; a client that is not at fault will come again."""
         for endpoint in self.endpoints.values():
             endpoint.count_answer(status, reason)
             if status >= 500:
@@ -130,7 +130,7 @@ class Listener:
     async def close(self) -> None:
         """Accept nothing more, wait for the last answers, and end all connections."""
         for server in self._servers:
-            server.stop_listening()
+            await server.stop_listening()
         await asyncio.gather(*(server.close() for server in self._servers))
         if self.session is not None:
             await self.session.close()

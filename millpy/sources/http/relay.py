@@ -55,7 +55,7 @@ def peer_address() -> tuple[str, int, str]:
     """Return host and port for the other workers, and the name by which they know the machine; "" for any.
 
     Raises:
-        ConfigError: MILLPY_INGEST_PEER is no address.
+        ConfigError: MILLPY_INGEST_PEER is not an address.
     """
     given = read_secret(PEER_VARIABLE)
     if given is None:
@@ -121,7 +121,7 @@ class PeerRelay:
             answer.headers[REASON_HEADER] = reason
 
     def _answer_signature(self, signed: str, status: int, body: bytes) -> str:
-        return hmac.new(self._key, b"answer %d %s\n%s" % (status, signed.encode(), body), sha256).hexdigest()
+        return hmac.new(self._key, b"answer %d %s\n%s" % (status, ascii(signed).encode(), body), sha256).hexdigest()
 
     async def forward(
         self, request: web.BaseRequest, partition: str, content: bytes, key: str | None, setup: WorkerSetup
@@ -147,7 +147,7 @@ class PeerRelay:
         finally:
             asking.cancel()
         given = found.get(RELAYED_HEADER, "")
-        if not hmac.compare_digest(given.encode(), self._answer_signature(signed, status, body).encode()):
+        if not hmac.compare_digest(ascii(given), ascii(self._answer_signature(signed, status, body))):
             raise self._no_answer("something else answers at its address")
         if status == 503:
             self._known_at = float("-inf")  # its owner may have changed
@@ -170,7 +170,7 @@ class PeerRelay:
         return RefusedRequestError(503, detail, retry_after_s=RETRY_S, closes=True, reason="uncommitted")
 
     async def _owner(self, setup: WorkerSetup, partition: str) -> str:
-        """Return the address of a partition's owner; "" if it has none, or we cannot reach it."""
+        """Return the address of a partition's owner; "" if it has no owner that we can reach."""
         async with self._finding:  # one request asks the database, and the others wait for what it finds
             if self._clock.monotonic() - self._known_at >= _KNOWN_S:
                 with suppress(TransientError):  # the owners may be the same, and commit; they have their fences

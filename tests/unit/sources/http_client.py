@@ -119,7 +119,7 @@ def setups_of(source: Http, limits: Limits, clock: Clock | None = None, **more: 
             record_type=RECORD_TYPE,
             secret="secret",
             connection=ConnectionState(),
-            make_check=lambda: record_check(RECORD_TYPE, EVENT_TIME, (), limits, certain(clock)),
+            make_check=lambda: record_check(RECORD_TYPE, EVENT_TIME, None, (), limits, certain(clock)),
             **more,
         )
         for partition in source.partitions()

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 import trustme
 
 from millpy import Http
+from millpy.clock import SystemClock
+from millpy.ingest.intake import Intake, IntakeSettings
 from millpy.limits import Limits
+from millpy.model.stage import StoredInterval
+from millpy.model.time import ClockReading
 from millpy.sources.http import connections
 from millpy.sources.http import endpoint as endpoints
 from millpy.sources.http import listener as listeners
 from millpy.sources.http.rates import CLIENTS_MAX, RateLimiter, client_of
 from tests.unit.sources.http_client import (
+    EVENT_TIME,
+    RECORD_TYPE,
     accepting,
     half_a_body,
     reading,
@@ -89,6 +97,20 @@ async def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (await client.post(reading())).status == 200
         for _, writer in idle:
             writer.close()
+
+
+async def test_flood_of_connections_leaves_time_for_requests() -> None:
+    async with accepting() as client:
+        flood = [socket.create_connection(("127.0.0.1", client.port)) for _ in range(100)]
+        most_at_once = before = 0
+        async with asyncio.timeout(10):
+            while client.traffic.connections < 100:
+                await asyncio.sleep(0)
+                most_at_once = max(most_at_once, client.traffic.connections - before)
+                before = client.traffic.connections
+        for connection in flood:
+            connection.close()
+        assert most_at_once <= 2
 
 
 async def test_busy_connections_make_room_for_other_clients_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,3 +197,52 @@ def test_rate_is_kept_for_each_client_and_for_a_bounded_number() -> None:
         rates.delay_s(str(number), 1.0)
     assert len(rates._buckets) == CLIENTS_MAX
     assert RateLimiter(None).delay_s("a", 0.0) == 0
+
+
+GOOD = b'{"device":"a","at":1700000000}'
+PAYLOADS = [
+    b'{"device":"a","at":1700000000,"x":' + b"[" * 2_000 + b"]" * 2_000 + b"}",
+    b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+    b'{"device":"a","at":1e400}',
+    b'{"device":"a","at":NaN}',
+    b'{"device":"a","at":1700000000,"value":1e999}',
+    b'{"device":"\\ud800","at":1700000000}',
+    b'{"device":"\\u0000","at":1700000000}',
+    b'{"device":"\xff","at":1700000000}',
+    b'{"device":"a","at":99999999999999999999999}',
+    b'{"device":"a","at":1700000000.0}',
+    b'{"device":"a","at":1700000000,"request":"forged#0"}',
+    b'{"device":"a","at":1700000000,"device":"b"}',
+    b'{"device":"a",\n"at":1700000000}\r\n',
+    GOOD + b"\n" + GOOD,
+    GOOD + b"}",
+    b'{"device":"' + b"x" * 500_000 + b'","at":1700000000}',
+    b'{"device":"a","at":1700000000,' + b",".join(b'"f%d":1' % n for n in range(10_000)) + b"}",
+    *(b"{}", b"null", b'""', b"{", b"}"),
+]
+
+
+@pytest.mark.parametrize("settings", [{}, {"key_field": "request"}, {"bad_records": "dead_letter"}], ids=str)
+@pytest.mark.parametrize("many", [1, 150])
+async def test_answer_says_what_the_intake_does(settings: dict[str, Any], many: int) -> None:
+    stream = IntakeSettings(stream="s", record_type=RECORD_TYPE, event_time=EVENT_TIME)
+    intake, clock = Intake(stream, StoredInterval(1, 1)), ClockReading.certain(SystemClock().now_us())
+    async with accepting(**settings) as client:
+        for number, payload in enumerate(p for p in PAYLOADS if len(p) * many < 1_000_000):
+            body = payload if many == 1 else b"[" + b",".join([payload] * many) + b"]"
+            client.batches.clear()
+            answer = await client.post(body, Idempotency_Key=f"k{number}")
+
+            assert answer.status in (200, 400), payload[:80]
+            if answer.status == 400:
+                assert client.batches == []
+                continue
+            (batch,) = client.batches
+            result = intake.step(batch, clock=clock, quiet=False)
+            assert (answer.body["records"], answer.body.get("dead_lettered", 0)) == (
+                result.accepted, len(result.dead_letters),
+            ), payload[:80]  # fmt: skip
+            if "key_field" in settings:
+                assert [record.request for record in result.records.objects()] == [
+                    f"k{number}#{n}" for n in range(many)
+                ]

@@ -83,6 +83,11 @@ async def test_worker_without_the_partition_passes_a_request_on_or_says_so() -> 
             endpoint._relay._known_at = float("-inf")
             after = [(await client.post(reading(), Idempotency_Key=key)).status for key in keys]
             bad = [(await client.post([{}], Idempotency_Key=key)).status for key in keys]
+            host, _, port = theirs.connection.address.partition(" ")[2].partition(":")
+            raw = await asyncio.open_connection(host, int(port))
+            raw[1].write(b"POST /readings HTTP/1.1\r\nHost: x\r\nMillpy-Relay: \xff\r\nContent-Length: 0\r\n\r\n")
+            assert (await raw[0].readline()).split()[1] == b"401"
+            raw[1].close()
             peer_url = f"http://{theirs.connection.address.partition(' ')[2]}/readings"
             signed = endpoint._relay._signature(endpoint._relay._now(), "0" * 64, "0")
             for header in ("", "1 x", "² " + "0" * 64, f"0{signed[1:]}", signed):  # the last one signs another body
@@ -108,14 +113,13 @@ async def _done(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("long", [False, True])
-async def test_success_of_another_program_at_the_address_of_an_owner_is_none(long: bool) -> None:
+@pytest.mark.parametrize(("size", "signature"), [(13, b"0" * 64), (13, b"\xff"), (2_000_000, b"0" * 64)])
+async def test_success_of_another_program_at_the_address_of_an_owner_is_none(size: int, signature: bytes) -> None:
     source = Http("/readings", url=URL)
 
     async def agree(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"]")
-        size = 2_000_000 if long else 13
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nMillpy-Relay: %s\r\n\r\n" % (size, b"0" * 64))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nMillpy-Relay: %s\r\n\r\n" % (size, signature))
         writer.write(b'{"records":1}' + b" " * (size - 13))
         await writer.drain()
         writer.close()
