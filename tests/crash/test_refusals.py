@@ -124,7 +124,7 @@ async def test_a_refused_message_is_tried_again_and_only_its_key_waits(database_
     )
     assert why.startswith("no 3.0")
     assert msgspec.json.decode(record)["value"] == 3.0
-    async with working(database_url, lambda: graph_of(feed, sink), QUICK):  # another worker goes on with them
+    async with working(database_url, lambda: graph_of(feed, sink), QUICK):  # another worker continues
         open_.set()
         await until(database_url, SINK, [(0, 0, 0, 30)])
         assert sink.values("a") == of("a", range(30))
@@ -209,6 +209,8 @@ async def test_refused_messages_have_a_bound_and_then_the_others_wait(database_u
         push(feed, range(300))
         full = "SELECT refused BETWEEN 8 AND 13, messages BETWEEN 20 AND 40 FROM millpy.sinks"
         await until(database_url, full, [(True, True)])
+        await asyncio.sleep(0.5)
+        assert rows(database_url, full) == [(True, True)]
         open_.set()
         await until(database_url, SINK, [(0, 0, 0, 300)])
         for device in "abc":
