@@ -344,8 +344,7 @@ class Steps:
         retaken = self._retaken(interval, inbox, isolation)
         consumed = self._takes.consumed(interval, deliveries[interval.interval_id])
         arrived, refused = self._arrivals(interval, deliveries[interval.interval_id], isolation)
-        refused += _given_up(interval, inbox)
-        arrived = [*retaken.arrived, *arrived]
+        arrived, refused = [*retaken.arrived, *arrived], [*refused, *_given_up(interval, inbox)]
         after = input_watermark(cursor.watermark for cursor in interval.cursors.values())
         assert after >= before, (interval.interval_id, before, after)
         now_us = advance(plausible_floor(interval.processing_floor, inbox.clock, self._clock_step_us), inbox.now_us)

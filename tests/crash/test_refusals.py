@@ -24,7 +24,7 @@ from tests.crash.world import Case
 from tests.feed import Feed
 
 QUICK = replace(LIMITS, retry_s_min=0.01)
-REFUSED = "SELECT key, position, state FROM millpy.refused_messages ORDER BY position"
+REFUSED = "SELECT key, number, state FROM millpy.refused_messages ORDER BY number"
 SINK = "SELECT messages, refused, parked_keys, delivered FROM millpy.sinks"
 LETTERS = "SELECT computation, stream, reason, key, state FROM millpy.dead_letters ORDER BY dead_letter_id"
 BALANCED = "SELECT DISTINCT balanced FROM millpy.accounting"
@@ -120,7 +120,7 @@ async def test_a_refused_message_is_tried_again_and_only_its_key_waits(database_
     ]
     assert rows(database_url, "SELECT count(*) FROM mill.outbox") == [(0,)]
     ((why, record),) = rows(
-        database_url, "SELECT refused_because, record FROM millpy.refused_messages WHERE position = 3"
+        database_url, "SELECT refused_because, record FROM millpy.refused_messages WHERE number = 3"
     )
     assert why.startswith("no 3.0")
     assert msgspec.json.decode(record)["value"] == 3.0

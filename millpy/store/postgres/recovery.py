@@ -98,11 +98,7 @@ async def _header(connection: Connection, grant: Grant) -> TupleRow:
 
 
 async def _read_under(
-    connection: Connection,
-    grant: Grant,
-    header: TupleRow,
-    bounds: _ReadBounds,
-    progressed: Callable[[], None],
+    connection: Connection, grant: Grant, header: TupleRow, bounds: _ReadBounds, progressed: Callable[[], None]
 ) -> OwnerSnapshot:
     """Read the data under a header. It is valid if the header is still the same afterwards."""
     _, bundle, folded_bundle, input_watermark, low_watermark, processing_floor, horizon_floor, fired_by = header
