@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from millpy import Graph, RefusalPolicy
+from millpy.admin.queries import Admin
 from millpy.errors import MessagesRefusedError
 from millpy.hosting.failpoints import Failpoint
 from millpy.sinks import SendBound, Sink, SinkMessages, SinkSetup
@@ -179,6 +180,9 @@ async def test_a_parked_key_waits_until_it_is_released(database_url: str, discar
         "SELECT computation, key, records, reason, failing_record ->> 'value', ticket, requested FROM millpy.parked"
     )
     assert rows(database_url, parked) == [("out", '"a"', 9, "refused", "3.0", 3, False)]
+    (status,) = Admin(database_url).sinks("plant")
+    assert (status["sink"], status["refused"], status["parked_keys"], status["messages"]) == ("out", 9, 1, 0)
+    assert status["why"].startswith("no 3.0")
     tries = sink.tries.count(3.0)
     async with working(database_url, lambda: graph_of(feed, sink), replace(QUICK, outbox_records_max=3)):
         push(feed, range(30, 60))
