@@ -16,6 +16,7 @@ from millpy.admin.queries import Admin
 from millpy.errors import MessagesRefusedError
 from millpy.hosting.failpoints import Failpoint
 from millpy.sinks import SendBound, Sink, SinkMessages, SinkSetup
+from millpy.store.postgres.store import PostgresStore
 from tests.crash.cases.sinks import with_refusals
 from tests.crash.conftest import Survives
 from tests.crash.graph_files import rows
@@ -239,3 +240,20 @@ def test_a_kill_at_a_point_of_a_turn_loses_no_refused_message(survives: Survives
 @pytest.mark.parametrize("trapped", ["before", "committed"])
 def test_a_kill_in_a_send_loses_no_refused_message(survives: Survives, trapped: str) -> None:
     survives(Case("SIGKILL in a send of refused messages", trapped, partial(with_refusals, trapped=trapped)))
+
+
+async def test_a_sink_that_is_reset_begins_anew_without_what_was_refused(database_url: str) -> None:
+    feed, sink = Feed(), Choosy(RefusalPolicy(), refuses=lambda value: value == 3.0)
+    async with working(database_url, lambda: graph_of(feed, sink), QUICK):
+        push(feed, range(6))
+        await until(database_url, SINK, [(0, 1, 0, 6)])
+    number = rows(database_url, "SELECT interval_id FROM millpy.sinks")
+    async with PostgresStore(database_url) as store:
+        await store.reset(graph_of(Feed(), sink).spec(), ["out"])
+    assert rows(database_url, "SELECT count(*) FROM mill.refused_messages") == [(0,)]
+    sink.taken.clear()
+    async with working(database_url, lambda: graph_of(feed, sink), QUICK):
+        push(feed, range(7, 9))
+        await until(database_url, SINK, [(0, 0, 0, 2)])
+    assert [position for position, _ in sink.taken] == [0, 1]
+    assert rows(database_url, "SELECT interval_id FROM millpy.sinks") != number
