@@ -212,6 +212,20 @@ async def test_reading_continues_at_every_committed_offset(feed: Feed) -> None:
             assert values(await reader.records(len(rest))) == rest
 
 
+async def test_consumer_of_the_same_process_still_gets_records_of_aiokafka(feed: Feed) -> None:
+    await feed.make()
+    await feed.send(1, 2)
+    async with feed.reader() as reader:
+        assert values(await reader.records(2)) == [1, 2]
+        consumer = AIOKafkaConsumer(feed.topic, bootstrap_servers=feed.server.address, auto_offset_reset="earliest")
+        async with consumer:
+            found = [(await consumer.getone()).value for _ in range(2)]
+        await feed.send(3)
+        assert values(await reader.records(1)) == [3]
+
+    assert found == [b'{"value":1}', b'{"value":2}']
+
+
 async def test_start_position_is_committed_before_any_record(feed: Feed) -> None:
     await feed.make()
     await feed.send(1, 2)

@@ -77,21 +77,20 @@ def from_mqtt(path: Path) -> Iterator[SourceBatch]:
 def from_kafka(path: Path) -> Iterator[SourceBatch]:
     """Yield the batches of a fetch, without a second fetch of what aiokafka cannot read."""
     from aiokafka import TopicPartition
-    from aiokafka.consumer import fetcher
 
-    from millpy.sources.kafka import client as kafka_client
+    from millpy.sources.kafka.batches import Batches, FetchedRecords
+    from millpy.sources.kafka.expansion import bound_legacy_expansion
     from millpy.sources.kafka.record_columns import RecordColumns
     from millpy.sources.kafka.records import FieldMapping, Payloads
 
-    if hasattr(kafka_client, "tolerate_unreadable_records"):
-        kafka_client.tolerate_unreadable_records()
+    bound_legacy_expansion()
     payloads = Payloads(FieldMapping(), TYPE, "dead_letter")
     data, offset = path.read_bytes(), 0
     end = int.from_bytes(data[:8], "big")
     while offset < end:
-        records = fetcher.PartitionRecords(
+        records = FetchedRecords(
             TopicPartition("t", 0),
-            fetcher.MemoryRecords(data[_place_of(data, offset) :]),
+            Batches(data[_place_of(data, offset) :]),
             [],
             offset,
             None,

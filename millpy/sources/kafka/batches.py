@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import chain, islice
 from operator import attrgetter
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
+from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer import fetcher
 from aiokafka.errors import CorruptRecordException, UnsupportedCodecError
 from aiokafka.record.default_records import DefaultRecordBatch
@@ -70,11 +73,19 @@ _FAULTS = (
 )
 
 
-def tolerate_unreadable_records() -> None:
-    """Make aiokafka read by this module. Idempotent."""
+def read_by_columns(consumer: AIOKafkaConsumer) -> None:
+    """Make a consumer that has started, and no other one of the process, read by this module."""
     bound_legacy_expansion()
-    fetcher.MemoryRecords = Batches
-    fetcher.PartitionRecords = FetchedRecords
+    theirs = consumer._fetcher
+    theirs._proc_fetch_request = MethodType(_process_fetch(), theirs)
+
+
+@cache
+def _process_fetch() -> FunctionType:
+    """Return aiokafka's function that makes records of a fetch, with the classes of this module in place of its own."""
+    found = fetcher.Fetcher._proc_fetch_request
+    names = {**vars(fetcher), "MemoryRecords": Batches, "PartitionRecords": FetchedRecords}
+    return FunctionType(found.__code__, names, found.__name__, found.__defaults__, found.__closure__)
 
 
 class Batches:

@@ -35,7 +35,7 @@ from aiokafka.protocol.fetch import FetchRequest
 
 from millpy.config.extras import to_install
 from millpy.errors import ConfigError, SourceUnavailableError
-from millpy.sources.kafka.batches import RUN_RECORDS, tolerate_unreadable_records
+from millpy.sources.kafka.batches import RUN_RECORDS, read_by_columns
 from millpy.sources.kafka.connect_errors import reason, verifying
 from millpy.sources.kafka.record_columns import RecordColumns
 from millpy.sources.kafka.topic_ids import (
@@ -101,7 +101,6 @@ class Client:
 
     def __init__(self, cluster: Cluster, topic: str, partition: int, client_id: str) -> None:
         quieten()
-        tolerate_unreadable_records()
         self._place = TopicPartition(topic, partition)
         self._options = cluster.options()
         self._consumer = AIOKafkaConsumer(
@@ -121,6 +120,7 @@ class Client:
         """Connect. Raises SourceUnavailableError, ConfigError."""
         async with self._answers_with_reason():
             await self._consumer.start()
+        read_by_columns(self._consumer)
 
     async def stop(self) -> None:
         """Disconnect."""

@@ -18,8 +18,8 @@ from aiokafka.record.util import calc_crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpy.sources.kafka.batches import FETCHED_BYTES_MAX, Batches, FetchedRecords, tolerate_unreadable_records
-from millpy.sources.kafka.expansion import EXPANDED_BYTES_MAX
+from millpy.sources.kafka.batches import FETCHED_BYTES_MAX, Batches, FetchedRecords
+from millpy.sources.kafka.expansion import EXPANDED_BYTES_MAX, bound_legacy_expansion
 from millpy.sources.kafka.record_columns import RecordColumns, UnreadableRecord
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -145,8 +145,8 @@ def fetched(batches: list[bytes], begins: list[int], many: int = 100_000) -> Ite
 
 
 @pytest.fixture(autouse=True)
-def patient() -> None:
-    tolerate_unreadable_records()
+def bounded() -> None:
+    bound_legacy_expansion()
 
 
 kinds = st.tuples(st.sampled_from([*WHOLE, *BROKEN]), st.sampled_from(sorted(CODECS)), st.integers(1, 4))
