@@ -28,7 +28,7 @@ class TcpProxy:
             writer.transport.abort()
 
     def cut_after(self, size: int) -> None:
-        """End all connections when so many more bytes have gone to the server."""
+        """End all connections after a number of further bytes to the server."""
         self._cut_after = self.passed + size
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
