@@ -15,7 +15,7 @@ def judge_connections(facts: Facts, _: Limits) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING,
             "source connection",
-            f"{row['graph']}.{row['stream']}: {row['partitions']} of its partitions have no connection since"
+            f"{row['graph']}.{row['stream']}: {row['partitions']} of its partitions have had no connection since"
             f" {row['since']:%Y-%m-%d %H:%M:%S} UTC, after {row['attempts']} failed attempts: {row['why']}",
             "its records wait at the source; what exceeds the limits of a broker is lost",
             "start the broker, or correct the address; the worker connects again by itself",

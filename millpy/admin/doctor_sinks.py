@@ -1,4 +1,4 @@
-"""Judge the sinks of deployed graphs: whether they are connected, and how long messages wait."""
+"""Judge the sinks of deployed graphs: whether they are connected, how long messages wait, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from millpy.admin.diagnosis import Facts
 from millpy.limits import Limits
 from millpy.model.finding import Finding, Severity
+from millpy.sinks.protocol import UNDELIVERED
 
 CHECK = "sink"
 WAITS_S_MAX = 60.0
@@ -22,10 +23,10 @@ def judge_sinks(facts: Facts, _: Limits) -> Iterator[Finding]:
             yield Finding(
                 Severity.WARNING,
                 CHECK,
-                f"{name}: {row['disconnected']} of its intervals have no connection since"
+                f"{name}: {row['disconnected']} of its intervals have had no connection since"
                 f" {row['since']:%Y-%m-%d %H:%M:%S} UTC, after {row['attempts']} failed attempts: {row['why']};"
                 f" {waits}",
-                "its messages wait in the outbox; then its input waits, and at last the sources",
+                UNDELIVERED,
                 "start the other side, or correct the address; the worker connects again by itself",
             )
         elif row["waits_s"] is not None and row["waits_s"] > WAITS_S_MAX:
@@ -36,5 +37,16 @@ def judge_sinks(facts: Facts, _: Limits) -> Iterator[Finding]:
                 "what reads there is behind",
                 "look at the load of the other side and of the workers; more intervals deliver more",
             )
-        else:
+        elif not row["refused"]:
             yield Finding(Severity.OK, CHECK, f"{name}: {waits}")
+        if row["refused"]:
+            parked = f"; {row['parked_keys']} keys are parked" if row["parked_keys"] else ""
+            yield Finding(
+                Severity.WARNING,
+                CHECK,
+                f"{name}: the other side refuses messages since {row['refused_since']:%Y-%m-%d %H:%M:%S} UTC:"
+                f" {row['refused_because']}; {row['refused']:,} messages wait for it{parked}",
+                "those of the same keys wait; when they reach their bound, all messages wait",
+                "correct the other side, or release parked keys with `millpy parked release`; they are in"
+                " millpy.refused_messages",
+            )

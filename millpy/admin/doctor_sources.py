@@ -6,8 +6,8 @@ from millpy.errors import MillError
 from millpy.graph import Graph, StageNode
 from millpy.model.finding import Finding, Severity
 from millpy.sinks.outbox import OutboxLogic
+from millpy.sinks.protocol import UNDELIVERED
 
-UNDELIVERED = "its messages wait in the outbox; then its input waits, and at last the sources"
 UNREACHED = "its records wait at the broker; what exceeds the broker's limits is lost"
 
 

@@ -58,6 +58,18 @@ SELECT graph, computation, count(*) AS silent_devices, min(last_event_time) AS s
 """
 
 
+SINKS = """
+SELECT graph, sink, kind, CASE WHEN bool_or(state = 'disconnected') THEN 'disconnected'
+                               WHEN bool_or(state = 'running') THEN 'running' ELSE max(state) END AS state,
+       sum(messages)::bigint AS messages, sum(bytes)::bigint AS bytes, min(waiting_since) AS waiting_since,
+       sum(refused)::bigint AS refused, sum(parked_keys)::bigint AS parked_keys,
+       coalesce(min(disconnected_because), min(refused_because)) AS why
+  FROM millpy.sinks
+ WHERE CAST(:graph AS text) IS NULL OR graph = :graph
+ GROUP BY graph, sink, kind ORDER BY graph, sink
+"""
+
+
 class Admin:
     """Queries of a database, each answered by one statement and so from one snapshot.
 
@@ -106,6 +118,10 @@ class Admin:
     def sources(self, graph: str | None = None) -> list[Row]:
         """Return the source partitions with their states and counts."""
         return self._of_graph("SELECT * FROM millpy.sources", graph)
+
+    def sinks(self, graph: str | None = None) -> list[Row]:
+        """Return the sinks, one row for each: what waits, what is refused, and whether they are connected."""
+        return self.ask(SINKS, graph=graph)
 
     def fleet(self, graph: str | None, silent_s: float, rows_max: int) -> list[Row]:
         """Return the devices that have been silent for `silent_s`, the longest silent first.

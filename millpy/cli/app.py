@@ -84,7 +84,7 @@ def _main(
 
 @handle_errors
 def status(graph: GraphArgument = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
-    """Show workers, source partitions, the accounting, injected records that wait, and silent devices."""
+    """Show workers, source partitions, sinks, the accounting, injected records that wait, and silent devices."""
 
     def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
         found: dict[str, list[Row]] = {
@@ -92,6 +92,8 @@ def status(graph: GraphArgument = None, database: DatabaseOption = None, as_json
             "sources": admin.sources(name),
             "accounting": admin.accounting(name),
         }
+        if sinks := admin.sinks(name):
+            found["sinks"] = sinks
         if injections := admin.injections(name):
             found["injections"] = injections
         silences = admin.silences(name)

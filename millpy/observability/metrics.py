@@ -278,10 +278,16 @@ class Gauges(Collector):
         messages = self._gauge("millpy_sink_messages", "Committed messages that are not known to be delivered.", "sink")
         size = self._gauge("millpy_sink_bytes", "Their bytes in the outbox.", "sink")
         full = self._gauge("millpy_sink_full", "1 while a sink takes no input, because too much waits, else 0.", "sink")
+        refused = self._gauge(
+            "millpy_sink_refused", "Messages that the other side refuses, and those that wait behind them.", "sink"
+        )
+        parked = self._gauge("millpy_sink_parked_keys", "Keys that wait until an operator releases them.", "sink")
         for sink, state in ({} if worker is None else worker.context.drains.states()).items():
             labels = [self._graph, sink]
             connected.add_metric(labels, float(state.connected))
             messages.add_metric(labels, state.messages)
             size.add_metric(labels, state.size)
             full.add_metric(labels, float(state.full))
-        return [connected, messages, size, full]
+            refused.add_metric(labels, state.refused)
+            parked.add_metric(labels, state.parked_keys)
+        return [connected, messages, size, full, refused, parked]

@@ -31,6 +31,9 @@ from millpy.model.record import RecordType
 from millpy.sinks.messages import SinkMessages
 from millpy.sinks.refusal_policy import RefusalPolicy
 
+UNDELIVERED = "its messages wait in the outbox; then its input waits, and at last the sources"
+"""What it means that a sink delivers nothing, for the doctor."""
+
 
 @dataclass(frozen=True, slots=True)
 class SendBound:

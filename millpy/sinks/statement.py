@@ -28,7 +28,7 @@ VERBS = ("INSERT", "UPDATE", "DELETE", "MERGE", "SELECT", "WITH", "CALL")
 PARAMETERS_MAX = 1_000
 STATEMENT_CHARACTERS_MAX = 100_000
 _PLACE = re.compile(r"%(?:%|\(([^()]*)\)s|.?)", re.DOTALL)
-_LEADING = re.compile(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/)*", re.DOTALL)
+_VERB = re.compile(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/)*([A-Za-z]*)", re.DOTALL)
 _EXAMPLE = 'for example "INSERT INTO app.alerts (device, value) VALUES (%(device)s, %(value)s)"'
 
 
@@ -69,11 +69,10 @@ def places_of(statement: object) -> tuple[str, ...]:
             f"a statement of {len(statement):,} characters is too long; the limit is {STATEMENT_CHARACTERS_MAX:,}",
             hint="make a function or a procedure, and call that",
         )
-    leading = _LEADING.match(statement)
-    verb = re.match(r"[A-Za-z]*", statement[leading.end() if leading else 0 :])
-    if verb is None or verb[0].upper() not in VERBS:
+    verb = next(_VERB.finditer(statement))[1]  # it matches the empty text, too
+    if verb.upper() not in VERBS:
         raise GraphError(
-            f"the statement begins with {(verb[0] if verb else '') or statement.strip()[:20]!r}",
+            f"the statement begins with {verb or statement.strip()[:20]!r}",
             hint=f"begin with {', '.join(VERBS[:-1])} or {VERBS[-1]}: it runs inside the commit of a turn",
         )
     found = []

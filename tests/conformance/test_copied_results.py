@@ -79,6 +79,28 @@ async def test_rows_of_closed_windows_are_copied_once_by_a_copy_that_is_killed_a
     assert rows(database_url, FOUND.format("factory_2")) == sorted([*whole, ("a", 7, 7.5, 9.0)])
 
 
+async def test_a_row_that_is_added_behind_the_last_end_while_a_copy_runs_is_copied(
+    owner: Owner, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A correction can add a row to a window that had none."""
+    await store_at(owner, 1, 2, 3, 4)
+    await reach(owner, 6)
+    monkeypatch.setattr(copied_results, "ROWS", 1)
+    spec = second()
+    async with PostgresStore(database_url) as store:
+        deployment = await store.deploy(spec, on_purpose=True, copy_results=True)
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            connection.execute(
+                "CREATE TEMP TABLE added AS SELECT * FROM factory.sums_1m ORDER BY window_end DESC LIMIT 1"
+            )
+            connection.execute("DELETE FROM factory.sums_1m WHERE window_end = (SELECT max(window_end) FROM added)")
+            await store.copy_results(spec, deployment.graph_id)
+            connection.execute("INSERT INTO factory.sums_1m SELECT * FROM added")
+        while await store.copy_results(spec, deployment.graph_id) is not None:
+            pass
+    assert [hour for _, hour, _, _ in rows(database_url, FOUND.format("factory_2"))] == [1, 2, 3, 4]
+
+
 async def test_a_table_with_a_retention_gets_rows_as_far_back_as_it_keeps_them(owner: Owner, database_url: str) -> None:
     await store_at(owner, *range(1_000, 1_100))
     await reach(owner, None)

@@ -6,4 +6,9 @@ import os
 
 from tests.crash.sinks import graph_of
 
-graph = graph_of(os.environ["CRASH_INPUT"], os.environ["SINK_LINES"], os.environ.get("SINK_KAFKA", ""))
+graph = graph_of(
+    os.environ["CRASH_INPUT"],
+    os.environ["SINK_LINES"],
+    os.environ.get("SINK_KAFKA", ""),
+    refuses=bool(os.environ.get("SINK_REFUSES")),
+)

@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from millpy import Computation, Context, EventTime, File, Graph, KafkaBrokers, Value, seconds
+from millpy import Computation, Context, EventTime, File, Graph, KafkaBrokers, RefusalPolicy, Value, seconds
+from millpy.errors import MessagesRefusedError
 from millpy.sinks.kafka.topic import KafkaTopic
 from millpy.sinks.messages import SinkMessages
 from millpy.sinks.protocol import SendBound, Sink, SinkConnection, SinkSetup
@@ -127,6 +128,16 @@ class Lines(Sink):
         return LinesConnection(self.directory / f"{setup.interval}.ndjson")
 
 
+class RefusingLines(Lines):
+    """The same, but it refuses some messages: one in nine the first time, one in 25 for ever."""
+
+    __slots__ = ()
+    refusals = RefusalPolicy(attempts=3)
+
+    def connect(self, setup: SinkSetup) -> LinesConnection:
+        return RefusingConnection(self.directory / f"{setup.interval}.ndjson")
+
+
 class LinesConnection:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -136,16 +147,43 @@ class LinesConnection:
 
     async def send(self, messages: SinkMessages) -> None:
         TRAP.reach("before")
-        with self.path.open("ab", buffering=0) as file:
-            for place, value in enumerate(messages.values):
-                file.write(b'{"position":%d,"record":%s}\n' % (messages.positions[place], value or b"null"))
+        self.write(messages)
         TRAP.reach("committed")
+
+    def write(self, messages: SinkMessages) -> None:
+        with self.path.open("ab", buffering=0) as file:
+            for position, value in zip(messages.positions, messages.values, strict=True):
+                file.write(b'{"position":%d,"record":%s}\n' % (position, value or b"null"))
 
     async def close(self) -> None:
         return
 
 
-def graph_of(source: str, lines: str, kafka: str) -> Graph:
+class RefusingConnection(LinesConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.met: set[int] = set()
+
+    async def send(self, messages: SinkMessages) -> None:
+        TRAP.reach("before")
+        reasons, keys = {}, set()
+        for place, (key, value) in enumerate(zip(messages.keys, messages.values, strict=True)):
+            number = msgspec.json.decode(value or b"", type=Total).number
+            if key in keys or is_refused_for_ever(number) or (number % 9 == 0 and number not in self.met):
+                keys.add(key)
+                self.met.add(number)
+                reasons[place] = f"number {number}"
+        self.write(messages.select([place for place in range(len(messages)) if place not in reasons]))
+        TRAP.reach("committed")
+        if reasons:
+            raise MessagesRefusedError(reasons)
+
+
+def is_refused_for_ever(number: int) -> bool:
+    return number % 25 == 3
+
+
+def graph_of(source: str, lines: str, kafka: str, *, refuses: bool = False) -> Graph:
     """Return the graph; `kafka` is "address,topic", or empty for a graph without Kafka."""
     graph = Graph("plant")
     event_time = EventTime("at", unit="s", max_disorder=seconds(5))
@@ -157,7 +195,8 @@ def graph_of(source: str, lines: str, kafka: str) -> Graph:
         sink = TrappedTopic(topic, brokers=KafkaBrokers(address), bound=SendBound(records=BOUND))
         totals.to_sink(sink, key="device", name="to_topic", intervals=2)
     else:
-        totals.to_sink(Lines(lines), key="device", name="to_lines", intervals=2)
+        sink = RefusingLines(lines) if refuses else Lines(lines)
+        totals.to_sink(sink, key="device", name="to_lines", intervals=2)
     return graph
 
 
@@ -186,6 +225,9 @@ def sink_faults(url: str, expected: Mapping[str, Sequence[tuple[int, int]]], lin
     if kafka:
         in_topic = asyncio.run(read_topic(*kafka.rsplit(",", 1)))
         return [*found, *differences("topic", _counted(in_topic), wanted)]
+    refused = rows(url, "SELECT payload_text FROM millpy.dead_letters WHERE computation = 'to_lines'")
+    if refused:
+        return [*found, *refusal_faults(url, expected, lines, [text for (text,) in refused])]
     in_lines: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for path in lines.glob("*.ndjson"):
         seen: dict[int, Total] = {}
@@ -197,6 +239,33 @@ def sink_faults(url: str, expected: Mapping[str, Sequence[tuple[int, int]]], lin
         for _, record in sorted(seen.items()):
             in_lines[record.device].append((record.number, record.total))
     return [*found, *differences("lines", _counted(in_lines), wanted)]
+
+
+def refusal_faults(
+    url: str, expected: Mapping[str, Sequence[tuple[int, int]]], lines: Path, letters: Sequence[str]
+) -> list[Fault]:
+    """Compare the lines and the dead letters of a sink that refuses messages: each message is in one of the two."""
+    found: list[Fault] = []
+    dead = [msgspec.json.decode(text, type=Total) for text in letters]
+    if len({total.number for total in dead}) != len(dead):
+        found.append(Fault("doubled", "dead letters", len(dead)))
+    if any(not is_refused_for_ever(total.number) for total in dead):
+        found.append(Fault("lost", "messages that were only refused for a while are dead letters", len(dead)))
+    waiting = rows(url, "SELECT sum(refused) FROM millpy.sinks")[0][0]
+    if waiting:
+        found.append(Fault("lost", "refused messages of a finished graph", int(waiting)))
+    first: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for path in lines.glob("*.ndjson"):
+        seen: set[int] = set()
+        for line in path.read_bytes().splitlines():  # in the order of their first arrival, which is that of their key
+            read = msgspec.json.decode(line)
+            if read["position"] not in seen:
+                seen.add(read["position"])
+                record = msgspec.convert(read["record"], Total)
+                first[record.device].append((record.number, record.total))
+    numbers = {total.number for total in dead}
+    wanted = {device: [total for total in totals if total[0] not in numbers] for device, totals in expected.items()}
+    return [*found, *differences("lines", _counted(first), _counted(wanted))]
 
 
 def _counted(found: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, tuple[Any, ...]]:

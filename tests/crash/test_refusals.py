@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,10 +13,14 @@ import pytest
 
 from millpy import Graph, RefusalPolicy
 from millpy.errors import MessagesRefusedError
+from millpy.hosting.failpoints import Failpoint
 from millpy.sinks import SendBound, Sink, SinkMessages, SinkSetup
+from tests.crash.cases.sinks import with_refusals
+from tests.crash.conftest import Survives
 from tests.crash.graph_files import rows
 from tests.crash.test_lookups import execute, until
 from tests.crash.test_sinks import LIMITS, reading, readings, until_true, working
+from tests.crash.world import Case
 from tests.feed import Feed
 
 QUICK = replace(LIMITS, retry_s_min=0.01)
@@ -218,3 +223,13 @@ async def test_what_is_given_up_leaves_a_full_outbox(database_url: str) -> None:
         await until(database_url, "SELECT count(*) FROM millpy.dead_letters", [(90,)])
         await until(database_url, SINK, [(0, 0, 0, 90)])
         await until(database_url, BALANCED, [(True,)])
+
+
+@pytest.mark.parametrize("point", [Failpoint.AFTER_STEP, Failpoint.AFTER_FENCE, Failpoint.AFTER_COMMIT])
+def test_a_kill_at_a_point_of_a_turn_loses_no_refused_message(survives: Survives, point: Failpoint) -> None:
+    survives(Case("SIGKILL with refused messages", str(point), partial(with_refusals, point=point)))
+
+
+@pytest.mark.parametrize("trapped", ["before", "committed"])
+def test_a_kill_in_a_send_loses_no_refused_message(survives: Survives, trapped: str) -> None:
+    survives(Case("SIGKILL in a send of refused messages", trapped, partial(with_refusals, trapped=trapped)))

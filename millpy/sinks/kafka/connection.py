@@ -25,7 +25,7 @@ from aiokafka.errors import (
 from aiokafka.partitioner import murmur2
 from aiokafka.producer import sender
 
-from millpy.errors import MillError, SinkUnavailableError
+from millpy.errors import MessagesRefusedError, MillError, SinkUnavailableError
 from millpy.sinks.kafka.positions import stored_position
 from millpy.sinks.kafka.topic import KafkaTopic
 from millpy.sinks.messages import SinkMessages
@@ -91,15 +91,17 @@ class KafkaConnection:
 
         Raises:
             SinkUnavailableError: the transaction may be committed or not; the next connection knows.
+            MessagesRefusedError: messages are too large for any batch; no transaction was begun.
         """
         producer, topic = self._producer, self._topic.topic
         assert producer is not None, "open the connection first"
+        batches = self._batches(producer, messages)
         async with self._answers(producer, SEND_S_MAX):
             await producer.begin_transaction()
             # Its error comes also by the calls below; asyncio would tell of one that nobody has asked for.
             producer._txn_manager.wait_for_transaction_end().add_done_callback(_retrieve)
             sent = []
-            for partition, batch in self._batches(producer, messages):
+            for partition, batch in batches:
                 sent.append(await producer.send_batch(batch, topic, partition=partition))
                 sent[-1].add_done_callback(_retrieve)
             await producer.send_offsets_to_transaction({TopicPartition(topic, 0): messages.end}, self.id)
@@ -107,9 +109,10 @@ class KafkaConnection:
             await producer.commit_transaction()
 
     def _batches(self, producer: AIOKafkaProducer, messages: SinkMessages) -> list[tuple[int, Any]]:
-        """Return the messages as batches by partition, in order within each partition."""
+        """Return the messages as batches by partition, in order within each partition. Raises MessagesRefusedError."""
         open_batches: dict[int, Any] = {}
         full: list[tuple[int, Any]] = []
+        refused: dict[int, str] = {}
         # Brokers refuse timestamps of the future, which the panes of windows that are still open have.
         now_ms = self._setup.clock.now_us() // 1_000
         times = [min(max(0, at // 1_000), now_ms) for at in messages.event_times]
@@ -122,10 +125,9 @@ class KafkaConnection:
                     full.append((partition, batch))
                 batch = open_batches[partition] = producer.create_batch()
                 if batch.append(timestamp=at, key=key, value=value, headers=headers) is None:
-                    raise SinkUnavailableError(
-                        f"message {messages.positions[place]} does not fit into a batch",
-                        hint="raise message_bytes_max of the sink",
-                    )
+                    refused[place] = "it does not fit into a batch: raise message_bytes_max of the sink"
+        if refused:
+            raise MessagesRefusedError(refused, final=refused)
         return [*full, *open_batches.items()]
 
     def _partition_of(self, key: bytes) -> int:

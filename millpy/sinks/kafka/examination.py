@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from millpy.config.secrets import goes_elsewhere
 from millpy.model.finding import Finding, Severity, unencrypted_password
+from millpy.sinks.protocol import UNDELIVERED
 from millpy.sources.kafka.client import Client, Cluster
 
 
@@ -27,6 +28,6 @@ async def examine(topic: str, cluster: Cluster, graph: str, sink: str) -> AsyncI
             Severity.ERROR,
             "sink",
             f"{sink}: topic {topic} at {cluster.servers} does not exist",
-            "its messages wait in the outbox; then its input waits, and at last the sources",
+            UNDELIVERED,
             f"create topic {topic}, with as many partitions as its readers need",
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from millpy.errors import ConfigError
 from millpy.model.finding import Finding
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Compression = Literal["gzip", "lz4", "snappy", "zstd"]
 TRANSACTION_MAX = SendBound(records=10_000, bytes=8_000_000)
-COMPRESSIONS = ("gzip", "lz4", "snappy", "zstd")
+COMPRESSIONS = get_args(Compression)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -160,13 +160,15 @@ SELECT l.graph, l.table_name, count(*) AS workers, count(*) FILTER (WHERE l.vers
   FROM millpy.lookups AS l GROUP BY l.graph, l.table_name ORDER BY 1, 2;
 
 -- name: look_at_sinks
--- Reads the sinks with an outbox: what waits, for how long, and what is not connected. Zero rows: there is none.
+-- Reads the sinks with an outbox: what waits, for how long, what is not connected, and what is refused. Zero rows: there is none.
 SELECT s.graph, s.sink, sum(s.messages)::bigint AS messages, sum(s.bytes)::bigint AS bytes,
        extract(epoch FROM clock_timestamp() - min(s.waiting_since))::double precision AS waits_s,
        count(*) FILTER (WHERE s.state = 'disconnected') AS disconnected,
        min(s.connection_since) FILTER (WHERE s.state = 'disconnected') AT TIME ZONE 'UTC' AS since,
        sum(s.attempts) FILTER (WHERE s.state = 'disconnected')::bigint AS attempts,
-       min(s.disconnected_because) FILTER (WHERE s.state = 'disconnected') AS why
+       min(s.disconnected_because) FILTER (WHERE s.state = 'disconnected') AS why, sum(s.refused)::bigint AS refused,
+       min(s.refused_since) AT TIME ZONE 'UTC' AS refused_since, min(s.refused_because) AS refused_because,
+       sum(s.parked_keys)::bigint AS parked_keys
   FROM millpy.sinks AS s WHERE s.kind = 'outbox' GROUP BY s.graph, s.sink ORDER BY 1, 2;
 
 -- name: look_at_window_triggers

@@ -35,6 +35,10 @@ def cases() -> Iterator[Case]:
         )
     for point in ("before", "committed"):
         yield Case(f"SIGKILL in a send without memory, {point}", "", partial(in_send, point=point, kafka=False))
+    for point in Failpoint:
+        yield Case(f"SIGKILL at {point}, with refused messages", "", partial(with_refusals, point=point))
+    for point in ("before", "committed"):
+        yield Case(f"SIGKILL in a send of refused messages, {point}", "", partial(with_refusals, trapped=point))
     yield Case("Kafka killed and restarted, with sinks", "", broker_killed)
     yield Case("PostgreSQL killed and restarted, with sinks", "", server_killed)
 
@@ -42,12 +46,12 @@ def cases() -> Iterator[Case]:
 class Scene:
     """The input, the table and the topic of one case."""
 
-    def __init__(self, world: World, kafka: KafkaServer | None, number: int = NUMBER) -> None:
+    def __init__(self, world: World, kafka: KafkaServer | None, number: int = NUMBER, *, refuses: bool = False) -> None:
         self.world = world
         source, self.lines = world.directory / "readings.ndjson", world.directory / "lines"
         self.lines.mkdir()
         expected = write(source, 1, number)
-        self.kafka = ""
+        self.kafka, self.refuses = "", refuses
         if kafka is not None:
             topic = f"sinks-{uuid4().hex}"
             asyncio.run(make_topic(kafka.address, topic, PARTITIONS))
@@ -58,7 +62,12 @@ class Scene:
         world.oracle = lambda: sink_faults(world.url, expected, self.lines, self.kafka)
 
     def variables(self, source: str) -> dict[str, str]:
-        return {"CRASH_INPUT": source, "SINK_LINES": str(self.lines), "SINK_KAFKA": self.kafka}
+        return {
+            "CRASH_INPUT": source,
+            "SINK_LINES": str(self.lines),
+            "SINK_KAFKA": self.kafka,
+            "SINK_REFUSES": "1" if self.refuses else "",
+        }
 
     def trapped(self, point: str, number: int, *, frozen: bool) -> dict[str, Any]:
         text = f"{point}:{number}:{'stop' if frozen else 'kill'}"
@@ -101,6 +110,28 @@ def in_send(
         world.await_finished(again)
     again_count = repeated(scene.lines)
     assert again_count <= 2 * BOUND, f"{again_count} messages came again"
+
+
+def with_refusals(world: World, point: Failpoint | None = None, trapped: str = "", number: int = 400) -> None:
+    """Kill a worker whose sink refuses messages, at a point of its cycle or inside its 1st, 6th and 30th `send`."""
+    scene = Scene(world, None, number, refuses=True)
+    times = 1 if point is not None else 3
+    for place in range(times):
+        how = (
+            scene.how | {"failpoint": trap(point)}
+            if point is not None
+            else scene.trapped(trapped, (1, 6, 30)[place], frozen=False)
+        )
+        one = world.worker(**how)
+        if point is not None:
+            spring(one, point)
+        recovery = world.await_killed(one)
+        if place + 1 < times:
+            continue
+        again = world.worker(**scene.how)
+        recovery.wait(watched=again)
+        world.await_finished(again)
+    assert repeated(scene.lines) <= 2 * times * BOUND
 
 
 def broker_killed(world: World) -> None:

@@ -100,7 +100,7 @@ class CopyPlan:
     """The pieces of a table.
 
     Attributes:
-        bounds: the last end of a window of each, in order.
+        bounds: the last end of a window of each, in order; of the last one, where the copy ends.
         longest: the length of the longest window, in µs; None if one is infinite.
     """
 
@@ -140,12 +140,10 @@ async def copy_piece(
         asked = {"after": done_to, "until": until, "rows": ROWS, "pieces": PIECES_MAX}
         found = await (await connection.execute(_PLAN.format(between=_BETWEEN, **names), asked)).fetchall()
         lengths = [longest for _, longest in found]
-        plans[table_id] = CopyPlan([end for end, _ in found], None if None in lengths else max(lengths, default=None))
+        bounds = [*[end for end, _ in found[:-1]], until]  # a correction may add a row behind the last one
+        plans[table_id] = CopyPlan(bounds, None if None in lengths else max(lengths, default=None))
     plan = plans[table_id]
-    bound = next((end for end in plan.bounds if end > done_to), None)
-    if bound is None:
-        await connection.execute(statement("advance_copy"), {"table_id": table_id, "copied_to": until})
-        return name, 0, until
+    bound = next(end for end in plan.bounds if end > done_to)
     begin = INSTANT_MIN if plan.longest is None else max(INSTANT_MIN, done_to - plan.longest)
     piece = {"after": done_to, "until": bound, "begin": begin}
     if partitioned:
@@ -159,8 +157,7 @@ async def copy_piece(
 
 
 _BETWEEN = sql.SQL("window_end > mill.moment(%(after)s::bigint) AND window_end <= mill.moment(%(until)s::bigint)")
-_PIECE = sql.SQL(
-    "window_end > mill.moment(%(after)s::bigint) AND window_end <= mill.moment(%(until)s::bigint)"
+_PIECE = _BETWEEN + sql.SQL(
     " AND window_start >= mill.moment(%(begin)s::bigint) AND window_start < mill.moment(%(until)s::bigint)"
 )
 _PLAN = sql.SQL("""
