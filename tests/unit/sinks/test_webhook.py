@@ -396,7 +396,7 @@ def test_every_send_ends_and_accounts_for_each_message_in_the_order_of_its_key(
         assert set(arrived).isdisjoint(reasons)
         assert set(arrived) | set(reasons) == set(range(len(keys)))
     else:
-        assert arrived == [] or batch
+        assert len(arrived) < in_flight or batch  # a request that was in flight may arrive
     for key in set(keys):
         own = [place for place, k in enumerate(keys) if k == key]
         got = [place for place in arrived if place in own]
