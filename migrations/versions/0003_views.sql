@@ -682,9 +682,9 @@ SELECT p.graph, p.computation AS sink, p.described AS part,
  WHERE p.kind = 'sink';
 
 -- The messages that the other side of a sink refuses, and those of their keys that wait behind them. The record is as
--- JSON. The position is the number of the message in its interval.
+-- JSON. `number` is that of the message in its interval.
 CREATE VIEW millpy.refused_messages AS
-SELECT p.graph, p.computation AS sink, r.key, r.position, r.attempts, r.since,
+SELECT p.graph, p.computation AS sink, r.key, r.position AS number, r.attempts, r.since,
        CASE WHEN r.why = '' THEN 'waits behind a refused message' WHEN r.parked THEN 'parked' ELSE 'refused' END AS state,
        nullif(r.why, '') AS refused_because, mill.readable(r.record) AS record, p.interval_id
   FROM mill.refused_messages AS r JOIN mill.places AS p USING (interval_id);

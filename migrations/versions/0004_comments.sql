@@ -396,7 +396,7 @@ BEGIN
             ('mill.refused_messages.parked', 'Whether its key waits until an operator releases it.'),
             ('mill.refused_messages.position', 'Number of the message among those of the interval, from 0.'),
             ('millpy.refused_messages.attempts', 'Number of attempts to deliver it; 0 while it waits behind another one.'),
-            ('millpy.refused_messages.position', 'Number of the message among those of the interval, from 0.'),
+            ('millpy.refused_messages.number', 'Number of the message among those of the interval, from 0.'),
             ('millpy.sinks.refused_because', 'Why the other side refuses the oldest of them.'),
             ('mill.deliveries.attempts', 'Number of failed attempts to connect or to send since then.'),
             ('mill.deliveries.connected', 'Whether the sink is connected.'),

@@ -344,14 +344,13 @@ class Steps:
         retaken = self._retaken(interval, inbox, isolation)
         consumed = self._takes.consumed(interval, deliveries[interval.interval_id])
         arrived, refused = self._arrivals(interval, deliveries[interval.interval_id], isolation)
-        arrived = [*retaken.arrived, *arrived]
+        arrived, refused = [*retaken.arrived, *arrived], [*refused, *_given_up(interval, inbox)]
         after = input_watermark(cursor.watermark for cursor in interval.cursors.values())
         assert after >= before, (interval.interval_id, before, after)
         now_us = advance(plausible_floor(interval.processing_floor, inbox.clock, self._clock_step_us), inbox.now_us)
         releases = inbox.releases.get(interval.interval_id, ())
         unarchived = _unarchived(retaken, releases, refused)
-        settlement = inbox.settlements.get(interval.interval_id)
-        if not (arrived or unarchived or settlement or self._is_due(interval, before, after, now_us, inbox)):
+        if not (arrived or unarchived or self._is_due(interval, before, after, now_us, inbox)):
             interval.input_watermark = after
             return None
         self._load_missing(interval, stage, arrived)
@@ -360,7 +359,6 @@ class Steps:
         oldest = stage.oldest_work()
         _advance(interval, after, now_us, None if result.unfinished else oldest)
         _count(interval, refused, result)
-        letters_of_sink = _count_given_up(interval, settlement)
         corrected = _uncount(interval, retaken, result, before)
         self._takes.add(interval, consumed, work, result, unarchived)
         expected = _expected(interval, inbox, retaken)
@@ -382,7 +380,7 @@ class Steps:
             deleted=result.deleted,
             late=late,
             dedupe_run=result.dedupe_run,
-            dead_letters=[*letters, *(letter for _, letter in refused), *letters_of_sink],
+            dead_letters=[*letters, *(letter for _, letter in refused)],
             outcomes=[*outcomes, *corrected],
             expected=expected.found,
             release_ids=[release.release_id for release in releases],
@@ -390,7 +388,7 @@ class Steps:
             archived=result.archived,
             statements=result.statements,
             outbox=result.outbox,
-            settlement=settlement,
+            settlement=inbox.settlements.get(interval.interval_id),
         )
 
     def _work(
@@ -551,15 +549,15 @@ def _settles(interval: IntervalState, inbox: TurnInput) -> bool:
     return of in inbox.settlements or (interval.plan.delivers and of in inbox.releases)
 
 
-def _count_given_up(interval: IntervalState, settlement: Settlement | None) -> list[DeadLetter]:
-    """Count records whose messages are given up as dead letters, no longer as consumed (I8); return these."""
+def _given_up(interval: IntervalState, inbox: TurnInput) -> list[tuple[int, DeadLetter]]:
+    """Return dead letters of a sink's messages, with their inputs; their records no longer count as consumed (I8)."""
+    settlement = inbox.settlements.get(interval.interval_id)
     if settlement is None:
         return []
     of = {subscription.input: str(subscription.subscription_id) for subscription in interval.plan.incoming.values()}
     for letter in settlement.letters.values():
         interval.count("consumed", of[letter.input], -1)
-        interval.count("dead_lettered", of[letter.input], 1)
-    return list(settlement.letters.values())
+    return [(letter.input, letter) for letter in settlement.letters.values()]
 
 
 def _uncount(

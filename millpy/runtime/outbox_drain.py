@@ -3,10 +3,10 @@
 There is one `send` at a time. After an error the drain connects again, and begins at the position that is known: that
 of the other side if it stores one, else the one up to which all was delivered.
 
-Messages that the other side refuses are set aside, with all that come behind them of their keys, and sent again when
-they are due (`refused_messages.py`); others are delivered meanwhile. What is set aside is stored in one statement with
+Messages that the other side refuses are held back, with all that come behind them of their keys, and sent again when
+they are due (`refused_messages.py`); others are delivered meanwhile. What is held back is stored in one statement with
 the position behind the `send`, before the next one. A sink that stores positions has taken none of such a `send`: the
-messages are set aside first, and the others are sent without them.
+messages are held back first, and the others are sent without them.
 
 A drain that owns its interval no longer may still deliver messages, because they are committed and never change; the
 new owner may deliver them, too. A sink that stores positions shuts the earlier connection out.
@@ -277,7 +277,7 @@ class OutboxDrain:
             self.connection.connected()
 
     async def _send_next(self, connection: SinkConnection) -> None:
-        """Send the next messages; set those aside that must wait behind refused ones."""
+        """Send the next messages; hold those back that must wait behind refused ones."""
         stable = self._sink.stable_sends
         taken = await self.waiting.take(self.grant, self._sink.bound, stable=stable)
         if taken is None:
@@ -297,12 +297,12 @@ class OutboxDrain:
         await self._await_recorded()
 
     async def _send(self, connection: SinkConnection, messages: SinkMessages) -> bool:
-        """Send messages, and set those aside that are refused. Return False if the other side has taken none."""
+        """Send messages, and hold those back that are refused. Return False if the other side has taken none."""
         try:
             await connection.send(messages)
         except MessagesRefusedError as error:
             self.connection.connected()  # it answers
-            self._set_aside(messages, error)
+            self._hold_back(messages, error)
             if self._stores_positions:
                 await self._await_recorded()
                 return False
@@ -313,8 +313,8 @@ class OutboxDrain:
             raise asyncio.CancelledError  # the sink has swallowed it
         return True
 
-    def _set_aside(self, messages: SinkMessages, error: MessagesRefusedError) -> None:
-        """Set the refused messages of a `send` aside, with those behind them of their keys.
+    def _hold_back(self, messages: SinkMessages, error: MessagesRefusedError) -> None:
+        """Hold the refused messages of a `send` back, with those behind them of their keys.
 
         Raises:
             SinkUnavailableError: the error names none of the messages.

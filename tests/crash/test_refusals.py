@@ -24,7 +24,7 @@ from tests.crash.world import Case
 from tests.feed import Feed
 
 QUICK = replace(LIMITS, retry_s_min=0.01)
-REFUSED = "SELECT key, position, state FROM millpy.refused_messages ORDER BY position"
+REFUSED = "SELECT key, number, state FROM millpy.refused_messages ORDER BY number"
 SINK = "SELECT messages, refused, parked_keys, delivered FROM millpy.sinks"
 LETTERS = "SELECT computation, stream, reason, key, state FROM millpy.dead_letters ORDER BY dead_letter_id"
 BALANCED = "SELECT DISTINCT balanced FROM millpy.accounting"
@@ -120,11 +120,11 @@ async def test_a_refused_message_is_tried_again_and_only_its_key_waits(database_
     ]
     assert rows(database_url, "SELECT count(*) FROM mill.outbox") == [(0,)]
     ((why, record),) = rows(
-        database_url, "SELECT refused_because, record FROM millpy.refused_messages WHERE position = 3"
+        database_url, "SELECT refused_because, record FROM millpy.refused_messages WHERE number = 3"
     )
     assert why.startswith("no 3.0")
     assert msgspec.json.decode(record)["value"] == 3.0
-    async with working(database_url, lambda: graph_of(feed, sink), QUICK):  # another worker goes on with them
+    async with working(database_url, lambda: graph_of(feed, sink), QUICK):  # another worker continues
         open_.set()
         await until(database_url, SINK, [(0, 0, 0, 30)])
         assert sink.values("a") == of("a", range(30))
@@ -209,6 +209,8 @@ async def test_refused_messages_have_a_bound_and_then_the_others_wait(database_u
         push(feed, range(300))
         full = "SELECT refused BETWEEN 8 AND 13, messages BETWEEN 20 AND 40 FROM millpy.sinks"
         await until(database_url, full, [(True, True)])
+        await asyncio.sleep(0.5)
+        assert rows(database_url, full) == [(True, True)]
         open_.set()
         await until(database_url, SINK, [(0, 0, 0, 300)])
         for device in "abc":

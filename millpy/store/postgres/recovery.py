@@ -98,16 +98,12 @@ async def _header(connection: Connection, grant: Grant) -> TupleRow:
 
 
 async def _read_under(
-    connection: Connection,
-    grant: Grant,
-    header: TupleRow,
-    bounds: _ReadBounds,
-    progressed: Callable[[], None],
+    connection: Connection, grant: Grant, header: TupleRow, bounds: _ReadBounds, progressed: Callable[[], None]
 ) -> OwnerSnapshot:
     """Read the data under a header. It is valid if the header is still the same afterwards."""
     _, bundle, folded_bundle, input_watermark, low_watermark, processing_floor, horizon_floor, fired_by = header
     state_rows_max, closed_rows_max, kind = bounds
-    of_interval: dict[str, Any] = {"interval": grant.interval_id}
+    of_interval: dict[str, Any] = {"interval": grant.interval_id, "rows_max": state_rows_max}
     newest: Newest = {}
     unfolded_bytes = 0
     async for documents in _documents(connection, grant.interval_id, folded_bundle, bundle):
@@ -115,8 +111,7 @@ async def _read_under(
             _overlay(newest, decode_document(document))
             unfolded_bytes += len(document.encode())
         progressed()
-    counting = of_interval | {"rows_max": state_rows_max}
-    ((states, has_outbox),) = await all_rows(connection, statement("count_state"), counting)
+    ((states, has_outbox),) = await all_rows(connection, statement("count_state"), of_interval)
     groups: Groups = {}
     subkeys, ends = None, None
     if kind is ClosedKind.SESSIONS and closed_rows_max < UNBOUNDED:
