@@ -82,8 +82,8 @@ MUTANTS = [
     ),
     Mutant(
         DRAIN,
-        "        if self._stores_positions and behind:  # its position will be behind them\n",
-        "        if behind and not behind:\n",
+        "        if (self._stores_positions or stable) and behind:\n",
+        "        if stable and behind:\n",
         killers=(MODEL,),
         line=REFUSALS,
     ),

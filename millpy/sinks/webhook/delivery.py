@@ -4,8 +4,8 @@ A `send` of which nothing has arrived is given back to the runtime as a whole, a
 waits by then. As soon as something has arrived, what cannot be delivered counts as refused: so the rest is done with,
 and a message that an endpoint cannot digest stops only its own key. Every `send` ends.
 
-Of a batch, which may have arrived although it seems to have failed, nothing may come again in another request. So it is
-refused only if the endpoint says so; otherwise the whole `send` is given back.
+Of a batch, which may have arrived although it seems to have failed, nothing may come again in another request. So only
+its content can be refused; in all other cases the whole `send` is given back.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class WebhookDelivery:
         """Post the messages in one request, in pieces if there are gaps or the endpoint refuses their content.
 
         Raises:
-            SinkUnavailableError: the endpoint is away.
-            MessagesRefusedError: some are refused.
+            SinkUnavailableError: the endpoint is away, or refuses us.
+            MessagesRefusedError: the content of some is refused.
         """
         self._is_batch = True
         waiting = list(runs(messages.positions, range(len(messages))))
@@ -134,6 +134,8 @@ class WebhookDelivery:
                 break
             delay_s = min(RETRY_S_MAX, RETRY_S_MIN * 2 ** (failures - 1))
             await self._setup.clock.sleep(delay_s * self._random.uniform(0.5, 1.0))
+        if self._is_batch and answer.meaning is Meaning.REFUSED:
+            raise SinkUnavailableError(answer.why, retry_after_s=answer.retry_after_s)
         is_final = answer.meaning is Meaning.FINAL
         if answer.meaning is not Meaning.DELIVERED and not (is_final and divisible):
             self._reasons |= dict.fromkeys(request.places, answer.why)

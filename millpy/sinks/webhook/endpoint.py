@@ -99,7 +99,7 @@ class Webhook(Sink):
         timeouts: how long a request may take.
         message_bytes_max: the most bytes of a message; a record with a larger one becomes a dead letter.
         refusals: when to stop trying a message that the endpoint refuses; by default only one whose content it refuses
-            (status 400, 413, 422 or 431) becomes a dead letter.
+            (status 400, 413, 422 or 431) becomes a dead letter. With `batch`, other refusals are not counted.
     """
 
     url: str | None

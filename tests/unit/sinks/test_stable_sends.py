@@ -27,7 +27,7 @@ class Receiver:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.bad = {position for position in range(MESSAGES) if rng.random() < 0.05}
+        self.bad = {position for position in range(MESSAGES) if rng.random() < 0.15}
         self.ids: dict[int, str] = {}
         self.order: list[int] = []
         self.others: set[tuple[str, str]] = set()
@@ -160,7 +160,7 @@ async def test_a_batch_that_comes_again_has_the_same_messages(seed: int) -> None
         if history.is_done:
             break
         receiver.is_calm = turn > 1_500
-        for chance, happen in ((0.3, history.commit), (0.5, history.record), (0.3, history.settle)):
+        for chance, happen in ((0.3, history.commit), (0.5, history.record), (0.1, history.settle)):
             if rng.random() < chance:
                 happen()
         if rng.random() < 0.05 and not receiver.is_calm:

@@ -358,6 +358,13 @@ async def test_a_batch_with_a_refused_message_is_divided_until_it_is_found() -> 
     assert arrived == sorted(set(range(100, 116)) - bad - behind)
 
 
+async def test_a_batch_is_refused_for_its_content_alone() -> None:
+    place = Place(lambda positions: WebhookAnswer(Meaning.REFUSED, "401", 5.0))
+    with pytest.raises(SinkUnavailableError, match="401") as refused:
+        await send(place, messages_of("ab"), batch="json")
+    assert refused.value.retry_after_s == 5.0
+
+
 async def test_a_batch_has_no_gaps_and_is_alone_in_flight() -> None:
     place = Place(lambda positions: DELIVERED)
     await send(place, messages_of("abcdef", [1, 2, 3, 7, 8, 20]), batch="ndjson")
@@ -389,7 +396,7 @@ def test_every_send_ends_and_accounts_for_each_message_in_the_order_of_its_key(
         assert set(arrived).isdisjoint(reasons)
         assert set(arrived) | set(reasons) == set(range(len(keys)))
     else:
-        assert arrived == [] or batch
+        assert len(arrived) < in_flight or batch  # a request that was in flight may arrive
     for key in set(keys):
         own = [place for place, k in enumerate(keys) if k == key]
         got = [place for place in arrived if place in own]
