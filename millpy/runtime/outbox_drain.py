@@ -4,6 +4,9 @@ What a commit has just stored is handed over in memory, if there is room; everyt
 is one `send` at a time. After an error the drain connects again, and begins at the position that is known: that of the
 other side if it stores one, else the one up to which all was delivered.
 
+A `send` that fails may have been too much for a slow link, or for a transaction that must end in time: the next one has
+half as many messages, and each that succeeds lets the next one have twice as many again.
+
 A drain that owns its interval no longer may still deliver messages, because they are committed and never change; the
 new owner may deliver them, too. A sink that stores positions shuts the earlier connection out.
 """
@@ -26,7 +29,7 @@ from millpy.limits import Limits
 from millpy.model.checkpoint import Grant, OutboxRows, OutboxState
 from millpy.model.record import RecordType
 from millpy.sinks.messages import SinkMessages, decode, joined
-from millpy.sinks.protocol import Sink, SinkConnection, SinkSetup
+from millpy.sinks.protocol import SendBound, Sink, SinkConnection, SinkSetup
 from millpy.store.protocol import SinkReport, Store
 
 log = logging.getLogger(__name__)
@@ -79,6 +82,7 @@ class OutboxDrain:
         self._sink = sink
         self._setup = setup
         self._record_types = record_types
+        self._bound = sink.bound
         self._prepared = type(sink).prepare is Sink.prepare  # which does nothing
         self.grant = grant
         self.connection: ConnectionState = setup.connection
@@ -201,7 +205,11 @@ class OutboxDrain:
             self.connection.connected()
             while True:
                 messages = await self._next()
+                bound = self._bound
+                self._bound = SendBound(max(1, len(messages) // 2), max(1, messages.size // 2))  # unless it succeeds
                 await connection.send(messages)
+                whole = self._sink.bound
+                self._bound = SendBound(min(whole.records, 2 * bound.records), min(whole.bytes, 2 * bound.bytes))
                 self._pass(messages.end)
                 if known is None:
                     await self._await_recorded(messages.end)
@@ -251,7 +259,7 @@ class OutboxDrain:
 
     async def _next(self) -> SinkMessages:
         """Wait for messages, and return as many of the oldest as one `send` may have."""
-        bound = self._sink.bound
+        bound = self._bound
         parts: list[SinkMessages] = []
         room, room_bytes = bound.records, bound.bytes
         while room > 0 and room_bytes > 0:

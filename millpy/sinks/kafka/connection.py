@@ -21,6 +21,7 @@ from typing import Any
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.client import CoordinationType
 from aiokafka.errors import (
+    InvalidTimestampError,
     KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
@@ -217,6 +218,11 @@ class KafkaConnection:
             raise SinkUnavailableError(
                 f"topic {self._topic.topic!r} refuses a batch of up to {self._topic.message_bytes_max:,} bytes",
                 hint="set message_bytes_max of the sink to max.message.bytes of the topic, or less",
+            ) from error
+        except InvalidTimestampError as error:
+            raise SinkUnavailableError(
+                f"topic {self._topic.topic!r} refuses the time of a message",
+                hint="raise message.timestamp.before.max.ms of the topic, or set its clock and this host's",
             ) from error
         except (KafkaError, OSError) as error:
             if isinstance(error.__cause__, UnknownOutcomeError):
