@@ -219,8 +219,12 @@ class Worker:
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment with bytecode caching, so that no worker compiles modules during the measurement."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    """Return our environment with the allocator of a service.
+
+    It has bytecode caching, so that no worker compiles modules during the measurement.
+    """
+    found = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {"ARROW_DEFAULT_MEMORY_POOL": "system", **found}
 
 
 def _kill(process: subprocess.Popen[Any]) -> None:

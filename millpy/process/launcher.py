@@ -210,6 +210,7 @@ def _run_children(
     """
     environment = {name: value for name, value in os.environ.items() if name != DATABASE_URL + FILE}
     environment[DATABASE_URL] = url
+    environment.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # Arrow's own allocator holds 40 to 70 MB more
     out: int | None = None
     error: int | None = None
     if look is not None:  # we own the terminal

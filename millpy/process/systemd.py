@@ -50,6 +50,7 @@ Description=millpy workers of {name}
 
 [Service]
 Environment=MILLPY_LOG_FORMAT=json
+Environment=ARROW_DEFAULT_MEMORY_POOL=system
 EnvironmentFile={dash}{environment}
 ExecStart={command}
 WorkingDirectory={directory}
