@@ -176,11 +176,14 @@ def check_package() -> None:
 
 
 def encoded(value: Any, schema: Any) -> bytes:
-    """Return the message of a value, by a schema of `parsed_to_write`. Raises what fastavro raises."""
+    """Return the message of a value, by a schema of `parsed_to_write`. Raises ValueError if it does not fit."""
     from fastavro import schemaless_writer
 
     with BytesIO() as stream:
-        schemaless_writer(stream, schema, value)
+        try:
+            schemaless_writer(stream, schema, value)
+        except Exception as error:
+            raise ValueError(f"it does not fit the Avro schema: {error!r}") from error
         return stream.getvalue()
 
 
