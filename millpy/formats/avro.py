@@ -76,10 +76,7 @@ class Avro(BinaryFormat):
     def validate(self, record_type: RecordType) -> None:
         """Check the record class and the schema, and that the package is there. Raises GraphError, ConfigError."""
         BinaryFormat.validate(self, record_type)
-        try:
-            import fastavro  # noqa: F401
-        except ImportError as error:
-            raise ConfigError("Avro needs the package fastavro", hint=to_install("avro")) from error
+        check_package()
         if self.schema is not None:
             try:
                 parsed(self.schema)
@@ -168,6 +165,26 @@ def parsed(text: str, references: Iterable[str] = ()) -> Any:
     LOGICAL_READERS[f"bytes-{_DECIMAL}"] = LOGICAL_READERS[f"fixed-{_DECIMAL}"] = _decimal
     _read_decimals(found)
     return found
+
+
+def check_package() -> None:
+    """Check that the package is there. Raises ConfigError."""
+    try:
+        import fastavro  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("Avro needs the package fastavro", hint=to_install("avro")) from error
+
+
+def encoded(value: Any, schema: Any) -> bytes:
+    """Return the message of a value, by a schema of `parsed_to_write`. Raises ValueError if it does not fit."""
+    from fastavro import schemaless_writer
+
+    with BytesIO() as stream:
+        try:
+            schemaless_writer(stream, schema, value)
+        except Exception as error:
+            raise ValueError(f"it does not fit the Avro schema: {error!r}") from error
+        return stream.getvalue()
 
 
 def parsed_to_write(text: str) -> Any:

@@ -11,14 +11,13 @@ import typing
 from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
-from io import BytesIO
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from millpy.errors import GraphError
-from millpy.formats.avro import parsed_to_write
+from millpy.formats.avro import encoded, parsed_to_write
 from millpy.model.field_types import enum_type, is_enum
 from millpy.model.record import RecordType, is_wide, without_none
 
@@ -115,16 +114,5 @@ def check_fields(schema: str, record_type: RecordType) -> None:
 
 def writer_of(schema: str) -> Callable[[Any], bytes]:
     """Return a function that encodes a record. It raises ValueError for one that does not fit the schema."""
-    from fastavro import schemaless_writer
-
     found = parsed_to_write(schema)
-
-    def write(record: Any) -> bytes:
-        with BytesIO() as stream:
-            try:
-                schemaless_writer(stream, found, msgspec.to_builtins(record, builtin_types=_BUILTIN))
-            except Exception as error:
-                raise ValueError(f"it does not fit the Avro schema: {error!r}") from error
-            return stream.getvalue()
-
-    return write
+    return lambda record: encoded(msgspec.to_builtins(record, builtin_types=_BUILTIN), found)

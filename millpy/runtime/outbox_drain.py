@@ -8,6 +8,9 @@ they are due (`refused_messages.py`); others are delivered meanwhile. What is he
 the position behind the `send`, before the next one. A sink that stores positions has taken none of such a `send`: the
 messages are held back first, and the others are sent without them.
 
+A `send` that fails may have been too much for a slow link, or for a transaction that must end in time: the next one has
+half as many messages, unless a repeat must have the same, and each that succeeds lets the next one have twice as many.
+
 A drain that owns its interval no longer may still deliver messages, because they are committed and never change; the
 new owner may deliver them, too. A sink that stores positions shuts the earlier connection out.
 """
@@ -97,6 +100,7 @@ class OutboxDrain:
         self.is_full = self._closing = False
         self._prepared = type(sink).prepare is Sink.prepare  # which does nothing
         self._stores_positions = False
+        self._bound = sink.bound
         self._news = asyncio.Event()
         self._recorded = state.delivered
         self._recording = asyncio.Event()
@@ -247,9 +251,7 @@ class OutboxDrain:
         self._open_connection = None
         try:
             known = await connection.open()
-            if (
-                known is not None and known > self.waiting.head
-            ):  # committed by a new owner, or the database is an old one
+            if known is not None and known > self.waiting.head:  # by a new owner, or the database is an old one
                 await self._context.store.record_delivered([self._report({})])
             self._begin(known)
             while not self._closing:
@@ -265,7 +267,7 @@ class OutboxDrain:
 
     def _due_again(self) -> SinkMessages | None:
         """Return refused messages that are to be sent again now; one at a time if a repeat must have the same."""
-        bound = SendBound(records=1) if self._sink.stable_sends else self._sink.bound
+        bound = SendBound(records=1) if self._sink.stable_sends else self._bound
         return self.refused.due(self._now(), bound, self.waiting.delivered, firsts=self._stores_positions)
 
     @property
@@ -300,7 +302,8 @@ class OutboxDrain:
     async def _send_next(self, connection: SinkConnection) -> None:
         """Send the next messages; hold those back that must wait behind refused ones."""
         stable = self._sink.stable_sends
-        taken = await self.waiting.take(self.grant, self._sink.bound, stable=stable)
+        bound = self._sink.bound if stable else self._bound
+        taken = await self.waiting.take(self.grant, bound, stable=stable)
         if taken is None:
             return
         sent, behind = self.refused.separate(taken)
@@ -319,20 +322,28 @@ class OutboxDrain:
 
     async def _send(self, connection: SinkConnection, messages: SinkMessages) -> bool:
         """Send messages, and hold those back that are refused. Return False if the other side has taken none."""
+        bound = self._bound
+        self._bound = SendBound(max(1, len(messages) // 2), max(1, messages.size // 2))  # unless it succeeds
         try:
             await connection.send(messages)
         except MessagesRefusedError as error:
-            self.connection.connected()  # it answers
+            self._answered(bound)
             self._hold_back(messages, error)
             if self._stores_positions:
                 await self._await_recorded()
                 return False
         else:
-            self.connection.connected()
+            self._answered(bound)
             self.refused.accept(position for position in messages.positions if position in self.refused)
         if self._closing:
             raise asyncio.CancelledError  # the sink has swallowed it
         return True
+
+    def _answered(self, bound: SendBound) -> None:
+        """Note that the other side has answered a `send` within a bound: the next one may have more."""
+        self.connection.connected()
+        whole = self._sink.bound
+        self._bound = SendBound(min(whole.records, 2 * bound.records), min(whole.bytes, 2 * bound.bytes))
 
     def _hold_back(self, messages: SinkMessages, error: MessagesRefusedError) -> None:
         """Hold the refused messages of a `send` back, with those behind them of their keys.

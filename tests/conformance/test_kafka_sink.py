@@ -187,3 +187,12 @@ async def test_the_doctor_says_what_the_topic_does_not_take(place: Place) -> Non
     fitting = KafkaTopic(place.topic, brokers=KafkaBrokers(place.server.address), message_bytes_max=10_000)
     (fine,) = [finding async for finding in fitting.examine("plant", "out")]
     assert (fine.severity, "has 1 partitions" in fine.found) == (Severity.OK, True)
+
+
+async def test_a_topic_that_refuses_old_times_is_named_with_its_setting(place: Place) -> None:
+    await place.make(**{"message.timestamp.before.max.ms": "1000"})
+    async with place.connection() as connection:
+        await connection.open()
+        with pytest.raises(SinkUnavailableError, match="refuses the time of a message") as refused:
+            await connection.send(numbered(0, 1))
+    assert "before.max.ms" in str(refused.value.hint)

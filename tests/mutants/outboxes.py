@@ -29,7 +29,7 @@ MUTANTS = [
         "        return max(0, found)\n",
         "        return 0\n",
         killers=(f"{OF_SINKS}test_a_kill_around_the_commit_of_a_transaction_loses_and_doubles_nothing",),
-        line="Kafka: each message is committed once",
+        line="A message to a Kafka topic is committed once",
     ),
     Mutant(
         DRAIN,

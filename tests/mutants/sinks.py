@@ -61,15 +61,8 @@ MUTANTS = [
     ),
     Mutant(
         DRAIN,
-        "        self._pass(max(self.delivered, known or 0))\n",
-        "        self._pass(known or 0)\n",
-        killers=(f"{OF_SINKS}test_messages_come_in_order_and_repeat_only_within_one_send[False]",),
-        line="A sink of your own gets messages in order",
-    ),
-    Mutant(
-        DRAIN,
-        "            or self.size * share > limits.outbox_bytes_max\n"
-        "            or waiting * share > limits.outbox_records_max\n",
+        "            or waiting.size * share > limits.outbox_bytes_max\n"
+        "            or messages * share > limits.outbox_records_max\n",
         "",
         killers=(f"{OF_SINKS}test_a_full_outbox_makes_its_input_wait_and_nothing_else",),
         line="While the other side is away, messages wait",
@@ -78,14 +71,14 @@ MUTANTS = [
         DRAIN,
         "        if not self._setup.trusted():",
         "        if self._setup is None:",
-        killers=("tests/unit/runtime/test_outbox_drain.py::test_a_worker_without_a_lease_does_not_connect",),
+        killers=("tests/unit/runtime/test_outbox_drain_opening.py::test_a_worker_without_a_lease_does_not_connect",),
         line="A worker without a lease shuts out no owner",
     ),
     Mutant(
         DRAIN,
-        "                await self._context.store.record_delivered([self._report()])\n            self._begin",
+        "                await self._context.store.record_delivered([self._report({})])\n            self._begin",
         "                pass\n            self._begin",
-        killers=("tests/unit/runtime/test_outbox_drain.py::test_only_an_owner_suspects_the_database",),
+        killers=("tests/unit/runtime/test_outbox_drain_opening.py::test_only_an_owner_suspects_the_database",),
     ),
     Mutant(
         INJECTOR,

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
+from millpy import Kafka, KafkaTopic
 from millpy.cli.app import app
 from millpy.graph import StageNode
 from millpy.graph.loader import load_graph
+from millpy.sinks.outbox import OutboxLogic
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose"
@@ -102,11 +104,13 @@ def test_kafka_is_reached_by_its_name_and_makes_the_topics_of_the_example() -> N
     assert settings["auto.create.topics.enable"] == "false"
     assert "ports" not in SERVICES["kafka"]
     graph = load_graph(str(ROOT / "examples" / "kafka_averages.py"))
-    (source,) = graph.injectors()
-    (sink,) = (node.logic.sink for node in graph.nodes if isinstance(node, StageNode) and node.is_sink)
+    (source,) = (node.source for node in graph.injectors())
+    logics = [node.logic for node in graph.nodes if isinstance(node, StageNode)]
+    (sink,) = (logic.sink for logic in logics if isinstance(logic, OutboxLogic))
+    assert isinstance(source, Kafka) and isinstance(sink, KafkaTopic)
     (command,) = SERVICES["kafka-topics"]["command"]
-    assert f"KAFKA_TOPICS:-{source.source.topic} {sink.topic}}}" in command
-    assert f"--partitions {source.source.count}" in command
+    assert f"KAFKA_TOPICS:-{source.topic} {sink.topic}}}" in command
+    assert f"--partitions {source.count}" in command
 
 
 PASSWORDS = {"mqtt_url": "geheim-one", "fleet_mqtt_url": "geheim-two", "worker_database_url": "geheim-three",

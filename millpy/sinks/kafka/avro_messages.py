@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from millpy.config.extras import to_install
 from millpy.errors import ConfigError, SinkUnavailableError
 from millpy.formats import Avro
+from millpy.formats.avro import check_package
 from millpy.formats.avro_writing import check_fields, schema_of, writer_of
 from millpy.formats.schema_registry import IncompatibleSchemaError, SchemaCache, cache_of, framed
 from millpy.model.record import RecordType
@@ -24,10 +24,7 @@ class AvroMessages:
     """
 
     def __init__(self, topic: str, format: Avro, record_type: RecordType) -> None:
-        try:
-            import fastavro  # noqa: F401
-        except ImportError as error:
-            raise ConfigError("Avro needs the package fastavro", hint=to_install("avro")) from error
+        check_package()
         self._format = format
         self._subject = f"{topic}-value"
         self._schema = schema_of(record_type) if format.schema is None else format.schema

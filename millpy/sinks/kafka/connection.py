@@ -1,12 +1,12 @@
 """A connection for one interval of a Kafka topic: a producer with a transactional id.
 
 A producer that has met an error is never used again: the next connection begins with its epoch and its position, which
-settle what has become of the transaction. aiokafka would repeat a request whose connection broke under the same epoch.
+settle what has become of the transaction. aiokafka would repeat a request whose connection broke, under the same epoch.
 But the first one may still arrive, in the midst of the next transaction: it would end that too early, or set the
-position back. Under a higher epoch the broker refuses it. So such an error ends the producer, too.
+position back. The broker refuses it once there is a higher epoch. So such an error ends the producer, too.
 
-The transactional id and the group are `millpy.GRAPH.SINK.NUMBER.…`, with the
-number of the interval and a part of the graph's secret: what is dropped and deployed again begins with other ids.
+The transactional id and the group are `millpy.GRAPH.SINK.NUMBER.…`, with the number of the interval and a part of the
+graph's secret: what is dropped and deployed again begins with other ids.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.client import CoordinationType
 from aiokafka.errors import (
+    InvalidTimestampError,
     KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
@@ -215,6 +216,11 @@ class KafkaConnection:
             raise SinkUnavailableError(
                 f"topic {self._topic.topic!r} refuses a batch of up to {self._topic.message_bytes_max:,} bytes",
                 hint="set message_bytes_max of the sink to max.message.bytes of the topic, or less",
+            ) from error
+        except InvalidTimestampError as error:
+            raise SinkUnavailableError(
+                f"topic {self._topic.topic!r} refuses the time of a message",
+                hint="raise message.timestamp.before.max.ms of the topic, or set its clock and this host's",
             ) from error
         except (KafkaError, OSError) as error:
             if isinstance(error.__cause__, UnknownOutcomeError):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import millpy
 from millpy import (
     AfterCount,
+    Avro,
     ChangeFields,
     Combiner,
     Csv,
@@ -255,8 +256,10 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
             KafkaBrokers(tls=Tls(ca="ca.pem")),
         ],
     },
+    "Avro": {"register": [True, False]},
     "KafkaTopic": {
         "value": ["", "a"],
+        "format": [None, Avro(registry=SchemaRegistry())],
         "headers": [(), ("a", "b")],
         "compression": [None, "gzip"],
         "message_bytes_max": [1_000_000, 10],

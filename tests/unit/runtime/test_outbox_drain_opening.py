@@ -11,14 +11,16 @@ import pytest
 import pytest_asyncio
 
 from millpy.clock import SystemClock
+from millpy.errors import SinkUnavailableError
 from millpy.limits import Limits
 from millpy.model.checkpoint import OutboxState
 from millpy.runtime.outbox_drain import DrainContext, OutboxDrain
 from millpy.sinks.messages import SinkMessages
-from millpy.sinks.protocol import Sink, SinkSetup
+from millpy.sinks.protocol import SendBound, Sink, SinkSetup
 from tests.conformance.memory_subject import MemorySubject
 from tests.conformance.store_builders import Owner, World, a_world
 
+NUMBER = 300
 LIMITS = Limits(retry_s_min=0.001, retry_s_max=0.002)
 
 
@@ -90,3 +92,53 @@ async def test_only_an_owner_suspects_the_database(world: World, lost: bool) -> 
     await drain.close()
 
     assert ("restored from a backup" in drain.connection.why) is not lost
+
+
+class Slow(Sink):
+    """A place that takes at most seven messages in the time that it has, and ten again in the end."""
+
+    bound = SendBound(records=100)
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.taken: list[bytes | None] = []
+        self.all_taken = asyncio.Event()
+
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "slow"}
+
+    def connect(self, setup: SinkSetup) -> Slow:
+        return self
+
+    async def open(self) -> int:
+        return len(self.taken)
+
+    async def send(self, messages: SinkMessages) -> None:
+        self.sizes.append(len(messages))
+        if len(messages) > 7 and len(self.taken) < 50:
+            raise SinkUnavailableError("the transaction took too long")
+        self.taken += messages.values
+        if len(self.taken) == NUMBER:
+            self.all_taken.set()
+
+    async def close(self) -> None:
+        return
+
+
+async def test_what_is_too_much_for_one_send_is_sent_in_smaller_parts(world: World) -> None:
+    owner, sink = await world.owner(world.a), Slow()
+    values: list[bytes | None] = [b"%d" % number for number in range(NUMBER)]
+    rows = SinkMessages(0, [b"k"] * NUMBER, values, [0] * NUMBER).encode()
+    await owner.commit(owner.checkpoint(world.a, outbox=rows))
+    clock = SystemClock()
+    context = DrainContext(owner.store, LIMITS, clock, random.Random(1), lambda: None, lambda: None)
+    setup = SinkSetup("plant", "out", 0, world.a.interval_id, 1, clock)
+    state = OutboxState(NUMBER, 0, len(rows.payload))
+    drain = OutboxDrain(context, owner.grants[world.a.interval_id], sink, setup, state)
+    async with asyncio.timeout(10):
+        await sink.all_taken.wait()
+    await drain.close()
+
+    assert sink.taken == values
+    assert sink.sizes[:5] == [100, 50, 25, 12, 6]
+    assert max(sink.sizes[-3:]) > 50
