@@ -108,10 +108,14 @@ async def test_polling_goes_along_a_key_of_an_extension_and_a_column_without_a_g
     source = PolledTable("t", column="v", lag=milliseconds(1), every=milliseconds(10))
     with table_of(foreign_url, "a citext PRIMARY KEY, v uuid") as connection:
         uuid = "00000000-0000-0000-0000-00000000000"
-        rows = [("b", f"{uuid}1"), ("A", f"{uuid}1"), ("D", f"{uuid}1"), ("c", f"{uuid}1"), ("e", f"{uuid}2")]
+        rows = [(a, f"{uuid}{n}") for a, n in (("b", 1), ("A", 1), ("D", 1), ("c", 1), ("e", 2))]
         connection.cursor().executemany("INSERT INTO t VALUES (%s, %s)", rows)
         async with reader_of(source, foreign_url, secret=secret, limits=Limits(bundle_records_max=1)) as found:
             assert [record["a"] for record in await found.records(5)] == ["A", "b", "c", "D", "e"]
+        connection.execute("ALTER TABLE t DROP CONSTRAINT t_pkey, ADD UNIQUE (a), ADD PRIMARY KEY (v, a)")
+        with pytest.raises(ConfigError, match=r"the primary key of table public\.t was changed"):
+            async with reader_of(source, foreign_url, found.position, secret=secret) as stopped:
+                await stopped.take()
 
 
 async def test_copy_reads_the_rows_of_the_table_alone_by_its_key_alone(foreign_url: str, secret: str) -> None:

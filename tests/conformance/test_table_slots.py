@@ -82,6 +82,39 @@ async def test_reader_stops_when_the_slot_or_the_log_does_not_fit_what_is_commit
                 await stopped.take()
 
 
+async def test_what_a_first_read_waits_for_is_named_and_read_once(database_url: str, secret: str) -> None:
+    with table_of(database_url, "id int PRIMARY KEY") as connection:
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO t VALUES (1)")
+        connection.execute("PREPARE TRANSACTION 'forgotten'")
+        connection.execute("INSERT INTO t VALUES (2)")
+        async with reader(database_url, secret=secret) as found:
+            while "such as the prepared one 'forgotten' since" not in found.setup.connection.why:
+                await SystemClock().sleep(0.02)
+            connection.execute("COMMIT PREPARED 'forgotten'")
+            connection.execute("INSERT INTO t VALUES (3)")
+            assert sorted([record["id"] for record in await found.records(3)]) == [1, 2, 3]
+
+
+async def test_prepared_transaction_counts_when_it_commits(database_url: str, secret: str) -> None:
+    with table_of(database_url, "id int PRIMARY KEY") as connection:
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+            for number in (1, 2):
+                connection.execute("BEGIN")
+                connection.execute("INSERT INTO t VALUES (%s)", [number])
+                connection.execute(f"PREPARE TRANSACTION 'p{number}'")  # type: ignore[call-overload]
+            connection.execute("INSERT INTO t VALUES (3)")
+            read = await found.records(1)
+        connection.execute("COMMIT PREPARED 'p2'")
+        connection.execute("ROLLBACK PREPARED 'p1'")
+        async with reader(database_url, found.position, secret=secret) as again:
+            connection.execute("INSERT INTO t VALUES (4)")
+            read += await again.records(2)
+
+    assert [record["id"] for record in read] == [3, 2, 4]
+
+
 async def test_server_shuts_down_while_changes_are_not_committed(tmp_path: Path, secret: str) -> None:
     tmp_path.chmod(0o755)
     server = EmbeddedPostgres(tmp_path / "postgres", settings={"wal_level": "logical"})

@@ -29,9 +29,15 @@ TOPS_MAX = 10_000
 
 
 class PolledPosition(msgspec.Struct, frozen=True):
-    """The last row that was read: its value of the column, then its primary key, as text."""
+    """The last row that was read.
+
+    Attributes:
+        key: its value of the column, then its primary key, as text.
+        names: the columns of these.
+    """
 
     key: tuple[str, ...]
+    names: tuple[str, ...]
 
 
 def poll_table(setup: SourceSetup, source: PolledTable) -> PageReader:
@@ -65,7 +71,7 @@ class PolledThread(PageThread):
         super().__init__(setup, source.table, url, call)
         self._source = source
         self._schema, self._name = table_name(source.table, "PolledTable")
-        self._key = None if position is None else position.key
+        self._position = position
 
     def _read(self, connection: psycopg.Connection[Any]) -> None:
         facts = self._facts(connection)
@@ -108,7 +114,13 @@ class PolledThread(PageThread):
             raise ConfigError(
                 f"table {self._schema}.{self._name} lacks {lacks}", hint="add it, or choose another table or column"
             )
-        return TableFacts(key, tuple(found[0]))
+        facts = TableFacts(key, tuple(found[0]))
+        if self._position is not None and self._position.names != facts.key_names:
+            raise ConfigError(
+                f"the primary key of table {self._schema}.{self._name} was changed, so its order is another one",
+                hint="deploy a new generation of the graph, which reads the table anew",
+            )
+        return facts
 
     def _top(self, connection: psycopg.Connection[Any]) -> str | None:
         query = sql.SQL(
@@ -122,8 +134,13 @@ class PolledThread(PageThread):
     ) -> None:
         limits, place = self._setup.limits, sql.Identifier(self._schema, self._name)
         rows_max, bytes_max = limits.bundle_records_max, limits.bundle_bytes_max // 2
-        for piece in pieces(connection, place, facts, self._key, rows_max=rows_max, bytes_max=bytes_max, upto=upto):
-            self._put_page(self._copied_page(records, piece, PolledPosition))
+        after = None if self._position is None else self._position.key
+
+        def position(key: tuple[str, ...]) -> PolledPosition:
+            return PolledPosition(key, facts.key_names)
+
+        for piece in pieces(connection, place, facts, after, rows_max=rows_max, bytes_max=bytes_max, upto=upto):
+            self._put_page(self._copied_page(records, piece, position))
             if self.stopped():
                 return
-            self._key = piece.keys[-1]
+            self._position = position(piece.keys[-1])

@@ -73,6 +73,8 @@ class TableThread(PageThread):
         """Copy what is not copied yet, and follow."""
         self._look_at_table(connection)
         position = self._position
+        if self._is_new:
+            self._await_open(connection)  # as the creation of a slot does, without a word
         begin = ensure_slot(connection, self._setup, self._slot, None if self._is_new else position.lsn)
         if self._is_new:
             self._position = msgspec.structs.replace(position, lsn=begin)
@@ -158,10 +160,8 @@ class TableThread(PageThread):
             found = connection.execute(statement("find_open"), named).fetchone()
             if found is None:
                 break
-            count, pid, since = found
-            self._disconnected(
-                f"the copy waits for {count} older transactions, such as that of pid {pid} since {since}"
-            )
+            count, oldest, since = found
+            self._disconnected(f"the first read waits for {count} older transactions, such as {oldest} since {since}")
             self._wait(_OPEN_EVERY_S)
 
     # -- changes --------------------------------------------------------------------------------------------------

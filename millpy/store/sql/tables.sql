@@ -72,11 +72,14 @@ SELECT t.typtype::text, t.typcategory::text, t.typbasetype::bigint, t.typelem::b
 SELECT pg_current_snapshot()::text, (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint;
 
 -- name: find_open
--- Finds those of some transactions that are still open, and the oldest of their sessions. Zero rows: none is.
-SELECT count(*), min(a.pid), min(a.xact_start)::text
+-- Finds those of some transactions that are still open or prepared, and the oldest of them. Zero rows: none is.
+SELECT count(*), (array_agg(coalesce('that of pid ' || a.pid, 'the prepared one ' || quote_literal(p.gid))
+                            ORDER BY coalesce(a.xact_start, p.prepared)))[1],
+       min(coalesce(a.xact_start, p.prepared))::text
   FROM unnest(string_to_array(pg_current_snapshot()::text, ':')) WITH ORDINALITY AS s (part, place)
  CROSS JOIN LATERAL unnest(string_to_array(nullif(s.part, ''), ',')) AS o (xid)
   LEFT JOIN pg_stat_activity AS a ON a.backend_xid = o.xid::xid8::xid
+  LEFT JOIN pg_prepared_xacts AS p ON p.transaction = o.xid::xid8::xid
  WHERE s.place = 3 AND o.xid = ANY (string_to_array(%(open)s, ',')) HAVING count(*) > 0;
 
 -- name: end_reader_of_slot
