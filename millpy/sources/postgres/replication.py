@@ -30,6 +30,13 @@ SETTINGS = {
 """What the text of values depends on: the same as on the connection that copies the table."""
 
 
+def is_readable(descriptor: int, wait_s: float = 0.0) -> bool:
+    """Tell whether a socket has something to read, or has ended. Any number of descriptors may be open."""
+    poll = select.poll()  # `select` refuses descriptors from 1024 on
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(wait_s * 1_000))
+
+
 class ReplicationError(psycopg.OperationalError):
     """The stream has ended, or did not begin.
 
@@ -96,7 +103,7 @@ class ReplicationStream:
                 return b""
             if size < 0:
                 raise ReplicationError(self._said() or "the server has ended the stream of changes")
-            if not select.select([connection.socket], [], [], wait_s)[0]:
+            if not is_readable(connection.socket, wait_s):
                 return None
             connection.consume_input()
             if connection.status != pq.ConnStatus.OK:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from millpy.ingest.protocol import SourceSetup
 from millpy.sources.postgres.change_records import ChangeRecords, Layout, key_of
 from millpy.sources.postgres.page_thread import CONNECT_S_MAX, PageThread, TablePage
 from millpy.sources.postgres.pgoutput import Begin, Change, PgoutputDecoder, Relation
-from millpy.sources.postgres.replication import ReplicationError, ReplicationStream
+from millpy.sources.postgres.replication import ReplicationError, ReplicationStream, is_readable
 from millpy.sources.postgres.table import PostgresTable
 from millpy.sources.postgres.table_checks import TableFacts, as_lsn, ensure_slot, forms, look_at_table, publication_name
 from millpy.sources.postgres.table_copy import begin_snapshot, is_upto, pieces
@@ -100,7 +99,9 @@ class TableThread(PageThread):
             SourceUnavailableError: the table is not there, or not published, any more.
         """
         facts = look_at_table(connection, self._source)
-        if self._position.key not in ((), facts.key_names):
+        position = self._position
+        is_partial = not position.copied or len(position.copies) > 1
+        if is_partial and position.key not in ((), facts.key_names):
             raise ConfigError(
                 f"the primary key of table {self._table} was changed while its first copy was interrupted",
                 hint=COPY_ANEW,
@@ -313,7 +314,7 @@ class TableThread(PageThread):
         stream, connection = self._stream, self._connection
         if stream is None or connection is None:
             return
-        if select.select([connection], [], [], 0)[0]:
+        if is_readable(connection.fileno()):
             connection.execute("SELECT 1")
         with self.changed:
             flushed = self._committed_lsn

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
+import socket
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +23,7 @@ from millpy.sources.postgres import column_json
 from millpy.sources.postgres.change_records import ChangeRecords
 from millpy.sources.postgres.pgoutput import UNCHANGED, Change, PgoutputDecoder, Relation
 from millpy.sources.postgres.polled_thread import PolledThread
+from millpy.sources.postgres.replication import is_readable
 from millpy.sources.postgres.table_checks import look_at_table
 from millpy.sources.postgres.table_position import CopiedPart, TablePosition
 from millpy.sources.postgres.table_reader import database_of
@@ -102,6 +106,18 @@ def test_a_key_that_is_stored_out_of_line_comes_from_the_key_before_the_change()
     payload, lacking = records.of_change(records.layout(relation.columns), change, 0)
 
     assert (json.loads(payload), lacking) == ({"id": "long", "n": "2"}, "")
+
+
+def test_sockets_are_awaited_beyond_a_thousand_open_files() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        high = fcntl.fcntl(ours, fcntl.F_DUPFD, 1_500)
+        try:
+            assert not is_readable(high, 0.01)
+            theirs.send(b"x")
+            assert is_readable(high)
+        finally:
+            os.close(high)
 
 
 class SlowPolling(PolledThread):
