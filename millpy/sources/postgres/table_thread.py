@@ -182,10 +182,23 @@ class TableThread(PageThread):
             if now - self._sent_at >= _STATUS_EVERY_S:
                 self._send_status()
             if now - self._heard_at > _SILENT_S_MAX:
-                raise SourceUnavailableError(f"the database of {self._table} is silent")
+                self._look_at_stream(connection)
             if page is None and now - looked_at >= _LOOK_EVERY_S:
                 looked_at = now
                 self._look_at_table(connection)
+
+    def _look_at_stream(self, connection: psycopg.Connection[Any]) -> None:
+        """Find out whether a server that is silent still reads the log for us.
+
+        While it decodes a large transaction that has nothing for us, it answers after half of `wal_sender_timeout`. To
+        begin again would let it decode the same for ever.
+
+        Raises:
+            SourceUnavailableError: it does not.
+        """
+        if connection.execute(statement("look_at_reader_of_slot"), {"slot": self._slot}).fetchone() is None:
+            raise SourceUnavailableError(f"the database of {self._table} is silent")
+        self._heard_at = self.now
 
     def _open_stream(self, connection: psycopg.Connection[Any]) -> ReplicationStream:
         try:

@@ -87,6 +87,10 @@ SELECT count(*), (array_agg(coalesce('that of pid ' || a.pid, 'the prepared one 
 SELECT pg_terminate_backend(s.active_pid) FROM pg_replication_slots AS s
  WHERE s.slot_name = %(slot)s AND s.active_pid IS NOT NULL;
 
+-- name: look_at_reader_of_slot
+-- Zero rows: nothing reads the slot.
+SELECT s.active_pid FROM pg_replication_slots AS s WHERE s.slot_name = %(slot)s AND s.active;
+
 -- name: note_slot
 -- Notes the slot of a source, so that it is dropped with the source. Zero rows: it is noted.
 INSERT INTO mill.table_slots (graph_id, source, slot)
