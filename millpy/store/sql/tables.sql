@@ -88,7 +88,7 @@ SELECT pg_terminate_backend(s.active_pid) FROM pg_replication_slots AS s
  WHERE s.slot_name = %(slot)s AND s.active_pid IS NOT NULL;
 
 -- name: look_at_reader_of_slot
--- Zero rows: nothing reads the slot.
+-- Finds what reads a slot. Zero rows: nothing does.
 SELECT s.active_pid FROM pg_replication_slots AS s WHERE s.slot_name = %(slot)s AND s.active;
 
 -- name: note_slot
