@@ -10,6 +10,7 @@ from psycopg import sql
 from millpy.graph import Graph, StageNode
 from millpy.model.finding import Finding, Severity
 from millpy.sinks.statement import StatementLogic
+from millpy.store.postgres.session_settings import settings_query
 
 CHECK = "sink"
 STOPS = "turns with its records fail until it can run, and all steps of these turns wait"
@@ -34,8 +35,8 @@ def _examined(url: str, name: str, logic: StatementLogic, worker: str | None) ->
     role = worker or "the role of the URL"
     try:
         with psycopg.connect(url) as connection:
+            connection.execute(settings_query({}, local=True))  # also begins the transaction, with the path of a commit
             role = _become(connection, worker)
-            connection.execute("SET LOCAL search_path = pg_catalog")
             connection.execute(b"PREPARE millpy_doctor AS " + logic.query.encode())
             places = sql.SQL(", ").join([sql.NULL] * logic.places)
             values = sql.SQL("({})").format(places) if logic.places else sql.SQL("")
@@ -57,10 +58,8 @@ def _become(connection: psycopg.Connection[tuple[object, ...]], worker: str | No
         try:
             with connection.transaction():
                 connection.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(worker)))
+            return worker
         except psycopg.errors.InsufficientPrivilege:
             pass
-        else:
-            connection.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(worker)))
-            return worker
     ((role,),) = connection.execute("SELECT current_user::text").fetchall()
     return str(role)
