@@ -9,7 +9,7 @@ import pytest
 from millpy.errors import CursorGapError, RequestWithdrawnError, StaleSequencerError
 from millpy.model.checkpoint import DeadLetter, OutboxState, RefusedMessage, Settlement
 from millpy.model.deployment import DeployedInterval
-from millpy.model.time import Instant
+from millpy.model.time import INSTANT_MAX, Instant
 from millpy.sinks.messages import SinkMessages
 from millpy.store.protocol import SinkReport
 from tests.conformance.store_builders import Owner, World
@@ -124,5 +124,9 @@ class OutboxSuite:
     async def test_a_graph_with_refused_messages_has_not_finished(self, world: World) -> None:
         owner = await world.owner()
         interval = await filled(world, owner)
+        end = {"input_watermark": INSTANT_MAX, "low_watermark": INSTANT_MAX}
+        await owner.commit(*(owner.checkpoint(each, **end) for each in world.deployment.intervals))
         await owner.store.record_delivered([report(owner, interval, 5, refused(1))])
         assert not await owner.store.finished(world.deployment.graph_id)
+        await owner.store.record_delivered([report(owner, interval, 5, accepted=(1,))])
+        assert await owner.store.finished(world.deployment.graph_id)
