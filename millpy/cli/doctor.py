@@ -40,13 +40,17 @@ def doctor(
 
     settings = settings_of(database)
     with connected(settings, graph, create=False) as url, working("checking the database"):
-        findings = examine(read_facts(url, SystemClock()), settings.limits)
-    if graph is not None and ".py" in graph:
-        from millpy.admin.doctor_sources import examine_sources
-        from millpy.graph.loader import load_graph
+        facts = read_facts(url, SystemClock())
+        findings = examine(facts, settings.limits)
+        if graph is not None and ".py" in graph:
+            from millpy.admin.doctor_sources import examine_sources
+            from millpy.admin.doctor_statements import examine_statements
+            from millpy.graph.loader import load_graph
 
-        with working(f"checking the sources of {graph}"):
-            findings += asyncio.run(examine_sources(load_graph(graph)))
+            with working(f"checking the sources and sinks of {graph}"):
+                loaded = load_graph(graph)
+                findings += examine_statements(url, loaded, None if facts.roles is None else facts.roles.worker)
+                findings += asyncio.run(examine_sources(loaded))
     shown = [finding for finding in findings if not quiet or finding.severity is not Severity.OK]
     if as_json:
         print_json([dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in shown])

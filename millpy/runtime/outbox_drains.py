@@ -194,7 +194,9 @@ class OutboxDrains:
         try:
             await self._store.record_delivered([report for _, report in due])
         except OwnershipError as error:
-            stale = getattr(error, "stale", ())
+            if not error.stale:
+                raise  # nothing is recorded
+            stale = error.stale
         for drain, report in due:
             if drain.grant.interval_id not in stale:
                 drain.recorded(report)

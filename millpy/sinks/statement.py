@@ -118,6 +118,16 @@ class StatementLogic:
         self._fields = tuple(fields)
         self._types = tuple(types)
 
+    @property
+    def places(self) -> int:
+        """The number of its parameters."""
+        return len(self._fields)
+
+    @property
+    def is_call(self) -> bool:
+        """Whether it calls a procedure."""
+        return next(_VERB.finditer(self.statement))[1].upper() == "CALL"
+
     def bind(self, binding: StageBinding) -> StatementStage:
         """Return the stage, which can open intervals."""
         columns = [(getter(field), _TEXTS[kind]) for field, kind in zip(self._fields, self._types, strict=True)]

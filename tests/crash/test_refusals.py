@@ -12,9 +12,11 @@ import msgspec
 import pytest
 
 from millpy import Graph, RefusalPolicy
+from millpy.admin.queries import Admin
 from millpy.errors import MessagesRefusedError
 from millpy.hosting.failpoints import Failpoint
 from millpy.sinks import SendBound, Sink, SinkMessages, SinkSetup
+from millpy.store.postgres.store import PostgresStore
 from tests.crash.cases.sinks import with_refusals
 from tests.crash.conftest import Survives
 from tests.crash.graph_files import rows
@@ -179,6 +181,9 @@ async def test_a_parked_key_waits_until_it_is_released(database_url: str, discar
         "SELECT computation, key, records, reason, failing_record ->> 'value', ticket, requested FROM millpy.parked"
     )
     assert rows(database_url, parked) == [("out", '"a"', 9, "refused", "3.0", 3, False)]
+    (status,) = Admin(database_url).sinks("plant")
+    assert (status["sink"], status["refused"], status["parked_keys"], status["messages"]) == ("out", 9, 1, 0)
+    assert status["why"].startswith("no 3.0")
     tries = sink.tries.count(3.0)
     async with working(database_url, lambda: graph_of(feed, sink), replace(QUICK, outbox_records_max=3)):
         push(feed, range(30, 60))
@@ -235,3 +240,20 @@ def test_a_kill_at_a_point_of_a_turn_loses_no_refused_message(survives: Survives
 @pytest.mark.parametrize("trapped", ["before", "committed"])
 def test_a_kill_in_a_send_loses_no_refused_message(survives: Survives, trapped: str) -> None:
     survives(Case("SIGKILL in a send of refused messages", trapped, partial(with_refusals, trapped=trapped)))
+
+
+async def test_a_sink_that_is_reset_begins_anew_without_what_was_refused(database_url: str) -> None:
+    feed, sink = Feed(), Choosy(RefusalPolicy(), refuses=lambda value: value == 3.0)
+    async with working(database_url, lambda: graph_of(feed, sink), QUICK):
+        push(feed, range(6))
+        await until(database_url, SINK, [(0, 1, 0, 6)])
+    number = rows(database_url, "SELECT interval_id FROM millpy.sinks")
+    async with PostgresStore(database_url) as store:
+        await store.reset(graph_of(Feed(), sink).spec(), ["out"])
+    assert rows(database_url, "SELECT count(*) FROM mill.refused_messages") == [(0,)]
+    sink.taken.clear()
+    async with working(database_url, lambda: graph_of(feed, sink), QUICK):
+        push(feed, range(7, 9))
+        await until(database_url, SINK, [(0, 0, 0, 2)])
+    assert [position for position, _ in sink.taken] == [0, 1]
+    assert rows(database_url, "SELECT interval_id FROM millpy.sinks") != number

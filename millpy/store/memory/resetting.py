@@ -30,6 +30,8 @@ def forget_computations(
         header.gone = True
         header.disown()
         header.keyed.clear()
+        for of_sinks in (database.outbox, database.refused_messages, database.sink_reports):
+            of_sinks.pop(interval_id, None)
     for header in database.headers.values():
         for subscription_id in lost & header.last_segments.keys():
             del header.last_segments[subscription_id]

@@ -172,10 +172,12 @@ async def test_a_sink_that_cannot_be_stopped_is_left_to_itself(monkeypatch: pyte
 
     drain = drain_of(Place(send=send))
     await pass_turns(drain)
-    async with asyncio.timeout(5):
-        await drain.close()
-    ends.set()
-    await asyncio.wait([drain._task])
+    try:
+        async with asyncio.timeout(5):
+            await drain.close()
+    finally:
+        ends.set()
+        await asyncio.wait([drain._task])
 
 
 async def test_a_connection_that_cannot_be_made_now_is_made_later_but_not_one_that_never_can() -> None:
