@@ -80,6 +80,7 @@ class KafkaConnection:
         self._producer: AIOKafkaProducer | None = None
         self._partitions: dict[bytes, int] = {}
         self._count = 0
+        self._requests: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> int:
         """Raise the epoch of the transactional id, and return the stored position, 0 without one."""
@@ -97,13 +98,27 @@ class KafkaConnection:
         client, accumulator = self._producer.client, self._producer._message_accumulator
         client.send = _sending_once(client.send)
         accumulator.reenqueue = _unless_done(accumulator.reenqueue)
-        self._producer._sender._do_add_partitions_to_txn = self._add_partitions
+        sender = self._producer._sender
+        sender._do_add_partitions_to_txn = self._add_partitions
+        sender._send_produce_req = self._noting(sender._send_produce_req)
         async with self._answers(self._producer, ANSWER_S_MAX):
             await self._producer.start()
             await self._check_topic(client)
             await self._producer.partitions_for(topic.topic)
             found = await stored_position(client, self.id, topic.topic, 0, self._setup.clock)
         return max(0, found)
+
+    def _noting(self, send: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        """Return a function that sends batches, in a task that `close` ends: a sender that has failed leaves it."""
+
+        async def send_noted(*arguments: Any) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._requests.add(task)
+            task.add_done_callback(self._requests.discard)
+            await send(*arguments)
+
+        return send_noted
 
     async def _check_topic(self, client: Any) -> None:
         """Check that the topic exists: aiokafka would wait for it, and make the broker create it.
@@ -196,6 +211,10 @@ class KafkaConnection:
             stopping.cancel()
             await asyncio.wait([stopping], timeout=CLOSE_S_MAX)
         await producer.client.close()
+        for request in (requests := list(self._requests)):
+            request.cancel()
+        if requests:
+            await asyncio.wait(requests, timeout=CLOSE_S_MAX)
         if stopping.done() and not stopping.cancelled() and (error := stopping.exception()) is not None:
             log.debug("kafka: %r while closing", error)
 
