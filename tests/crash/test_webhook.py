@@ -21,7 +21,7 @@ from tests.crash.cases.webhooks import POINTS, around_request
 from tests.crash.conftest import Survives
 from tests.crash.graph_files import rows
 from tests.crash.harness import await_true
-from tests.crash.test_http import listens
+from tests.crash.posts import listens
 from tests.crash.test_lookups import execute, until
 from tests.crash.test_sinks import LIMITS, Copies, until_true
 from tests.crash.world import Case

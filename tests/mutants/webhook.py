@@ -48,8 +48,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/runtime/outbox_drain.py",
-        "SendBound(records=1) if self._sink.stable_sends else self._sink.bound",
-        "self._sink.bound",
+        "SendBound(records=1) if self._sink.stable_sends else self._bound",
+        "self._bound",
         killers=(STABLE,),
         line=BATCHES,
     ),

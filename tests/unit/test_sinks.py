@@ -32,7 +32,6 @@ from millpy import (
 from millpy.clock import SystemClock
 from millpy.errors import (
     GraphError,
-    MessagesRefusedError,
     MillError,
     SchemaError,
     SegmentChecksumError,
@@ -372,22 +371,6 @@ async def test_kafka_gets_the_partition_of_its_own_clients_and_no_timestamp_of_t
         assert connection._partition_of(key) == (hashed & 0x7FFFFFFF) % 7
     assert connection.id.startswith("millpy.g.s.1.")
     assert "x" not in connection.id.split(".")
-
-
-def test_a_message_that_fits_into_no_batch_of_kafka_is_refused_for_ever_and_no_transaction_begins() -> None:
-    class SmallBatch:
-        def append(self, *, timestamp: int, key: bytes, value: bytes, headers: list[Any]) -> Any:
-            return None if len(value) > 3 else object()
-
-    class Producer:
-        create_batch = SmallBatch
-
-    connection = KafkaConnection(KafkaTopic("t"), SinkSetup("g", "s", 0, 1, 1, SystemClock()), Cluster("localhost:1"))
-    connection._count = 1
-    connection._producer = Producer()
-    with pytest.raises(MessagesRefusedError) as raised:
-        asyncio.run(connection.send(SinkMessages(7, [b"a"] * 3, [b"1", b"large", b"2"], [0] * 3)))
-    assert (list(raised.value.reasons), raised.value.final) == ([1], {1})
 
 
 def test_a_run_of_a_statement_can_be_left_out_like_a_row() -> None:
