@@ -1,4 +1,4 @@
-"""Opens the inlet of a tank below 200 litres and closes it above 800, by commands to its valve over MQTT.
+"""Opens the inlet of a tank below 200 liters and closes it above 800, by commands to its valve over MQTT.
 
 MILLPY_MQTT_URL=mqtt://localhost:1883 millpy run examples/valves.py
 MILLPY_MQTT_URL=mqtt://localhost:1883 python examples/valve.py positions.json
@@ -17,7 +17,7 @@ LOW, HIGH = 200.0, 800.0
 class Level(msgspec.Struct):
     tank: str
     at: datetime
-    litres: float
+    liters: float
 
 
 class Command(msgspec.Struct):
@@ -33,7 +33,7 @@ class Valves(Computation):
 
     def process_record(self, context: Context, level: Level) -> None:
         was_open = context[Valves.is_open]
-        wanted = level.litres < LOW if not was_open else level.litres <= HIGH
+        wanted = level.liters < LOW if not was_open else level.liters <= HIGH
         if wanted != was_open:
             context[Valves.is_open] = wanted
             context.produce(Command(level.tank, level.at, wanted))

@@ -195,7 +195,7 @@ async def test_an_actuator_obeys_each_command_once_through_kills_and_repeats(
     expected: defaultdict[str, list[bool]] = defaultdict(list)
     for level in data("levels"):
         is_open = bool(expected[level["tank"]]) and expected[level["tank"]][-1]
-        if (level["litres"] < 200) != is_open and (not is_open or level["litres"] > 800):
+        if (level["liters"] < 200) != is_open and (not is_open or level["liters"] > 800):
             expected[level["tank"]].append(not is_open)
     moves = Moves(tmp_path)
     async with aiomqtt.Client("127.0.0.1", broker.port, protocol=aiomqtt.ProtocolVersion.V5) as client:
