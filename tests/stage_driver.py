@@ -217,7 +217,8 @@ class StageDriver:
     def recovered(self, kinds: Iterable[Kind], *, state_complete: bool = True) -> StoredInterval:
         """Return what a new owner reads: closed windows stay in the store if nothing has changed since the fold."""
         rows = {name for name in self.folded if name[0] is Kind.WINDOW}
-        if len(rows) <= getattr(self.stage, "closed_rows_max", UNBOUNDED):
+        rows_max = getattr(self.stage, "closed_rows_max", UNBOUNDED)
+        if len(rows) <= rows_max:
             rows = set()
         everything_left = rows
         rows = {name for name in rows if int(name[3].partition("/")[2]) <= min(self.low_watermark, self.oldest)}
@@ -230,7 +231,8 @@ class StageDriver:
         entries, self.stored = self.entries(kinds), everything
         ends = [span_of(name[3])[1] for name in rows] if self.stage_kind() is ClosedKind.SESSIONS else []
         deleted = [name for name, bundle in self.deleted_in.items() if bundle > self.folded_bundle]
-        if (ends or unfired) and deleted:
+        may_leave = self.stage_kind() is ClosedKind.SESSIONS and rows_max < UNBOUNDED
+        if (may_leave or unfired) and deleted:
             gone = Entries(Kind.WINDOW, "")
             for kind, _, key, subkey in deleted:
                 if kind is Kind.WINDOW:

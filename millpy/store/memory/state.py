@@ -56,7 +56,8 @@ class MemoryState:
                 keyed = {name: row for name, row in keyed.items() if name[0] is not Kind.WINDOW}
         newest = overlaid(keyed, deltas)
         ends = [span_of(subkey)[1] for subkey in left] if closed is ClosedKind.SESSIONS else []
-        if ends or unfired:
+        may_leave = closed is ClosedKind.SESSIONS and closed_rows_max < UNBOUNDED
+        if may_leave or unfired:
             everything = overlaid(keyed, deltas, tombstones=True)
             newest |= {n: row for n, row in everything.items() if n[0] is Kind.WINDOW and row.value is None}
         state_complete = sum(name[0] is Kind.STATE for name in newest) <= state_rows_max

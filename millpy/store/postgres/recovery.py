@@ -104,8 +104,7 @@ async def _read_under(
     _, bundle, folded_bundle, input_watermark, low_watermark, processing_floor, horizon_floor, fired_by = header
     state_rows_max, closed_rows_max, kind = bounds
     of_interval: dict[str, Any] = {"interval": grant.interval_id, "rows_max": state_rows_max}
-    newest: Newest = {}
-    unfolded_bytes = 0
+    newest, unfolded_bytes = Newest(), 0
     async for documents in _documents(connection, grant.interval_id, folded_bundle, bundle):
         for _, document, _, _ in documents:
             _overlay(newest, decode_document(document))
@@ -114,7 +113,8 @@ async def _read_under(
     ((states, has_outbox),) = await all_rows(connection, statement("count_state"), of_interval)
     groups: Groups = {}
     subkeys, ends = None, None
-    if kind is ClosedKind.SESSIONS and closed_rows_max < UNBOUNDED:
+    may_leave = kind is ClosedKind.SESSIONS and closed_rows_max < UNBOUNDED
+    if may_leave:
         ends = await stored_sessions.closed_ends(connection, grant, fired_by, closed_rows_max)
     elif closed_rows_max < UNBOUNDED:
         subkeys = await stored_windows.subkeys(connection, grant, closed_rows_max)
@@ -142,7 +142,7 @@ async def _read_under(
             input_watermark=Instant(input_watermark),
             low_watermark=Instant(low_watermark),
             processing_floor=Instant(processing_floor),
-            entries=_entries(newest, groups, complete, tombstones=ends is not None or bool(unfired)),
+            entries=_entries(newest, groups, complete, tombstones=may_leave or bool(unfired)),
             state_complete=complete,
             horizon_floor=Instant(horizon_floor),
             closed_windows=closed_ones,
