@@ -22,7 +22,7 @@ from millpy.model.checkpoint import DedupeRun, Delta, Entries, Grant, Kind
 from millpy.model.delta import decode_document
 from millpy.model.stage import UNBOUNDED, StoredInterval
 from millpy.model.stored_windows import ClosedKind
-from millpy.model.time import Instant
+from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.postgres import outbox, stored_sessions, stored_windows
 from millpy.store.postgres.arrays import Texts
 from millpy.store.postgres.connection import Connection, all_rows
@@ -118,18 +118,19 @@ async def _read_under(
         progressed()
     ((states,),) = await all_rows(connection, statement("count_state"), of_interval | {"rows_max": state_rows_max})
     groups: Groups = {}
-    subkeys, ends = None, None
-    if kind is ClosedKind.SESSIONS and closed_rows_max < UNBOUNDED:
-        ends = await stored_sessions.closed_ends(connection, grant, fired_by, closed_rows_max)
+    subkeys, left = None, None
+    if kind in (ClosedKind.SESSIONS, ClosedKind.UNFIRED_SESSIONS) and closed_rows_max < UNBOUNDED:
+        ended_by = input_watermark if kind is ClosedKind.UNFIRED_SESSIONS else None
+        left = await stored_sessions.left(connection, grant, fired_by, ended_by, closed_rows_max)
     elif closed_rows_max < UNBOUNDED:
         subkeys = await stored_windows.subkeys(connection, grant, closed_rows_max)
     closed_ones, others = _by_end(subkeys or (), fired_by)
     unfired = others if kind is ClosedKind.UNFIRED else []
     for subkey in others if kind is ClosedKind.WINDOWS else ():
         await _add_windows(stored_windows.read_window(connection, grant, subkey), newest, groups, progressed)
-    if ends is not None or (subkeys is not None and kind is ClosedKind.PANES):
+    if (left is not None and kind is ClosedKind.SESSIONS) or (subkeys is not None and kind is ClosedKind.PANES):
         await _add_windows(stored_sessions.read_open(connection, grant, fired_by), newest, groups, progressed)
-    for kinds in _OTHERS if subkeys is None and ends is None else _WITHOUT_WINDOWS:
+    for kinds in _OTHERS if subkeys is None and left is None else _WITHOUT_WINDOWS:
         await _read_kinds(connection, grant.interval_id, kinds, newest, groups, progressed)
     complete = states + _states(newest) <= state_rows_max
     if complete and states:
@@ -147,12 +148,13 @@ async def _read_under(
             input_watermark=Instant(input_watermark),
             low_watermark=Instant(low_watermark),
             processing_floor=Instant(processing_floor),
-            entries=_entries(newest, groups, complete, tombstones=ends is not None or bool(unfired)),
+            entries=_entries(newest, groups, complete, tombstones=left is not None or bool(unfired)),
             state_complete=complete,
             horizon_floor=Instant(horizon_floor),
             closed_windows=closed_ones,
             unfired_windows=unfired,
-            closed_ends=ends,
+            closed_ends=None if left is None else left.ends,
+            unfired_from=INSTANT_MAX if left is None else left.unfired_from,
         ),
         cursors={producer: (seq, Instant(watermark)) for producer, seq, watermark in cursors},
         last_segments=dict(last_segments),
