@@ -128,13 +128,14 @@ class SessionInterval(UnalignedInterval):
         self._replay = replay if self._bound is None else self._bound.replay
         if windowing.sessions_spill and not self._input.site and not binding.is_taken:
             limits, intervals = binding.limits, binding.windowed_intervals
-            of_closed = self._open, self._input.key_types, limits.closed_windows_bytes_max // intervals
+            closed = limits.closed_windows_bytes_max // intervals
+            of_closed = self._open, self._input.key_types, closed, recovered
             self._unfired_spill = windowing.unfired_spill(self._accumulators)
             if self._unfired_spill:
                 unfired = limits.unfired_bytes_max // intervals
-                self._open.spilled = UnfiredSessions(*of_closed, recovered=recovered, unfired_bytes_max=unfired)
+                self._open.spilled = UnfiredSessions(*of_closed, unfired)
             else:
-                self._open.spilled = ClosedSessions(*of_closed, recovered=recovered)
+                self._open.spilled = ClosedSessions(*of_closed)
         self._recover(recovered)
 
     @property

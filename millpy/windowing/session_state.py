@@ -216,8 +216,7 @@ class OpenSessions:
         if spilled is not None:
             spilled.note_fired((session.key for session in self._touched if session.pane.emitted), bundle)
         while (session := self._unexpired.first(watermark)) is not None:
-            unread = INSTANT_MAX if spilled is None else spilled.unfired_from
-            if not self._is_done(session) or session.end >= unread or panes_max <= 0:
+            if not self._is_done(session) or panes_max <= 0 or not (spilled is None or spilled.has_passed(session)):
                 break
             panes_max -= 1
             self._remove(session)

@@ -28,7 +28,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 
@@ -47,7 +46,7 @@ from millpy.model.stored_windows import (
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.closed_sessions import PIECE_ROWS, ClosedSessions
 from millpy.windowing.group_by import Integers
-from millpy.windowing.session_state import OpenSession
+from millpy.windowing.session_state import OpenSession, OpenSessions
 from millpy.windowing.unfired_windows import EMISSION_PARTS, PANES_MIN
 
 OTHERS_MAX = 4
@@ -58,13 +57,19 @@ class UnfiredSessions(ClosedSessions):
     """The closed and unfired sessions of one key interval, of which some may be only in the store.
 
     Args:
-        of_closed: the arguments of `ClosedSessions`.
-        recovered: the stored state of the interval.
+        sessions, key_types, bytes_max, recovered: as of `ClosedSessions`.
         unfired_bytes_max: the bound on the memory of unfired sessions.
     """
 
-    def __init__(self, *of_closed: Any, recovered: StoredInterval, unfired_bytes_max: int) -> None:
-        super().__init__(*of_closed, recovered=recovered)
+    def __init__(
+        self,
+        sessions: OpenSessions,
+        key_types: tuple[type, ...],
+        bytes_max: int,
+        recovered: StoredInterval,
+        unfired_bytes_max: int,
+    ) -> None:
+        super().__init__(sessions, key_types, bytes_max, recovered)
         self._unfired_bytes_max = unfired_bytes_max
         self._upto = FIRST_SESSION  # the place up to which no session is unread
         self._many: set[Key] = set()  # keys with sessions in memory that may have unread ones, too
@@ -82,6 +87,10 @@ class UnfiredSessions(ClosedSessions):
         """Take note of a session that has changed since the last fold: others of its key may be unread."""
         if self.unfired_from < INSTANT_MAX:
             self._many.add(session.key)
+
+    def has_passed(self, session: OpenSession) -> bool:
+        """Tell whether no unread session is before a session."""
+        return session.place <= self._upto or session.end < self.unfired_from
 
     def _may_have_left(self, session: OpenSession) -> bool:
         """Tell whether the row of a session could be taken for one that has left memory."""
