@@ -356,7 +356,7 @@ class Store(Protocol):
         fired; their subkeys are in `StoredInterval.closed_windows`, and their unfolded deltas in the entries. Panes
         that wait come in any case. Of sessions, only the bounds of their ends are known (`StoredInterval.closed_ends`),
         and the entries also have the tombstones of windows; so they have if windows that have not fired may stay, too
-        (`StoredInterval.unfired_windows`).
+        (`StoredInterval.unfired_windows`, and `unfired_from` of sessions).
 
         Raises:
             StaleSequencerError: one of the grants is stale.

@@ -21,7 +21,7 @@ from millpy.model.due_queue import DueQueue
 from millpy.model.keys import Key, key_from_text, key_texts
 from millpy.model.stage import UNBOUNDED
 from millpy.model.stored_windows import SessionPlace, span_of
-from millpy.model.time import INSTANT_MAX, Instant
+from millpy.model.time import Instant
 from millpy.windowing.accumulation import PaneMerger
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.pane_codec import NO_TIME, DuePane, OpenPane, decode_pane, encode_panes

@@ -166,6 +166,68 @@ def test_a_row_that_is_not_folded_away_is_no_session(bound: int | None) -> None:
     subject.check_ended()
 
 
+def test_the_row_of_a_session_that_grows_in_the_turn_in_which_it_ends_is_no_session() -> None:
+    subject = driver(sessions=1)
+    subject.max_disorder = 100_000
+    subject.feed([(Reading("k", 1), at) for at in range(1, 2_000, 300)])  # so many that some stay unread
+    subject.feed([(Reading("other", 1), 5_000)])
+    subject.fold()
+    subject.feed([(Reading("k", 1), 1)])
+
+    result = subject.feed([(Reading("k", 1), 5)], watermark=105)
+
+    assert emitted(result) == [("k", 3, 0)]
+    assert len(fed_until_done(subject, 10_000)) == 7
+    subject.check_ended()
+
+
+def test_the_row_of_a_session_that_has_become_shorter_is_none_though_its_key_has_left() -> None:
+    subject = driver(sessions=1, bound=2)
+    subject.max_disorder = 100_000
+    subject.feed([(Reading("k", 1), 50), (Reading("k", 1), 700), (Reading("p", 1), 700)])
+    subject.feed([(Reading("q", 1), 700)])
+    subject.fold()
+    subject.feed([(Reading("p", 1), 700), (Reading("q", 1), 700)])
+    assert emitted(subject.feed([(Reading("k", 1), 60)], watermark=70)) == [("k", 2, 0)]  # it is full
+    subject.fold(behind=True)
+
+    found = fed_until_done(subject, 300)
+
+    assert found == []
+    assert sorted(fed_until_done(subject, 2_000)) == [("k", 1, 0), ("p", 2, 0), ("q", 2, 0)]
+
+
+def test_due_sessions_that_wait_in_memory_stay_there() -> None:
+    subject = driver(sessions=5)
+    subject.feed([(Reading(f"k{n}", 1), n) for n in range(9)])
+    subject.panes_max = 2
+
+    found = emitted(subject.feed([], watermark=500))
+    subject.fold()
+    while (result := subject.feed([])).unfinished:
+        found += emitted(result)
+    found += emitted(result)
+
+    assert sorted(found) == [(f"k{n}", 1, 0) for n in range(9)]
+
+
+def test_a_late_record_of_a_session_that_is_over_does_not_bring_its_row_back() -> None:
+    subject = driver()
+    fill(subject)
+    subject.panes_max = 30
+    subject.watermark = 1 + GAP
+    found = emitted(subject.feed([]))
+    subject.largest = 1 + GAP + 1_000  # so that they are late
+
+    result = subject.feed([(Reading(key, 1), 1) for key, _, _ in found[:5]])
+
+    assert sum(result.late_by_input.values()) == 5
+    found += emitted(result)
+    while result.unfinished:
+        found += emitted(result := subject.feed([]))
+    assert sorted(found) == sorted((f"k{n}", 1, 0) for n in range(KEYS))
+
+
 def test_a_session_that_a_record_makes_due_out_of_turn_is_emitted_once() -> None:
     subject = driver(sessions=1)
     fill_keys = [f"k{n}" for n in range(9)]
