@@ -12,6 +12,7 @@ from millpy.limits import Limits
 from millpy.model.record import RecordType
 from millpy.model.stored_windows import ClosedKind
 from millpy.model.time import INSTANT_MAX
+from millpy.windowing import unfired_sessions
 from millpy.windowing.logic import WindowedLogic
 from tests.stage_driver import StageDriver, timedelta_us
 
@@ -197,6 +198,32 @@ def test_the_row_of_a_session_that_has_become_shorter_is_none_though_its_key_has
     assert sorted(fed_until_done(subject, 2_000)) == [("k", 1, 0), ("p", 2, 0), ("q", 2, 0)]
 
 
+def test_a_key_of_which_a_stored_session_has_fired_may_have_others() -> None:
+    subject = driver(sessions=1)
+    subject.feed([(Reading("k", 1), 1), (Reading("k", 1), 500), (Reading("o", 1), 1)])
+    subject.fold()
+
+    found = [fed_until_done(subject, 150), fed_until_done(subject, 700)]
+
+    assert list(map(sorted, found)) == [[("k", 1, 0), ("o", 1, 0)], [("k", 1, 0)]]
+    subject.check_ended()
+
+
+def test_a_session_of_a_key_with_many_that_a_record_makes_due_out_of_turn_is_emitted_once() -> None:
+    subject = driver(sessions=1)
+    subject.max_disorder = 100_000
+    subject.feed([(Reading("k", 1), at) for at in range(1, 2_000, 300)])
+    subject.feed([(Reading(key, 1), 0) for key in "abc"])
+    subject.fold()
+    subject.panes_max = 1
+
+    found = emitted(result := subject.feed([(Reading("k", 1), 1)], watermark=150))
+    while result.unfinished:
+        found += emitted(result := subject.feed([]))
+
+    assert sorted(found) == [("a", 1, 0), ("b", 1, 0), ("c", 1, 0), ("k", 2, 0)]
+
+
 def test_due_sessions_that_wait_in_memory_stay_there() -> None:
     subject = driver(sessions=5)
     subject.feed([(Reading(f"k{n}", 1), n) for n in range(9)])
@@ -279,15 +306,18 @@ def test_a_late_record_of_a_session_that_has_left_before_and_after_it_fired() ->
     subject.check_ended()
 
 
-def test_expiry_leaves_stored_sessions_that_wait_to_be_emitted() -> None:
+def test_expiry_leaves_stored_sessions_that_wait_to_be_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unfired_sessions, "PANES_MIN", 2)
     subject = driver(allowed=10, sessions=1)
     subject.feed([(Reading("early", 1), 0), (Reading("x", 1), 1)])
     subject.feed([], watermark=GAP)
     subject.feed([(Reading(f"k{n}", 1), 50) for n in range(9)])
     subject.fold()
-    subject.panes_max = 2
 
-    found = fed_until_done(subject, 2_000)
+    found = emitted(result := subject.feed([], watermark=2_000))
+    while result.unfinished:
+        subject.fold()
+        found += emitted(result := subject.feed([]))
 
     assert sorted(key for key, _, _ in found) == sorted(["x", *(f"k{n}" for n in range(9))])
     subject.finish()
