@@ -84,7 +84,7 @@ class OpenSessions:
         self.allowed_us = allowed_lateness_us
         self.spilled: ClosedSessions | None = None
         self.by_key: dict[Key, list[OpenSession]] = {}
-        self._unfired: DueQueue[OpenSession] = _UnfiredSessions()
+        self._unfired: DueQueue[OpenSession] = _SessionEnds()
         self._unexpired = UnexpiredSessions()
         self._touched: dict[OpenSession, None] = {}
         self._gone: list[OpenSession] = []
@@ -312,7 +312,7 @@ class UnexpiredSessions(DueQueue[OpenSession]):
         return item.alive
 
 
-class _UnfiredSessions(DueQueue[OpenSession]):
+class _SessionEnds(DueQueue[OpenSession]):
     __slots__ = ()
 
     def is_current(self, key: Key | None, item: OpenSession) -> bool:

@@ -13,9 +13,9 @@ emits. The first of them holds the low watermark.
 
     place     end, start and hash of the key: sessions in memory and in the store fire in this order, so that what a
               turn emits does not depend on where they are
-    outdated  a row that has not fired, but is no unread session, because what has become of it is not folded yet. It is
-              told from others by its key, which is whole; by its name, which is remembered (`ClosedSessions`), or is
-              that of a session in memory; or by its place, which has been passed.
+    outdated  a row that has not fired, but is no unread session, because what has become of it is not folded yet. Its
+              key is whole; or its name is remembered (`ClosedSessions`), or is that of a session in memory; or its
+              place has been passed.
 
 A new owner reads all changes that are not folded. A key that has some may have unread sessions beside them, and its
 deletions are known by name. Only sessions of a few words leave memory before they fire, because those that the records

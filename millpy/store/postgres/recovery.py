@@ -22,7 +22,7 @@ from millpy.model.checkpoint import DedupeRun, Delta, Entries, Grant, Kind
 from millpy.model.delta import decode_document
 from millpy.model.stage import UNBOUNDED, StoredInterval
 from millpy.model.stored_windows import ClosedKind
-from millpy.model.time import INSTANT_MAX, Instant
+from millpy.model.time import Instant
 from millpy.store.postgres import outbox, stored_sessions, stored_windows
 from millpy.store.postgres.arrays import Texts
 from millpy.store.postgres.connection import Connection, all_rows
@@ -45,6 +45,7 @@ _OTHERS = (("", "state"), ("state\x01", "\x7f"))
 """Ranges [from, to) of the names of all kinds but STATE."""
 _WITHOUT_WINDOWS = (("", "state"), ("state\x01", "window"), ("window\x01", "\x7f"))
 _STATE = ("state", "state\x01")
+_OF_SESSIONS = (ClosedKind.SESSIONS, ClosedKind.UNFIRED_SESSIONS)
 _BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 _MAY_IDLE = b"SET LOCAL idle_in_transaction_session_timeout = '60s'"
 """The transaction does not block writers, and over a slow link the server idles while this worker receives."""
@@ -109,8 +110,7 @@ async def _read_under(
     _, bundle, folded_bundle, input_watermark, low_watermark, processing_floor, horizon_floor, fired_by = header
     state_rows_max, closed_rows_max, kind = bounds
     of_interval: dict[str, Any] = {"interval": grant.interval_id}
-    newest: Newest = {}
-    unfolded_bytes = 0
+    newest, unfolded_bytes = Newest(), 0
     async for documents in _documents(connection, grant.interval_id, folded_bundle, bundle):
         for _, document, _, _ in documents:
             _overlay(newest, decode_document(document))
@@ -119,7 +119,7 @@ async def _read_under(
     ((states,),) = await all_rows(connection, statement("count_state"), of_interval | {"rows_max": state_rows_max})
     groups: Groups = {}
     subkeys, left = None, None
-    if kind in (ClosedKind.SESSIONS, ClosedKind.UNFIRED_SESSIONS) and closed_rows_max < UNBOUNDED:
+    if kind in _OF_SESSIONS and closed_rows_max < UNBOUNDED:
         ended_by = input_watermark if kind is ClosedKind.UNFIRED_SESSIONS else None
         left = await stored_sessions.left(connection, grant, fired_by, ended_by, closed_rows_max)
     elif closed_rows_max < UNBOUNDED:
@@ -153,8 +153,7 @@ async def _read_under(
             horizon_floor=Instant(horizon_floor),
             closed_windows=closed_ones,
             unfired_windows=unfired,
-            closed_ends=None if left is None else left.ends,
-            unfired_from=INSTANT_MAX if left is None else left.unfired_from,
+            **({} if left is None else left._asdict()),
         ),
         cursors={producer: (seq, Instant(watermark)) for producer, seq, watermark in cursors},
         last_segments=dict(last_segments),

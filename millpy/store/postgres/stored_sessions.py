@@ -89,11 +89,11 @@ class StoredSessions(NamedTuple):
     """What a new owner knows of the sessions of an interval that it leaves in the store.
 
     Attributes:
-        ends: when those end that may have fired; None without any.
+        closed_ends: when those end that may have fired; None without any.
         unfired_from: when the first of the others ends, or before; INSTANT_MAX without any.
     """
 
-    ends: SpanOfEnds | None
+    closed_ends: SpanOfEnds | None
     unfired_from: Instant = INSTANT_MAX
 
 
