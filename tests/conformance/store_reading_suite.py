@@ -192,6 +192,7 @@ class KeyedSuite:
         alike = [(f"t{n}", {"values": [n]}, "5/65", 75) for n in range(6)]  # as many have the same place
         many = [("m", {"values": [n]}, f"{100 * n}/{100 * n + 90}", 100 * n + 100) for n in range(1, 9)]
         fired = [(f"f{n}", {"values": ['"emitted":false'], "emitted": True}, "1/31", 41) for n in range(5)]
+        fired.append(("g", {"values": [], "emitted": True}, "2/61", 71))
         stored = entries(WINDOW, "", *open_ones, *alike, *many, *fired, ("l", {"values": []}, "10/70", 80))
         stored.key_hashes = [7 if key.startswith(b'"t') else 9 + place for place, key in enumerate(stored.keys)]
         of = {"low_watermark": Instant(59), "input_watermark": Instant(62), "oldest_work": Instant(59)}
