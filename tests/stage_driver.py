@@ -217,7 +217,8 @@ class StageDriver:
     def recovered(self, kinds: Iterable[Kind], *, state_complete: bool = True) -> StoredInterval:
         """Return what a new owner reads: closed windows stay in the store if nothing has changed since the fold."""
         rows = {name for name in self.folded if name[0] is Kind.WINDOW}
-        if len(rows) <= getattr(self.stage, "closed_rows_max", UNBOUNDED):
+        rows_max = getattr(self.stage, "closed_rows_max", UNBOUNDED)
+        if len(rows) <= rows_max:
             rows = set()
         everything_left = rows
         rows = {name for name in rows if int(name[3].partition("/")[2]) <= min(self.low_watermark, self.oldest)}
@@ -233,7 +234,8 @@ class StageDriver:
         ends = [span_of(name[3])[1] for name in rows] if sessions or self.stage_kind() is ClosedKind.SESSIONS else []
         ends = [end for end in ends if end <= self.watermark]
         deleted = [name for name, bundle in self.deleted_in.items() if bundle > self.folded_bundle]
-        if rows and deleted:
+        may_leave = rows_max < UNBOUNDED and (sessions or self.stage_kind() is ClosedKind.SESSIONS)
+        if (may_leave or unfired) and deleted:
             gone = Entries(Kind.WINDOW, "")
             for kind, _, key, subkey in deleted:
                 if kind is Kind.WINDOW:

@@ -354,9 +354,10 @@ class Store(Protocol):
         An interval with more than `state_rows_max` rows of state comes without its state. One with more than
         `closed_rows_max` rows of windows comes without the rows of those that end by its low watermark, which have
         fired; their subkeys are in `StoredInterval.closed_windows`, and their unfolded deltas in the entries. Panes
-        that wait come in any case. Of sessions, only the bounds of their ends are known (`StoredInterval.closed_ends`),
-        and the entries also have the tombstones of windows; so they have if windows that have not fired may stay, too
-        (`StoredInterval.unfired_windows`, and `unfired_from` of sessions).
+        that wait come in any case. Of sessions, only the bounds of their ends are known (`StoredInterval.closed_ends`).
+        The entries also have the tombstones of windows if windows that have not fired stay, too
+        (`StoredInterval.unfired_windows`, and `unfired_from` of sessions); and those of sessions whenever
+        `closed_rows_max` is given, because sessions that are read may leave memory before the tombstones are folded.
 
         Raises:
             StaleSequencerError: one of the grants is stale.

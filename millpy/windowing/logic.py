@@ -15,6 +15,7 @@ from typing import Any
 
 from millpy.model.stage import UNBOUNDED, StageBinding, StageInterval, StoredInterval
 from millpy.model.stored_windows import ClosedKind
+from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.fixed import AlignedInterval
 from millpy.windowing.interval_by_site import IntervalBySite
 from millpy.windowing.operator import WindowedInterval
@@ -23,7 +24,7 @@ from millpy.windowing.sliding import SlicedInterval
 from millpy.windowing.user_windows import UserInterval
 from millpy.windowing.window import SessionWindows, SlidingWindows, assigner_of
 from millpy.windowing.window_function import WindowFunction
-from millpy.windowing.window_memory import PANE_BYTES
+from millpy.windowing.window_memory import PANE_BYTES, SESSION_BYTES
 from millpy.windowing.window_spec import WindowSpec
 
 
@@ -52,17 +53,23 @@ class WindowedStage:
         limits, bytes_max = self.binding.limits, self.binding.limits.closed_windows_bytes_max
         if self.closed_kind in (ClosedKind.UNFIRED, ClosedKind.UNFIRED_SESSIONS):
             bytes_max = min(bytes_max, limits.unfired_bytes_max)
-        return bytes_max // self.binding.windowed_intervals // PANE_BYTES
+        each = PANE_BYTES
+        if self.logic.sessions_spill:
+            each += SESSION_BYTES + self._accumulators().memory_bytes
+        return bytes_max // self.binding.windowed_intervals // each
 
     @property
     def closed_kind(self) -> ClosedKind:
         """The kind of its windows for a new owner that leaves some of them in the store."""
-        unfired = self.logic.unfired_spill(self.logic.accumulators(self.binding.inputs[0].record_type))
+        unfired = self.logic.unfired_spill(self._accumulators())
         if self.logic.sessions_spill:
             return ClosedKind.UNFIRED_SESSIONS if unfired else ClosedKind.SESSIONS
         if unfired:
             return ClosedKind.UNFIRED
         return ClosedKind.PANES if self.logic.by_pane else ClosedKind.WINDOWS
+
+    def _accumulators(self) -> AccumulatorSet:
+        return self.logic.accumulators(self.binding.inputs[0].record_type)
 
     def open(self, recovered: StoredInterval) -> StageInterval:
         """Build the soft state of one interval from its stored state."""

@@ -60,7 +60,8 @@ class MemoryState:
             unfired = frozenset()
         elif closed is ClosedKind.SESSIONS:
             ends = [span_of(subkey)[1] for subkey in left]
-        if ends or unfired or unfired_from < INSTANT_MAX:
+        of_sessions = closed in (ClosedKind.SESSIONS, ClosedKind.UNFIRED_SESSIONS)
+        if unfired or (of_sessions and closed_rows_max < UNBOUNDED):
             everything = overlaid(keyed, deltas, tombstones=True)
             newest |= {n: row for n, row in everything.items() if n[0] is Kind.WINDOW and row.value is None}
         state_complete = sum(name[0] is Kind.STATE for name in newest) <= state_rows_max

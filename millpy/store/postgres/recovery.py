@@ -119,7 +119,7 @@ async def _read_under(
     ((states,),) = await all_rows(connection, statement("count_state"), of_interval | {"rows_max": state_rows_max})
     groups: Groups = {}
     subkeys, left = None, None
-    if kind in _OF_SESSIONS and closed_rows_max < UNBOUNDED:
+    if may_leave := kind in _OF_SESSIONS and closed_rows_max < UNBOUNDED:
         ended_by = input_watermark if kind is ClosedKind.UNFIRED_SESSIONS else None
         left = await stored_sessions.left(connection, grant, fired_by, ended_by, closed_rows_max)
     elif closed_rows_max < UNBOUNDED:
@@ -148,7 +148,7 @@ async def _read_under(
             input_watermark=Instant(input_watermark),
             low_watermark=Instant(low_watermark),
             processing_floor=Instant(processing_floor),
-            entries=_entries(newest, groups, complete, tombstones=left is not None or bool(unfired)),
+            entries=_entries(newest, groups, complete, tombstones=may_leave or bool(unfired)),
             state_complete=complete,
             horizon_floor=Instant(horizon_floor),
             closed_windows=closed_ones,

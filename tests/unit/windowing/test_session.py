@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from millpy.errors import GraphError
+from millpy.limits import Limits
 from millpy.model.record import RecordType
 from millpy.model.stage import StepResult
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN
@@ -234,3 +235,21 @@ def test_record_is_in_every_sliding_window_of_its_time_and_may_miss_some(few: in
     assert [row for part in result.late for row in zip(part.event_times, part.window_starts, strict=True)] == [(6, 0)]
     assert not result.late_by_input
     assert [row[:4] for row in rows(result)] == [("a", 5, 15, 3), ("a", 10, 20, 1)]
+
+
+def test_a_new_owner_that_has_read_all_sessions_knows_which_rows_are_deleted() -> None:
+    """Its sessions may leave memory before a fold; the row of one that has grown is then still there."""
+    limits = Limits(closed_windows_bytes_max=4 * driver(0).interval._open.weights.each)
+    subject = driver(1_000, lateness=1_000, limits=limits)
+    assert subject.stage.closed_rows_max == 4
+    subject.feed([of(20, key) for key in ("a", "b", "c", "d")])
+    subject.feed([], watermark=40)
+    subject.fold()
+    subject.feed([of(15), *(of(20, f"more{n}") for n in range(6))])  # [20, 30) becomes a part of [15, 30)
+    subject.restart()
+    assert subject.interval.waits_for_fold(), "those that are folded have left"
+
+    result = subject.feed([of(16)])
+
+    assert [row[:4] for row in rows(result)] == [("a", 15, 30, 3)]
+    assert not absorbed(result)
