@@ -90,7 +90,7 @@ class UnfiredSessions(ClosedSessions):
 
     def has_passed(self, session: OpenSession) -> bool:
         """Tell whether no unread session is before a session."""
-        return session.place <= self._upto or session.end < self.unfired_from
+        return session.place <= self._upto
 
     def _may_have_left(self, session: OpenSession) -> bool:
         """Tell whether the row of a session could be taken for one that has left memory."""
@@ -156,7 +156,7 @@ class UnfiredSessions(ClosedSessions):
         room = (self._unfired_bytes_max - weights.total) // weights.each // EMISSION_PARTS
         panes_max = min(panes_max, max(PANES_MIN, room))
         here = list(islice(sessions, panes_max + 1))
-        unread = self._unread_by(latest_end, panes_max)
+        unread = self._unread_upto(here[-1].place if len(here) > panes_max else done, panes_max)
         due = sorted([*here, *unread], key=lambda session: session.place)
         last = due[panes_max - 1].place if len(due) > panes_max else done
         chosen = [session for session in due if session.place <= last]
@@ -169,13 +169,13 @@ class UnfiredSessions(ClosedSessions):
         self.unfired_from = min(later) if later else self._next_end(self._upto)
         return chosen, [session for session in here if session.place > last]
 
-    def _unread_by(self, latest_end: Instant, sessions_max: int) -> dict[OpenSession, StoredPane]:
-        """Read the next unread sessions that end by a time: all of them, or more than `sessions_max`."""
+    def _unread_upto(self, last: SessionPlace, sessions_max: int) -> dict[OpenSession, StoredPane]:
+        """Read the next unread sessions: at least all up to a place, or more than `sessions_max`."""
         found: dict[OpenSession, StoredPane] = {}
         after = self._upto
-        while len(found) <= sessions_max:
-            asked = min(sessions_max + 1 - len(found), PIECE_ROWS)
-            page = self.load(self._folded, EndedSessions(latest_end, after, asked, unfired=True))
+        while len(found) <= sessions_max and after < last:
+            asked = min(max(sessions_max + 1 - len(found), PANES_MIN), PIECE_ROWS)  # some may be rows of what is here
+            page = self.load(self._folded, EndedSessions(Instant(last.end), after, asked, unfired=True))
             rows = self._rows(page, {})
             found.update((s, row) for row, s in rows if not self._is_whole(s.key) and self._is_unread(s))
             if len(page) < asked:
@@ -212,11 +212,14 @@ class UnfiredSessions(ClosedSessions):
 
     def _cold_keys(self, folded_bundle: int) -> Iterator[tuple[int, list[OpenSession]]]:
         """Yield the keys whose changes are all folded: the bundle of the last one, and their unfired sessions."""
+        reached = int(self._upto.end)
+        if self._pass is not None:  # it would take their rows for those of sessions that have fired
+            reached = max(reached, self._pass.ended_by)
         for key, of_key in self._sessions.by_key.items():
             unfired = [session for session in of_key if not session.pane.emitted]
             if unfired and key not in self._fired:
                 bundles = [session.pane.bundle for session in unfired]
-                waits = min(session.end for session in unfired) <= self._upto.end
+                waits = min(session.end for session in unfired) <= reached
                 if 0 < min(bundles) and max(bundles) <= folded_bundle and not waits:
                     yield max(bundles), unfired
 

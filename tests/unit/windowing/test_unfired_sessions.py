@@ -372,3 +372,70 @@ def test_sessions_whose_aggregates_may_be_long_stay_in_memory(aggregates: Any, l
 
     assert (in_memory(subject) <= 20) == leaves
     assert (subject.stage.closed_kind is ClosedKind.UNFIRED_SESSIONS) == leaves
+
+
+def test_a_session_that_is_emitted_out_of_turn_does_not_expire_before_its_place_is_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unfired_sessions, "PANES_MIN", 1)
+    subject = driver(sessions=1)
+    subject.max_disorder = 100_000
+    subject.feed([(Reading("k", 1), at) for at in (150, 200, 1_000, 1_300, 1_600, 1_900, 2_200, 2_500)])
+    subject.feed([(Reading("u", 1), 250)])
+    subject.fold()
+    subject.feed([(Reading("h", 1), 100), (Reading("y", 1), 200)])
+    found = emitted(result := subject.feed([(Reading("k", 1), 200)], watermark=400))
+    subject.fold(behind=True)
+    while result.unfinished:
+        found += emitted(result := subject.feed([]))
+    assert sorted(found) == [("h", 1, 0), ("k", 3, 0), ("u", 1, 0), ("y", 1, 0)]
+
+
+def test_sessions_that_wait_to_be_emitted_stay_in_memory_during_a_pass_over_expired_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unfired_sessions, "PANES_MIN", 1)
+    subject = driver(allowed=10, sessions=1)
+    subject.max_disorder = 100_000
+    closed = [f"c{n}" for n in range(5)]
+    subject.feed([(Reading(key, 1), 1) for key in closed])
+    found = fed_until_done(subject, 105)
+    subject.fold()
+    subject.feed([(Reading("u", 1), 250), (Reading("v", 1), 251)])
+    subject.fold()
+    waiting = [f"h{n}" for n in range(9)]
+    subject.feed([(Reading(key, 1), 100 + n) for n, key in enumerate(waiting)])
+    subject.panes_max = 4
+    found += emitted(result := subject.feed([], watermark=400))
+    subject.fold()
+    while result.unfinished:
+        found += emitted(result := subject.feed([]))
+        subject.fold()
+    assert sorted(found) == sorted((key, 1, 0) for key in [*closed, *waiting, "u", "v"])
+
+
+def test_a_turn_does_not_read_the_due_rows_behind_what_it_emits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unfired_sessions, "PANES_MIN", 10)
+    subject = driver(sessions=1_000)
+    subject.max_disorder = 100_000
+    subject.feed([(Reading("early", 1), 50)])
+    subject.feed([(Reading(f"u{n}", 1), 5_000) for n in range(2_000)])
+    subject.fold()
+    subject.feed([(Reading(f"k{n}", 1), 100) for n in range(250)])
+    subject.fold()
+    assert "k0" in subject.interval._open.by_key
+    assert "early" not in subject.interval._open.by_key
+    queries = reads = 0
+    ask = subject.query_windows
+
+    def counted(folded: int, query: Any) -> Any:
+        nonlocal reads, queries
+        found = ask(folded, query)
+        queries += 1
+        reads += len(found)
+        return found
+
+    monkeypatch.setattr(subject, "query_windows", counted)
+    found = fed_until_done(subject, 400)
+    assert len(found) == 251
+    assert (reads <= 3 * len(found), queries <= 100) == (True, True), (reads, queries)
