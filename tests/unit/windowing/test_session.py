@@ -239,9 +239,10 @@ def test_record_is_in_every_sliding_window_of_its_time_and_may_miss_some(few: in
 
 def test_a_new_owner_that_has_read_all_sessions_knows_which_rows_are_deleted() -> None:
     """Its sessions may leave memory before a fold; the row of one that has grown is then still there."""
-    limits = Limits(closed_windows_bytes_max=4 * driver(0).interval._open.weights.each)
-    subject = driver(1_000, lateness=1_000, limits=limits)
-    assert subject.stage.closed_rows_max == 4
+    of_one: Any = driver(0).interval
+    subject = driver(1_000, lateness=1_000, limits=Limits(closed_windows_bytes_max=4 * of_one._open.weights.each))
+    stage: Any = subject.stage
+    assert stage.closed_rows_max == 4
     subject.feed([of(20, key) for key in ("a", "b", "c", "d")])
     subject.feed([], watermark=40)
     subject.fold()
