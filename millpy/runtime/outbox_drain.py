@@ -296,7 +296,9 @@ class OutboxDrain:
         self._pass(known or 0)
         self.waiting.rewind()
         # One that was lost may take connections and no messages: then only a `send` shows that it is back.
-        if self.connection.is_connected is None or (self.waiting.is_empty and self.refused.next_due() is None):
+        if self.connection.is_connected is None or (
+            self.waiting.is_empty and self.refused.next_due(self.waiting.delivered) is None
+        ):
             self.connection.connected()
 
     async def _send_next(self, connection: SinkConnection) -> None:
@@ -408,7 +410,7 @@ class OutboxDrain:
         """Wait until there is a message to send."""
         if not (self.waiting.is_empty or self._is_held):
             return
-        due = self.refused.next_due()
+        due = self.refused.next_due(self.waiting.delivered)
         if due is not None and due <= self._now():
             return
         self._news.clear()

@@ -228,9 +228,9 @@ class RefusedMessages:
     def _is_due(self, first: WaitingMessage, now: float) -> bool:
         return first.retry_at <= now and not (first.parked or first.given_up)
 
-    def next_due(self) -> float | None:
-        """Return when the next message is due, in seconds on the monotonic clock; None if none will be."""
-        firsts = (queue[0] for queue in self._queues.values())
+    def next_due(self, before: int) -> float | None:
+        """Return when the next message before a position is due, in monotonic seconds; None if none will be."""
+        firsts = (queue[0] for queue in self._queues.values() if queue[0].position < before)
         return min((first.retry_at for first in firsts if not (first.parked or first.given_up)), default=None)
 
     # -- how they are settled -------------------------------------------------------------------------------------

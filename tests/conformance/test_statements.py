@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.store.postgres.arrays import Bigints, Booleans, Byteas, Jsonbs, Texts, Timestamps
+from millpy.store.postgres.arrays import Bigints, Booleans, Byteas, Jsonbs, PgArray, Texts, Timestamps
 from millpy.store.postgres.statements import statements
 from tests.databases import fresh_database
 
@@ -23,6 +23,13 @@ TEXTS = (
     "partitions kinds wires namespaces subkeys paths"
 ).split()
 BYTEAS = ("payloads", "ids", "times")
+OF_OUTBOXES: Mapping[str, Mapping[str, type[PgArray]]] = {
+    "record_delivered": {
+        "refused_in": Bigints, "positions": Bigints, "records": Byteas, "checksums": Bigints, "whys": Texts,
+        "accepted_in": Bigints, "accepted": Bigints,
+    },
+    "settle_refused": {"positions": Bigints},
+}  # fmt: skip
 
 
 def type_oid(name: str, statement: str) -> int:
@@ -41,6 +48,8 @@ def type_oid(name: str, statement: str) -> int:
         return 0
     if name == "retracts":
         return Booleans.array_oid
+    if name in OF_OUTBOXES.get(statement, {}):
+        return OF_OUTBOXES[statement][name].array_oid
     if name in BYTEAS:
         return Byteas.array_oid
     if name in TEXTS:

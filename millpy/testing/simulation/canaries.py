@@ -318,7 +318,7 @@ def _without_position(sound: Any) -> Any:
 
 
 def _behind_what_waits(sound: Any) -> Any:
-    return lambda self, known: sound(self, self.head)
+    return lambda self, known: sound(self, self.waiting.head)
 
 
 @dataclass(frozen=True, slots=True)
