@@ -148,6 +148,7 @@ class Pipe:
     def finish(self, *workers: Worker) -> None:
         """Wait until everything has left, and let the workers end in good order."""
         workers[0].await_while_running(self._is_done, f"all of {self.number} have left", 60)
+        workers[0].await_while_running(lambda: bool(workers[0].points_reached), "began")
         for worker in workers:
             worker.drain()
         self.world.await_finished(*workers)

@@ -97,11 +97,12 @@ def request_lost(api: int, fault: RequestFault, server: KafkaServer | None, numb
     """Lose requests of transactions and their answers; late ones arrive while the next transactions are open."""
     pipe = Pipe(world, server or shared_broker(), number)
     with KafkaProxy(pipe.server) as proxy:
-        pipe.publish(0, number)
+        pipe.publish(0, number // 4)
         worker = pipe.worker(address=pipe.server.proxied)
         for times in (1, 2, 3):
             pipe.await_sent(worker, times * number // 8)
             proxy.arm(api, fault)
+            pipe.publish(times * number // 4, (times + 1) * number // 4)  # so that a transaction follows
             worker.await_while_running(lambda times=times: proxy.struck >= times, "struck")
             pipe.await_sent(worker, pipe.left()[1] + 1)
             proxy.land()
