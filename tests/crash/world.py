@@ -179,6 +179,19 @@ class World:
         for worker in workers:
             worker.await_finished()
 
+    def let_another_finish(self, one: Worker, *, frozen: bool, **how: Any) -> None:
+        """Let another worker finish the graph when a failpoint has killed or frozen one, which then wakes up."""
+        if frozen:
+            one.await_frozen()
+            self.await_finished(self.worker(**how))
+            one.thaw()
+            self.await_finished(one)
+        else:
+            recovery = self.await_killed(one)
+            again = self.worker(**how)
+            recovery.wait(watched=again)
+            self.await_finished(again)
+
     def wrong_results(self) -> list[Fault]:
         """Compare the results, by an audit too where the graph reads the file and somebody audits."""
         if self.oracle is not None:

@@ -76,17 +76,7 @@ def in_send(world: World, point: str, *, frozen: bool = False, qos: int = 1, num
     """Kill or freeze a worker inside a send; another one takes over."""
     scene = Scene(world, number=number, qos=qos)
     one = world.worker(**scene.trapped(point, frozen=frozen))
-    if frozen:
-        one.await_frozen()
-        again = world.worker(**scene.how)
-        world.await_finished(again)
-        one.thaw()
-        world.await_finished(one)
-    else:
-        recovery = world.await_killed(one)
-        again = world.worker(**scene.how)
-        recovery.wait(watched=again)
-        world.await_finished(again)
+    world.let_another_finish(one, frozen=frozen, **scene.how)
     # The last send is acknowledged, and its progress not recorded yet.
     scene.check_repeats(1, least=1 if point == "acknowledged" else 0)
 

@@ -97,17 +97,7 @@ def in_send(
     """Kill or freeze a worker inside a send; another one takes over."""
     scene = Scene(world, (server or shared_broker()) if kafka else None, number)
     one = world.worker(**scene.trapped(point, 1 if point == "opened" else 5, frozen=frozen))
-    if frozen:
-        one.await_frozen()
-        again = world.worker(**scene.how)
-        world.await_finished(again)
-        one.thaw()
-        world.await_finished(one)
-    else:
-        recovery = world.await_killed(one)
-        again = world.worker(**scene.how)
-        recovery.wait(watched=again)
-        world.await_finished(again)
+    world.let_another_finish(one, frozen=frozen, **scene.how)
     again_count = repeated(scene.lines)
     assert again_count <= 2 * BOUND, f"{again_count} messages came again"
 

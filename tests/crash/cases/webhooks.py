@@ -70,17 +70,7 @@ def around_request(world: World, point: str, batch: str, *, frozen: bool = False
         text = ""
     scene.receiver.plan(*plan)
     one = world.worker(**scene.trapped(text))
-    if frozen:
-        one.await_frozen()
-        again = world.worker(**scene.how)
-        world.await_finished(again)
-        one.thaw()
-        world.await_finished(one)
-    else:
-        recovery = world.await_killed(one)
-        again = world.worker(**scene.how)
-        recovery.wait(watched=again)
-        world.await_finished(again)
+    world.let_another_finish(one, frozen=frozen, **scene.how)
     count = repeated(scene.receiver.stored())
     assert count <= (1 + FAILURES) * INTERVALS * BOUND, f"{count} messages came again"
     world.notes.append(f"{count} repeats")
