@@ -8,7 +8,7 @@ from pathlib import Path
 
 from millpy.hosting.failpoints import Failpoint
 from tests.crash.cases.killing import COMPUTATIONS, INJECTOR
-from tests.crash.harness import GRAPH, Worker, owned_by
+from tests.crash.harness import GRAPH, Worker
 from tests.crash.world import Case, World
 
 PLACES = {
@@ -40,7 +40,8 @@ def freeze_and_thaw(world: World, point: Failpoint, only: str = "", graph: Path 
     Who comes first keeps a source: the one that freezes does when it is about the source, else the other does.
 
     Returns:
-        The worker that was frozen, at its end, and the seconds from freezing to the next commit of all that it owned.
+        The worker that was frozen, at its end, and the seconds from freezing to the next commit of all that it owned:
+        none, if the other was faster than who looked.
     """
     failpoint = f"{point}:{PLACES[point] if only else 5}:stop"
     heir = world.worker(graph=graph, gated=True, bundle_records_max=30)
@@ -51,7 +52,6 @@ def freeze_and_thaw(world: World, point: Failpoint, only: str = "", graph: Path 
         worker.begin()
         worker.await_reached(Failpoint.AFTER_CLAIM)
     frozen.await_frozen()
-    assert owned_by(world.url, frozen), frozen.log
     recovery = world.hurt([frozen.process.pid])
     taken_over_s = recovery.wait(watched=heir)
     frozen.thaw()
