@@ -88,6 +88,9 @@ class Subscriber:
 
     def __init__(self, port: int) -> None:
         self.got: list[tuple[str, str, bytes]] = []  # id, topic, payload
+        self.repeated = 0
+        """How many came again, except those that the broker itself delivers again after a restart."""
+        self._seen: set[str] = set()
         self._subscribed = threading.Event()
         self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id="subscriber", protocol=mqtt.MQTTv5)
         self._client.reconnect_delay_set(1, 1)
@@ -114,15 +117,13 @@ class Subscriber:
         ((name, identity),) = message.properties.UserProperty  # type: ignore[attr-defined]
         assert name == "millpy-id"
         self.got.append((identity, message.topic, message.payload))
-
-    def repeated(self) -> int:
-        """How many came again."""
-        return len(self.got) - len({identity for identity, _, _ in self.got})
+        self.repeated += identity in self._seen and not message.dup
+        self._seen.add(identity)
 
     def faults(self, expected: Mapping[str, Sequence[tuple[int, int]]]) -> list[Fault]:
         """Compare what has arrived with what must: whole, in order of the device, repeats under their id."""
         count = sum(map(len, expected.values()))
-        await_true(lambda: len({identity for identity, _, _ in self.got}) >= count, "all have arrived", 30)
+        await_true(lambda: len(self._seen) >= count, "all have arrived", 30)
         contents: dict[str, tuple[str, bytes]] = {}
         numbers: dict[str, set[int]] = defaultdict(set)
         newest: dict[tuple[str, str], int] = {}

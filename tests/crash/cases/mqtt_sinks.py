@@ -56,7 +56,7 @@ class Scene:
 
     def check_repeats(self, faults: int, *, least: int = 0) -> None:
         """What has come again is no more than the documentation says."""
-        repeated = self.subscriber.repeated()
+        repeated = self.subscriber.repeated
         assert least <= repeated <= faults * INTERVALS * BOUND, f"{repeated} messages came again"
 
 
