@@ -26,6 +26,7 @@ from millpy.embedded.server_user import (
     within_reach,
 )
 from millpy.errors import ConfigError
+from tests.processes import is_gone
 
 HOLDER = """
 import sys
@@ -67,9 +68,9 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 def wait_until_gone(pid: int) -> None:
     deadline = time.monotonic() + 60
-    while Path(f"/proc/{pid}").exists():
+    while not is_gone(pid):
         assert time.monotonic() < deadline, f"server {pid} is still there"
-        os.sched_yield()
+        time.sleep(0.01)
 
 
 def values(server: EmbeddedPostgres) -> Iterator[int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from millpy.embedded import EmbeddedBroker, end_broker_left_behind, free_port
+from tests.processes import is_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTER = """
@@ -28,19 +29,11 @@ input()
 """
 
 
-def is_gone(pid: int) -> bool:
-    """Tell whether a process has ended, even if its status was not collected."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 def until(holds: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + 90
     while not holds():
         assert time.monotonic() < deadline, f"not within 90 s: {what}"
-        os.sched_yield()
+        time.sleep(0.01)
 
 
 @pytest.fixture
