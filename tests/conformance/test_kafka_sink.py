@@ -24,6 +24,7 @@ from tests.kafka_server import KafkaServer
 from tests.kafka_topics import admin_of, committed_messages, make_topic
 
 _numbers = itertools.count(1)
+_used: set[str] = set()
 
 
 class Place:
@@ -37,6 +38,9 @@ class Place:
 
     async def make(self, partitions: int = 1, **settings: str) -> None:
         await make_topic(self.server.address, self.topic, partitions, **settings)
+        if self.server.address not in _used:
+            await self.deliver(0)  # a broker makes its own topics for the first transaction, which takes long
+            _used.add(self.server.address)
 
     @asynccontextmanager
     async def connection(self, address: str = "", **settings: Any) -> AsyncIterator[KafkaConnection]:

@@ -147,10 +147,10 @@ def test_another_worker_goes_on_with_the_bound_that_a_killed_one_has_learned(
 
 
 def test_clock_closes_the_windows_of_a_quiet_broker_by_the_learned_bound(
-    tmp_path: Path, database_url: str, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, database_url: str, quick_broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DISORDER_IDLE", "yes")
-    place, rng = f"mqtt,{broker.port}", random.Random(8)
+    place, rng = f"mqtt,{quick_broker.port}", random.Random(8)
     with Worker(tmp_path, database_url, Path(place), graph=GRAPH) as worker:
         first = lines([time.time_ns() // 1_000])
         worker.await_while_running(lambda: published(place, first) and one(database_url, ACCEPTED) == 1, "connected")

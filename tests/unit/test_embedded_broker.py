@@ -33,7 +33,7 @@ def until(holds: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + 90
     while not holds():
         assert time.monotonic() < deadline, f"not within 90 s: {what}"
-        time.sleep(0.01)
+        os.sched_yield()
 
 
 @pytest.fixture
