@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
@@ -173,7 +173,10 @@ def orphans(connection: psycopg.Connection) -> list[Fault]:
     return [Fault("violation", f"{count} orphaned {what}", count) for what, count in counts.items() if count]
 
 
-HEADERS = "SELECT interval_id, low_watermark, sequencer, bundle FROM mill.intervals"
+HEADERS = """
+    SELECT i.interval_id, w.pid, i.low_watermark, i.sequencer, i.bundle
+    FROM mill.intervals i LEFT JOIN mill.workers w USING (worker_id)
+"""
 BEYOND = """
     SELECT c.consumer, c.producer, c.seq, c.watermark, p.bundle, p.low_watermark, i.input_watermark, i.low_watermark
     FROM mill.cursors c
@@ -202,6 +205,7 @@ class Observer(threading.Thread):
         self.faults: list[Fault] = []
         self.samples = 0
         self._newest: dict[int, tuple[int, int, int]] = {}
+        self._owned: dict[int, dict[int, tuple[int, int, int]]] = {}
         self._ended = threading.Event()
         self._lock = threading.Lock()
 
@@ -231,12 +235,15 @@ class Observer(threading.Thread):
     def look(self, connection: psycopg.Connection) -> None:
         """Take one sample."""
         with self._lock:
-            for interval_id, *header in connection.execute(HEADERS):
+            owned: dict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
+            for interval_id, pid, *header in connection.execute(HEADERS):
                 newest = self._newest.get(interval_id)
                 now = tuple(header)
+                owned[pid][interval_id] = header[1], header[2], header[0]
                 if newest is not None and any(a < b for a, b in zip(now, newest, strict=True)):
                     self._note(f"interval {interval_id} went back from {newest} to {now}")
                 self._newest[interval_id] = now  # type: ignore[assignment]
+            self._owned |= owned
             for row in connection.execute(BEYOND):
                 self._note(f"beyond what was published: {row}")
             for row in connection.execute(MISPLACED):
@@ -246,6 +253,11 @@ class Observer(threading.Thread):
 
     def _note(self, text: str) -> None:
         self.faults.append(Fault("violation", text))
+
+    def last_owned_by(self, pids: Iterable[int]) -> dict[int, tuple[int, int, int]]:
+        """Return what processes owned when they were last seen to own something: sequencer, bundle, low watermark."""
+        with self._lock:
+            return {interval: header for pid in pids for interval, header in self._owned.get(pid, {}).items()}
 
     def look_now(self) -> None:
         """A sample at this very moment: right after a kill."""

@@ -154,12 +154,15 @@ class World:
         return self._killed(worker)
 
     def await_killed(self, worker: Worker) -> Recovery:
-        """Its failpoint kills it."""
+        """Its failpoint kills it, which it reaches with an interval: if none is left, others were faster than we."""
         worker.await_killed()
-        return self._killed(worker)
+        return self._killed(worker, owned=True)
 
-    def _killed(self, worker: Worker) -> Recovery:
-        recovery = self.hurt([worker.process.pid])
+    def _killed(self, worker: Worker, *, owned: bool = False) -> Recovery:
+        pids = [worker.process.pid]
+        recovery = self.hurt(pids)
+        if owned and not recovery.hit and self.observer is not None:
+            recovery.hit = self.observer.last_owned_by(pids)
         if recovery.unfinished:
             self.kills += 1
         else:

@@ -128,7 +128,8 @@ class Feeder(threading.Thread):
     def stop(self) -> None:
         """End early, without marking the end of the feeds."""
         self._stopped.set()
-        self.join()
+        if self.ident is not None:  # else it was never started
+            self.join()
 
 
 class _FeedPart:
