@@ -24,7 +24,6 @@ from tests.kafka_server import KafkaServer
 from tests.kafka_topics import admin_of, committed_messages, make_topic
 
 _numbers = itertools.count(1)
-_used: set[str] = set()
 
 
 class Place:
@@ -38,9 +37,6 @@ class Place:
 
     async def make(self, partitions: int = 1, **settings: str) -> None:
         await make_topic(self.server.address, self.topic, partitions, **settings)
-        if self.server.address not in _used:
-            await self.deliver(0)  # a broker makes its own topics for the first transaction, which takes long
-            _used.add(self.server.address)
 
     @asynccontextmanager
     async def connection(self, address: str = "", **settings: Any) -> AsyncIterator[KafkaConnection]:
@@ -77,9 +73,22 @@ def numbered(lo: int, hi: int, size: int = 0) -> SinkMessages:
     return SinkMessages(lo, [b"d"] * (hi - lo), list(values), [0] * (hi - lo))
 
 
+@pytest.fixture(scope="module")
+def used_kafka(kafka: KafkaServer) -> KafkaServer:
+    """A broker that has made its own topics for the first transaction, which takes long."""
+
+    async def send_nothing() -> None:
+        place = Place(kafka)
+        await place.make()
+        await place.deliver(0)
+
+    asyncio.run(send_nothing())
+    return kafka
+
+
 @pytest.fixture
-async def place(kafka: KafkaServer) -> Place:
-    return Place(kafka)
+async def place(used_kafka: KafkaServer) -> Place:
+    return Place(used_kafka)
 
 
 @pytest.mark.parametrize("api", [END_TXN, TXN_OFFSET_COMMIT])

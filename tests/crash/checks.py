@@ -174,7 +174,7 @@ def orphans(connection: psycopg.Connection) -> list[Fault]:
 
 
 HEADERS = """
-    SELECT i.interval_id, w.pid, i.low_watermark, i.sequencer, i.bundle
+    SELECT i.interval_id, w.pid, i.sequencer, i.bundle, i.low_watermark
     FROM mill.intervals i LEFT JOIN mill.workers w USING (worker_id)
 """
 BEYOND = """
@@ -239,10 +239,9 @@ class Observer(threading.Thread):
             for interval_id, pid, *header in connection.execute(HEADERS):
                 newest = self._newest.get(interval_id)
                 now = tuple(header)
-                owned[pid][interval_id] = header[1], header[2], header[0]
                 if newest is not None and any(a < b for a, b in zip(now, newest, strict=True)):
                     self._note(f"interval {interval_id} went back from {newest} to {now}")
-                self._newest[interval_id] = now  # type: ignore[assignment]
+                self._newest[interval_id] = owned[pid][interval_id] = now  # type: ignore[assignment]
             self._owned |= owned
             for row in connection.execute(BEYOND):
                 self._note(f"beyond what was published: {row}")

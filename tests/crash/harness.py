@@ -16,6 +16,7 @@ import psycopg
 
 from millpy.hosting.failpoints import Failpoint
 from tests.forked import fork_server
+from tests.processes import state_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAPH = Path(__file__).with_name("graph.py")
@@ -145,8 +146,7 @@ class Worker:
 
     def await_frozen(self, within_s: float = 60.0) -> None:
         """Its failpoint has stopped it."""
-        status = Path(f"/proc/{self.process.pid}/stat")
-        await_true(lambda: status.read_text().rpartition(")")[2].split()[0] == "T", "frozen", within_s)
+        await_true(lambda: state_of(self.process.pid) == "T", "frozen", within_s)
 
     def await_finished(self, within_s: float = 120.0) -> None:
         """The graph has finished and the worker has left in good order."""

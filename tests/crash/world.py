@@ -151,18 +151,26 @@ class World:
     def kill(self, worker: Worker) -> Recovery:
         """SIGKILL, now."""
         worker.kill()
-        return self._killed(worker)
+        return self._count_kill(self.hurt([worker.process.pid]))
 
     def await_killed(self, worker: Worker) -> Recovery:
         """Its failpoint kills it, which it reaches with an interval: if none is left, others were faster than we."""
         worker.await_killed()
-        return self._killed(worker, owned=True)
+        return self._count_kill(self._hurt_at_failpoint(worker))
 
-    def _killed(self, worker: Worker, *, owned: bool = False) -> Recovery:
+    def await_frozen(self, worker: Worker) -> Recovery:
+        """Its failpoint freezes it, as in `await_killed`."""
+        worker.await_frozen()
+        return self._hurt_at_failpoint(worker)
+
+    def _hurt_at_failpoint(self, worker: Worker) -> Recovery:
         pids = [worker.process.pid]
         recovery = self.hurt(pids)
-        if owned and not recovery.hit and self.observer is not None:
+        if not recovery.hit and self.observer is not None:
             recovery.hit = self.observer.last_owned_by(pids)
+        return recovery
+
+    def _count_kill(self, recovery: Recovery) -> Recovery:
         if recovery.unfinished:
             self.kills += 1
         else:

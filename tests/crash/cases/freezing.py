@@ -40,8 +40,7 @@ def freeze_and_thaw(world: World, point: Failpoint, only: str = "", graph: Path 
     Who comes first keeps a source: the one that freezes does when it is about the source, else the other does.
 
     Returns:
-        The worker that was frozen, at its end, and the seconds from freezing to the next commit of all that it owned:
-        none, if the other was faster than who looked.
+        The worker that was frozen, at its end, and the seconds from freezing to the next commit of all that it owned.
     """
     failpoint = f"{point}:{PLACES[point] if only else 5}:stop"
     heir = world.worker(graph=graph, gated=True, bundle_records_max=30)
@@ -51,8 +50,8 @@ def freeze_and_thaw(world: World, point: Failpoint, only: str = "", graph: Path 
     for worker in (frozen, heir) if only == INJECTOR else (heir, frozen):
         worker.begin()
         worker.await_reached(Failpoint.AFTER_CLAIM)
-    frozen.await_frozen()
-    recovery = world.hurt([frozen.process.pid])
+    recovery = world.await_frozen(frozen)
+    assert recovery.hit, frozen.log
     taken_over_s = recovery.wait(watched=heir)
     frozen.thaw()
     world.await_finished(heir, frozen)
