@@ -75,7 +75,7 @@ def numbered(lo: int, hi: int, size: int = 0) -> SinkMessages:
 
 @pytest.fixture(scope="module")
 def used_kafka(kafka: KafkaServer) -> KafkaServer:
-    """A broker that has made its own topics for the first transaction, which takes long."""
+    """A broker that has created the internal topics that a first transaction waits for."""
 
     async def send_nothing() -> None:
         place = Place(kafka)

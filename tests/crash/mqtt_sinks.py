@@ -89,7 +89,7 @@ class Subscriber:
     def __init__(self, port: int) -> None:
         self.got: list[tuple[str, str, bytes]] = []  # id, topic, payload
         self.repeated = 0
-        """How many came again, except those that the broker itself delivers again after a restart."""
+        """The number of repeats, without those that the broker itself redelivers after a restart."""
         self._seen: set[str] = set()
         self._subscribed = threading.Event()
         self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id="subscriber", protocol=mqtt.MQTTv5)

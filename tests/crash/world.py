@@ -154,12 +154,12 @@ class World:
         return self._count_kill(self.hurt([worker.process.pid]))
 
     def await_killed(self, worker: Worker) -> Recovery:
-        """Its failpoint kills it, which it reaches with an interval: if none is left, others were faster than we."""
+        """Wait until its failpoint kills a worker, which owned an interval there even if it has lost it by now."""
         worker.await_killed()
         return self._count_kill(self._hurt_at_failpoint(worker))
 
     def await_frozen(self, worker: Worker) -> Recovery:
-        """Its failpoint freezes it, as in `await_killed`."""
+        """Wait until its failpoint freezes a worker, which owned an interval there as in `await_killed`."""
         worker.await_frozen()
         return self._hurt_at_failpoint(worker)
 

@@ -275,7 +275,7 @@ def _stopped(world: World) -> None:
 
 
 def _twice(world: World) -> None:
-    scene = _scene(world, saves=False)  # it stays
+    scene = _scene(world, saves=False)  # the broker keeps running
     scene.publish(0, MESSAGES // 2, twice=True)
     recovery = world.kill(scene.workers[-1])
     again = scene.start_worker()
