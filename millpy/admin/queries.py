@@ -76,14 +76,19 @@ class Admin:
     Args:
         database_url: a URL that libpq takes.
         statement_s_max: the seconds after which a statement is cancelled; None for no limit.
+        kept: whether the connection stays open between statements, until `close`.
     """
 
-    def __init__(self, database_url: str, *, statement_s_max: float | None = None) -> None:
+    def __init__(self, database_url: str, *, statement_s_max: float | None = None, kept: bool = False) -> None:
         self.url = database_url
         self._limited = statement_s_max is not None
         own = {"statement_timeout": str(int((statement_s_max or 0) * 1000))}  # 0 is no limit
-        self._engine = make_engine(database_url, own)
+        self._engine = make_engine(database_url, own, kept=kept)
         event.listen(self._engine, "connect", lambda connection, _: load_any_value(connection))
+
+    def close(self) -> None:
+        """Close a connection that was kept open."""
+        self._engine.dispose()
 
     def graphs(self) -> list[str]:
         """Return the names of the deployed graphs."""

@@ -113,6 +113,8 @@ def connected_to(
     graph: str | None,
     statement_s_max: float | None = None,
     doing: str = "querying the database",
+    *,
+    kept: bool = False,
 ) -> Iterator[Admin]:
     """Connect to the configured database, or to the embedded one of a graph's file.
 
@@ -121,11 +123,16 @@ def connected_to(
         graph: the graph's file or name.
         statement_s_max: the seconds after which a statement is cancelled.
         doing: the text on the status line inside the block; empty for none.
+        kept: whether the connection stays open between statements.
     """
     from millpy.process.launcher import database as connected  # imported here: --help does not need it
 
     with connected(settings, graph, create=False) as url, working(doing) if doing else nullcontext():
-        yield Admin(url, statement_s_max=statement_s_max)
+        admin = Admin(url, statement_s_max=statement_s_max, kept=kept)
+        try:
+            yield admin
+        finally:
+            admin.close()
 
 
 def graph_in(admin: Admin, graph: str | None) -> str | None:

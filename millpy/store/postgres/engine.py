@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, QueuePool
 
 from millpy.store.postgres.session import pin_transaction, plain_transactions
 from millpy.store.postgres.session_settings import ENCODING
@@ -18,12 +18,14 @@ from millpy.store.postgres.session_settings import ENCODING
 CONNECT_S_MAX = 10
 
 
-def make_engine(url: str, own: Mapping[str, str] | None = None) -> Engine:
+def make_engine(url: str, own: Mapping[str, str] | None = None, *, kept: bool = False) -> Engine:
     """Return an engine whose transactions have the pinned settings, overridden by `own`.
 
     Args:
         url: passed to libpq unchanged, because SQLAlchemy does not understand every form of it.
         own: setting -> value.
+        kept: whether one connection stays open between statements, rather than one for each statement. It is idle then,
+            without a transaction, and is replaced when it is lost.
     """
     given = own or {}
 
@@ -40,7 +42,12 @@ def make_engine(url: str, own: Mapping[str, str] | None = None) -> Engine:
             raise
         return connection
 
-    engine = create_engine("postgresql+psycopg://", creator=connected, poolclass=NullPool, use_native_hstore=False)
+    url_of_dialect = "postgresql+psycopg://"
+    if kept:
+        pool = QueuePool(connected, pool_size=1, max_overflow=0)
+        engine = create_engine(url_of_dialect, pool=pool, use_native_hstore=False)
+    else:
+        engine = create_engine(url_of_dialect, creator=connected, poolclass=NullPool, use_native_hstore=False)
 
     @event.listens_for(engine, "begin")
     def settings(connection: Connection) -> None:
