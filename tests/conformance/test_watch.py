@@ -1,4 +1,4 @@
-"""`millpy status --watch` on real terminals and in pipes: redrawn, one connection, through a database that comes back."""
+"""`millpy status --watch` on terminals and in pipes: redrawn, one connection, through an outage of the database."""
 
 from __future__ import annotations
 

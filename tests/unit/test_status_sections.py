@@ -24,7 +24,17 @@ def a_source(partition: str, **changed: Any) -> dict[str, Any]:
 
 def an_account(consumer: str, **changed: Any) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(
-        ("stream", "source_partition", "result_table", "injected", "accepted", "duplicate", "added", "filtered", "parked")
+        (
+            "stream",
+            "source_partition",
+            "result_table",
+            "injected",
+            "accepted",
+            "duplicate",
+            "added",
+            "filtered",
+            "parked",
+        )
     )
     row |= {"graph": "plant", "consumer": consumer, "produced": 9, "consumed": 9, "late": 0, "dead_lettered": 0}
     return {**row, "pending": 0, "balanced": True, **changed}
