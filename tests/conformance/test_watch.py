@@ -132,36 +132,39 @@ def piped(*arguments: str, place: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([*WATCH, *arguments], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def read_to(process: subprocess.Popen[str], begin: str) -> list[str]:
+    """Return the lines up to the one with this beginning."""
+    assert process.stdout is not None and process.stderr is not None
+    lines = []
+    while not lines or not lines[-1].startswith(begin):
+        line = process.stdout.readline()
+        assert line, (lines, process.stderr.read())
+        lines.append(line)
+    return lines
+
+
 async def test_piped_watch_writes_a_block_for_each_look(plant: str, tmp_path: Path) -> None:
     with piped(place=tmp_path) as watch:
-        assert watch.stdout is not None and watch.stderr is not None
-        lines = [watch.stdout.readline()]
-        while sum(line.startswith("all graphs, ") for line in lines) < 3:
-            lines.append(watch.stdout.readline())
+        lines = [line for _ in range(3) for line in read_to(watch, "all graphs, ")]
         watch.terminate()
-        assert (watch.wait(60), watch.stderr.read()) == (0, "")
+        assert watch.wait(60) == 0
+        assert watch.stderr is not None and watch.stderr.read() == ""
     assert sum(line == "accounts\n" for line in lines) == 2
     assert "\x1b" not in "".join(lines)
 
 
-async def test_piped_watch_tells_once_that_the_database_is_away(
+def test_piped_watch_tells_once_that_the_database_is_away(
     server: EmbeddedPostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MILLPY_DATABASE_URL", server.url("millpy_template"))
     with piped(place=tmp_path) as watch, piped("--json", place=tmp_path) as machine:
-        assert watch.stdout is not None and machine.stdout is not None
-        first = json.loads(machine.stdout.readline())
-        assert watch.stdout.readline().startswith("all graphs, ")
+        first = json.loads(read_to(machine, "{")[-1])
+        read_to(watch, "all graphs, ")
         server.kill()
-        lines = []
-        while not any(line.startswith("DATABASE AWAY") for line in lines):
-            lines.append(watch.stdout.readline())
-        document = first
-        while "away_since" not in document:
-            document = json.loads(machine.stdout.readline())
+        lines = read_to(watch, "DATABASE AWAY")
+        document = json.loads(read_to(machine, '{"away_since"')[-1])
         server.restart()
-        while not any(line.startswith("The database was away") for line in lines):
-            lines.append(watch.stdout.readline())
+        lines += read_to(watch, "The database was away")
         for process in (watch, machine):
             process.terminate()
             assert process.wait(60) == 0
