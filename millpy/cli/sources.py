@@ -23,7 +23,7 @@ from millpy.cli.options import (
 )
 from millpy.cli.sections import Section
 from millpy.cli.status import named_once, source_section
-from millpy.cli.watch import EveryOption, Sample, WatchOption, interval_of, watch_answers
+from millpy.cli.watch import EveryOption, Look, WatchOption, interval_of, watch_answers
 from millpy.errors import UsageError
 
 sources = typer.Typer(help="List the source partitions, and resume paused ones.", no_args_is_help=True)
@@ -50,7 +50,7 @@ def _listed(admin: Admin, name: str | None) -> dict[str, list[Row]]:
     return {"sources": admin.sources(name)}
 
 
-def _picture(now: Sample, before: Sample | None) -> list[Section]:
+def _picture(now: Look, before: Look | None) -> list[Section]:
     return named_once([source_section(now, before)])
 
 

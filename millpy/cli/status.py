@@ -22,7 +22,7 @@ from millpy.cli.options import (
     show,
 )
 from millpy.cli.sections import Section, lay_out
-from millpy.cli.watch import Answers, EveryOption, Sample, WatchOption, interval_of, watch_answers
+from millpy.cli.watch import Answers, EveryOption, Look, WatchOption, interval_of, watch_answers
 from millpy.config.durations import format_duration
 from millpy.model.time import Instant
 
@@ -50,7 +50,7 @@ def status(
     else:
         with connected_to(settings_of(database), graph, READING_S_MAX) as admin:
             answers = _answers(admin, graph_in(admin, graph))
-        sections = status_sections(Sample(Instant(0), 0.0, answers), None)
+        sections = status_sections(Look(Instant(0), 0.0, answers), None)
         tables.say("\n".join(lay_out([], sections, tables.terminal_width(), None)[1:]))
 
 
@@ -78,8 +78,8 @@ def _whole(admin: Admin, name: str | None) -> dict[str, list[Row]]:
     return {**found, "silences": lines} if lines else found
 
 
-def status_sections(now: Sample, before: Sample | None) -> list[Section]:
-    """Return the sections of a sample; with the sample before it, also how many records a second there were."""
+def status_sections(now: Look, before: Look | None) -> list[Section]:
+    """Return the sections of a look; with the look before it, also how many records a second there were."""
     rates = Rates(now, before)
     found = [
         _workers(now.answers["workers"]),
@@ -108,14 +108,14 @@ def named_once(found: Sequence[Section]) -> list[Section]:
 
 
 class Rates:
-    """Records a second between two samples, by what is counted; None where a counter is new or has begun anew."""
+    """Records a second between two looks, by what is counted; None where a counter is new or has begun anew."""
 
-    def __init__(self, now: Sample, before: Sample | None) -> None:
+    def __init__(self, now: Look, before: Look | None) -> None:
         self._elapsed_s = now.at_s - before.at_s if before is not None else 0.0
         self._before = _counts(before.answers) if before is not None else {}
         self._now = _counts(now.answers)
 
-    def of(self, *counted: str) -> float | None:
+    def rate(self, *counted: str) -> float | None:
         """Return the rate of a counter, named by its graph and what it belongs to."""
         before, count = self._before.get(counted), self._now.get(counted)
         if before is None or count is None or count < before or self._elapsed_s <= 0:
@@ -145,7 +145,7 @@ def _workers(rows: Iterable[Row]) -> Section:
     return Section("workers", sorted(lines, key=lambda line: line["state"] == "live"), [] if lines else ["(none)"])
 
 
-def source_section(now: Sample, before: Sample | None) -> Section:
+def source_section(now: Look, before: Look | None) -> Section:
     """Return the section of the source partitions."""
     rates, lines, notes = Rates(now, before), [], []
     rows = sorted(now.answers["sources"], key=lambda row: row["state"] in HEALTHY)
@@ -153,7 +153,7 @@ def source_section(now: Sample, before: Sample | None) -> Section:
         graph, stream, partition = row["graph"], row["stream"], row["source_partition"]
         lines.append({
             "graph": graph, "source": stream, "partition": partition, "state": row["state"],
-            "records": row["injected"], "per_s": rates.of(graph, stream, partition),
+            "records": row["injected"], "per_s": rates.rate(graph, stream, partition),
             "dups": row["duplicate"], "dead": row["dead_lettered"],
         })  # fmt: skip
         if why := row["disconnected_because"]:
@@ -180,8 +180,9 @@ def _steps(answers: Answers, rates: Rates) -> Section:
         behind[row["graph"], row["computation"]].append(row)
     lines = [
         {
-            "graph": graph, "step": step, "lag": _lag(rows), "records": of["consumed"], "per_s": rates.of(graph, step),
-            "pending": of["pending"], "late": of["late"], "dead": of["dead_lettered"], "parked": of["parked"] or None,
+            "graph": graph, "step": step, "lag": _lag(rows), "records": of["consumed"],
+            "per_s": rates.rate(graph, step), "pending": of["pending"], "late": of["late"],
+            "dead": of["dead_lettered"], "parked": of["parked"] or None,
         }
         for (graph, step), rows in behind.items()
         if (of := sums.get((graph, step))) is not None

@@ -33,9 +33,9 @@ from millpy.model.time import Instant, describe, to_datetime
 
 Answers = Mapping[str, Sequence[Row]]
 Ask = Callable[[Admin, str | None], Answers]
-Picture = Callable[["Sample", "Sample | None"], Sequence[Section]]
+Picture = Callable[["Look", "Look | None"], Sequence[Section]]
 """Makes the sections of a look; the look before it is for rates."""
-Events = SimpleQueue["Sample | Exception | None"]
+Events = SimpleQueue["Look | Exception | None"]
 """Outcomes of looks, and None for the request to end."""
 EVERY_S = 2.0
 EVERY_S_MIN, EVERY_S_MAX = 0.5, 86_400.0
@@ -53,7 +53,7 @@ EveryOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Look:
     """What the database answered to one look.
 
     Attributes:
@@ -68,7 +68,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
+class DatabaseOutage:
     """A time in which the database did not answer; `until_us` is None while it lasts."""
 
     since_us: Instant
@@ -116,14 +116,14 @@ def watch_answers(
         name = graph_in(admin, graph)
         looker = _Looker(lambda: ask(admin, name), events, clock)
         state = WatchState(name, every_s, picture, clock)
-        display: Display = JsonLines() if as_json else Screen() if is_screen() else Blocks()
+        display: WatchDisplay = JsonLines() if as_json else Screen() if is_screen() else Blocks()
         try:
             _follow(looker, events, state, display)
         finally:
             display.end()
 
 
-def _follow(looker: _Looker, events: Events, state: WatchState, display: Display) -> None:
+def _follow(looker: _Looker, events: Events, state: WatchState, display: WatchDisplay) -> None:
     due_s = looker.clock.monotonic()
     while True:
         now_s = looker.clock.monotonic()
@@ -176,9 +176,10 @@ class _Looker:
         try:
             answers = self._ask()
         except Exception as error:
-            self._events.put(error)  # the main thread raises what is no fault of the database
+            self._events.put(error)
+            raise
         else:
-            self._events.put(Sample(self.clock.now_us(), self.clock.monotonic(), answers))
+            self._events.put(Look(self.clock.now_us(), self.clock.monotonic(), answers))
 
 
 class WatchState:
@@ -192,32 +193,32 @@ class WatchState:
         clock: Clock,
     ) -> None:
         self.every_s = every_s
-        self.now: Sample | None = None
-        self.outage: Outage | None = None
-        self._before: Sample | None = None
+        self.now: Look | None = None
+        self.outage: DatabaseOutage | None = None
+        self._before: Look | None = None
         self._of = "all graphs" if name is None else f"graph {name}"
         self._picture = picture
         self._clock = clock
 
-    def answer(self, sample: Sample) -> None:
+    def answer(self, look: Look) -> None:
         """Take a look."""
-        self._before, self.now = self.now, sample
+        self._before, self.now = self.now, look
         if self.outage is not None and self.outage.until_us is None:
-            self.outage = replace(self.outage, until_us=sample.at_us)
+            self.outage = replace(self.outage, until_us=look.at_us)
 
     def fail(self, error: MillError, began_us: Instant) -> None:
         """Take a failure: raise it if nothing is shown yet, else note since when the database is away."""
         if self.now is None:
             raise error
         if self.outage is None or self.outage.until_us is not None:
-            self.outage = Outage(began_us, error.message)
+            self.outage = DatabaseOutage(began_us, error.message)
         self.outage = replace(self.outage, why=error.message)
 
     def notice_silence(self, began_us: Instant) -> None:
         """Note that the database does not answer, if a look has waited for long."""
         is_long = self._clock.now_us() - began_us > PATIENCE_S * 1e6
         if is_long and self.now is not None and not self.is_away:
-            self.outage = Outage(began_us, "it does not answer")
+            self.outage = DatabaseOutage(began_us, "it does not answer")
 
     @property
     def is_away(self) -> bool:
@@ -252,7 +253,7 @@ def _time(at_us: Instant) -> str:
     return describe(Instant(at_us - at_us % 1_000_000)).replace("T", " ").replace("+00:00", "Z")
 
 
-class Display(Protocol):
+class WatchDisplay(Protocol):
     """Where looks are shown."""
 
     def show(self, state: WatchState) -> None:
@@ -315,7 +316,7 @@ class Blocks:
     """A pipe or a file: a block of lines for each look, one line when the database goes, and one when it is back."""
 
     def __init__(self) -> None:
-        self._told: Outage | None = None
+        self._told: DatabaseOutage | None = None
 
     def show(self, state: WatchState) -> None:
         """Write a block, or what has changed."""

@@ -9,7 +9,7 @@ import pytest
 
 from millpy.cli.sections import Section, lay_out
 from millpy.cli.status import status_sections
-from millpy.cli.watch import Sample
+from millpy.cli.watch import Look
 from millpy.model.time import Instant
 
 
@@ -45,18 +45,18 @@ def a_watermark(computation: str, lag_s: float | None, low: str = "2026-11-20 08
     return {"graph": "plant", "computation": computation, "lag": lag, "low_watermark": low}
 
 
-def a_sample(at_s: float = 0.0, **answers: Any) -> Sample:
+def a_look(at_s: float = 0.0, **answers: Any) -> Look:
     empty: dict[str, Any] = {"workers": [], "sources": [], "accounting": [], "silences": [], "watermarks": []}
-    return Sample(Instant(0), at_s, {**empty, **answers})
+    return Look(Instant(0), at_s, {**empty, **answers})
 
 
-def section(title: str, now: Sample, before: Sample | None = None) -> Section:
+def section(title: str, now: Look, before: Look | None = None) -> Section:
     return next(found for found in status_sections(now, before) if found.title == title)
 
 
 def test_rates_are_those_between_two_looks() -> None:
-    before = a_sample(10.0, sources=[a_source("0"), a_source("1")], accounting=[an_account("sums")])
-    now = a_sample(
+    before = a_look(10.0, sources=[a_source("0"), a_source("1")], accounting=[an_account("sums")])
+    now = a_look(
         12.0,
         sources=[a_source("0", injected=150), a_source("1", injected=90), a_source("2")],
         accounting=[an_account("sums", consumed=10)],
@@ -70,7 +70,7 @@ def test_rates_are_those_between_two_looks() -> None:
 
 def test_what_needs_somebody_comes_first_and_says_why() -> None:
     why = {"disconnected_because": "refused", "connection_since": "2026-11-20 08:00:00+00"}
-    now = a_sample(sources=[a_source("0"), a_source("1", state="disconnected", **why)])
+    now = a_look(sources=[a_source("0"), a_source("1", state="disconnected", **why)])
 
     found = section("sources", now)
 
@@ -81,7 +81,7 @@ def test_what_needs_somebody_comes_first_and_says_why() -> None:
 def test_a_step_is_as_late_as_its_slowest_interval() -> None:
     rows = [a_watermark("sums", 3), a_watermark("sums", 90), a_watermark("done", None, "infinity")]
     rows += [a_watermark("new", None, "-infinity"), a_watermark("new", 5), a_watermark("readings", 1)]
-    now = a_sample(watermarks=rows, accounting=[an_account(name) for name in ("sums", "sums", "done", "new")])
+    now = a_look(watermarks=rows, accounting=[an_account(name) for name in ("sums", "sums", "done", "new")])
 
     lines = section("steps", now).rows
 
@@ -96,15 +96,15 @@ def test_a_step_is_as_late_as_its_slowest_interval() -> None:
 def test_accounts_that_differ_are_shown_whole() -> None:
     right, wrong = an_account("sums"), an_account("totals", consumed=8, balanced=False)
 
-    assert section("accounts", a_sample(accounting=[right])).notes == ["1 of 1 balanced"]
-    found = section("accounts", a_sample(accounting=[right, wrong]))
+    assert section("accounts", a_look(accounting=[right])).notes == ["1 of 1 balanced"]
+    found = section("accounts", a_look(accounting=[right, wrong]))
     assert [row["account"] for row in found.rows] == ["totals"]
     assert found.notes == ["1 of 2 are NOT balanced: run `millpy doctor`"]
 
 
 def test_graph_is_named_where_there_are_several() -> None:
-    one = a_sample(sources=[a_source("0")])
-    two = a_sample(sources=[a_source("0"), a_source("0", graph="yard")])
+    one = a_look(sources=[a_source("0")])
+    two = a_look(sources=[a_source("0"), a_source("0", graph="yard")])
 
     assert "graph" not in section("sources", one).rows[0]
     assert [row["graph"] for row in section("sources", two).rows] == ["plant", "yard"]
@@ -114,7 +114,7 @@ def test_graph_is_named_where_there_are_several() -> None:
 @pytest.mark.parametrize("width", [40, 80, 300])
 def test_picture_is_no_wider_and_no_taller_than_the_terminal(width: int, height: int) -> None:
     sources = [a_source(f"{n}", disconnected_because="the broker\x1b[31m of " + "words " * 40) for n in range(400)]
-    now = a_sample(sources=sources, accounting=[an_account("sums")], watermarks=[a_watermark("sums", 1)])
+    now = a_look(sources=sources, accounting=[an_account("sums")], watermarks=[a_watermark("sums", 1)])
 
     lines = lay_out(["DATABASE AWAY " + "because " * 30], status_sections(now, None), width, height)
 
