@@ -227,8 +227,9 @@ class Admin:
             with self._engine.begin() if commit else self._engine.connect() as connection:
                 result = connection.execute(statement, parameters)
                 return [dict(row) for row in result.mappings()]
-        except DBAPIError as error:
-            raise self._translated(error) from None
+        except (DBAPIError, psycopg.Error) as error:
+            wrapped = error if isinstance(error, DBAPIError) else DBAPIError(None, None, error)
+            raise self._translated(wrapped) from None
 
     def _translated(self, error: DBAPIError) -> MillError:
         if getattr(error.orig, "sqlstate", None) == CANCELLED and not self._limited:  # an administrator did, or a limit

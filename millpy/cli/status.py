@@ -180,12 +180,12 @@ def _steps(answers: Answers, rates: Rates) -> Section:
         behind[row["graph"], row["computation"]].append(row)
     lines = [
         {
-            "graph": graph, "step": step, "lag": _lag(rows), "records": of["consumed"],
-            "per_s": rates.rate(graph, step), "pending": of["pending"], "late": of["late"],
-            "dead": of["dead_lettered"], "parked": of["parked"] or None,
+            "graph": graph, "step": step, "lag": _lag(rows), "records": sum_of["consumed"],
+            "per_s": rates.rate(graph, step), "pending": sum_of["pending"], "late": sum_of["late"],
+            "dead": sum_of["dead_lettered"], "parked": sum_of["parked"] or None,
         }
         for (graph, step), rows in behind.items()
-        if (of := sums.get((graph, step))) is not None
+        if (sum_of := sums.get((graph, step))) is not None
     ]  # fmt: skip
     return Section("steps", lines, [] if lines else ["(none)"])
 

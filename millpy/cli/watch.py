@@ -306,7 +306,7 @@ class Screen:
 
 
 def _cut(line: str, columns: int) -> str:
-    """Return a line of at most so many columns; a character may take two of them."""
+    """Return a line of at most `columns` columns; a character may take two of them."""
     from rich.cells import cell_len, set_cell_size  # imported here: pipes do not need it
 
     return line if cell_len(line) <= columns else set_cell_size(line, columns)

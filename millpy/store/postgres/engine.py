@@ -52,6 +52,10 @@ def make_engine(url: str, own: Mapping[str, str] | None = None, *, kept: bool = 
     @event.listens_for(engine, "begin")
     def settings(connection: Connection) -> None:
         driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
-        pin_transaction(driver, given)
+        try:
+            pin_transaction(driver, given)
+        except psycopg.OperationalError as error:
+            connection.invalidate(error)  # lost since its last use; SQLAlchemy sees only errors of its own statements
+            raise
 
     return engine
