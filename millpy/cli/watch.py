@@ -175,7 +175,9 @@ class _Looker:
     def _run(self) -> None:
         try:
             answers = self._ask()
-        except Exception as error:
+        except MillError as error:
+            self._events.put(error)
+        except Exception as error:  # a defect: it ends the watch
             self._events.put(error)
             raise
         else:

@@ -112,7 +112,7 @@ def test_watch_says_since_when_the_database_is_away_and_continues(
 
     assert status == 0, written
     assert any(line.startswith("accounts") for line in seen(away)), "what was before stays"
-    assert max(map(len, seen(written))) <= 80
+    assert max(map(len, seen(written))) <= 80, "no traceback of the thread that looks"
 
 
 async def test_watch_tells_of_a_database_that_does_not_answer(plant: str, tmp_path: Path) -> None:
