@@ -29,7 +29,7 @@ SELECT set_config('role', r.owner, true)
   FROM mill.roles AS r WHERE r.owner <> current_user AND pg_has_role(current_user, r.owner, 'MEMBER')
 """
 _FORGET = """
-DELETE FROM mill.tokens WHERE least(revoked_at, expires_at) < now() - interval '90 days'
+DELETE FROM mill.tokens WHERE least(revoked_at, expires_at) < now() - interval '90 days' RETURNING 1
 """
 _COUNT = "SELECT count(*) AS n FROM mill.tokens"
 _NAMED = "SELECT 1 FROM mill.tokens WHERE name = :name AND revoked_at IS NULL"

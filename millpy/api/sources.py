@@ -36,11 +36,14 @@ VIEWS = {
         "The sources of injected records: what waits, and which transactions are open.",
     ),
 }
+_ALL_GRAPHS = {"graph": None}
 FLEET = {
-    "key": PagedView(source=_FLEET, order={"stream": "text", "key": "text"}, equal=("stream", "device")),
+    "key": PagedView(
+        source=_FLEET, order={"stream": "text", "key": "text"}, equal=("stream", "device"), given=_ALL_GRAPHS
+    ),
     "silence": PagedView(
         source=_FLEET, order={"silent_for": "interval", "stream": "text", "key": "text"}, descending=True,
-        equal=("stream", "device"),
+        equal=("stream", "device"), given=_ALL_GRAPHS,
     ),
     "lag": PagedView(
         source=f"(SELECT d.*, coalesce(d.lag, interval '0') AS behind FROM {_FLEET} AS d)",
@@ -49,6 +52,7 @@ FLEET = {
             "dead_letters", "graph", "stream", "source_partitions", "key", "behind",
         ),
         order={"behind": "interval", "stream": "text", "key": "text"}, descending=True, equal=("stream", "device"),
+        given=_ALL_GRAPHS,
     ),
 }  # fmt: skip
 SILENT_S_MAX = 10.0**9
@@ -75,5 +79,5 @@ async def list_fleet(
     """
     words = {"stream": stream, "device": device}
     return await page_response(
-        request, caller, FLEET[sort], graph, after, limit, words=words, silent_s=silent_s, graph=graph
+        request, caller, FLEET[sort], graph, after, limit, words=words, silent_s=silent_s
     )
