@@ -212,7 +212,7 @@ def test_odd_paths_are_not_found(api: ApiServer, path: str) -> None:
 
 def test_oversized_requests_are_refused(api: ApiServer) -> None:
     assert api.post(ACTIONS[0][1], body=b"x" * 2_000_001).status == 413
-    assert api.get("/v1/graphs/" + "x" * 20_000).status in (400, 414)
+    assert api.get("/v1/graphs/" + "x" * 200_000).status == 400
     operator = api.token("large", Role.OPERATOR)
     assert api.post(ACTIONS[0][1], operator, {"ids": list(range(1, 10_002))}).status == 422
     assert api.get("/v1/graphs/plant/events", operator, limit=1_001).status == 422
@@ -225,6 +225,8 @@ def test_slow_clients_are_disconnected(api: ApiServer) -> None:
         one.sendall(head)
 
     ends = [b"".join(iter(lambda one=one: received(one), b"")) for one in taken]
+    for one in taken:
+        one.close()
 
     assert ends[:2] == [b"", b""]
     assert b" 408 " in ends[2]
