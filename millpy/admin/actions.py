@@ -136,9 +136,7 @@ def _count(found: list[Row]) -> int:
     return int(found[0]["n"])
 
 
-def _note(
-    run: Run, actor: Actor, graph: str, done: int, what: Mapping[str, Any], ids: Sequence[int], why: str
-) -> None:
+def _note(run: Run, actor: Actor, graph: str, done: int, what: Mapping[str, Any], ids: Sequence[int], why: str) -> None:
     if done:
         detail = {"by": actor.name, "token": actor.token_id, **what, "count": done, "ids": ids[:NAMED_MAX], "why": why}
         run(_NOTE, graph=graph, detail=json.dumps(detail))

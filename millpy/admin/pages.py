@@ -42,7 +42,8 @@ class PagedView:
         Args:
             behind: whether there is a cursor.
             wanted: the columns of `equal` by which rows are chosen.
-            start, end: whether the time is bounded.
+            start: whether the time has a lower bound.
+            end: whether it has an upper bound.
         """
         direction = "DESC" if self.descending else "ASC"
         keys = [_key(name, kind) for name, kind in self.order.items()]
@@ -92,7 +93,8 @@ def page_of(
         wanted: column of `view.equal` -> value.
         after: the cursor of the page before; empty for the first page.
         limit: the maximum number of rows.
-        start, end: the bounds of the time, as text; empty for none.
+        start: only rows from this time on, as text; empty for all.
+        end: only rows before this time, as text; empty for all.
         given: the parameters of the query in `view.source`.
 
     Raises:

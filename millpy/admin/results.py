@@ -106,7 +106,6 @@ class DeployedTable:
             raise UsageError(f"{self.graph}.{self.name} has no column {name!r}", hint=f"it has: {', '.join(types)}")
         return types[name]
 
-
     def type_in_order(self, name: str) -> Any:
         """Return the type of a column of `identity` or of `time`."""
         if name in ("window_start", "window_end", "event_time"):

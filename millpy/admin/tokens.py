@@ -1,7 +1,7 @@
 """Tokens and sessions of the API: create, list, revoke, and find the user of a secret.
 
 A token is 32 random bytes. The database has its SHA-256, so that a copy of the database opens nothing. A plain hash
-suffices: slow hashes with a salt protect passwords, which people choose from few; nobody finds 32 random bytes by trying.
+suffices: slow hashes with a salt protect passwords, which are easy to guess; 32 random bytes are not.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ RETURNING token_id, name, role, database_role, expires_at
 """
 _LIST = """
 SELECT token_id, name, CASE WHEN hash IS NULL THEN 'identity' ELSE 'token' END AS kind, role, database_role,
-       CASE WHEN revoked_at IS NOT NULL THEN 'revoked' WHEN expires_at <= now() THEN 'expired' ELSE 'valid' END AS state,
+       CASE WHEN revoked_at IS NOT NULL THEN 'revoked'
+            WHEN expires_at <= now() THEN 'expired' ELSE 'valid' END AS state,
        created_at, created_by, expires_at, revoked_at, used_on
   FROM mill.tokens ORDER BY token_id
 """
@@ -219,9 +220,7 @@ def _principal(found: list[Row]) -> Principal | None:
 
 def _check_name(name: str) -> None:
     if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable() or name != name.strip():
-        raise UsageError(
-            f"{name!r} cannot name a token", hint=f"give 1 to {NAME_CHARACTERS_MAX} printable characters"
-        )
+        raise UsageError(f"{name!r} cannot name a token", hint=f"give 1 to {NAME_CHARACTERS_MAX} printable characters")
 
 
 def _check_role(found: list[Row], database_role: str) -> None:

@@ -155,7 +155,9 @@ async def resume_source(request: Request, caller: Operator, graph: GraphName, st
     return await _done(request, caller, graph, partial(actions.resume_source, stream=stream), "resumed")
 
 
-@router.post("/v1/graphs/{graph}/switch", responses=described(OBJECT, "Whether it was switched"), response_class=Response)
+@router.post(
+    "/v1/graphs/{graph}/switch", responses=described(OBJECT, "Whether it was switched"), response_class=Response
+)
 async def switch(request: Request, caller: Administrator, graph: GraphName, body: GenerationToSwitch) -> Response:
     """Make another generation of a graph the current one."""
     url: str = request.app.state.configuration.owner_url

@@ -1,4 +1,4 @@
-"""Find out who sends a request, and whether he may: by a token, a session of the page, or a reverse proxy.
+"""Find out who sends a request, and what that user may do: by a token, a session of the page, or a reverse proxy.
 
 A browser sends the cookie of a session by itself, so an action with it also needs the CSRF token, which only the page
 knows. It is derived from the cookie, which scripts cannot read: nothing more is stored. A browser also sends through a
@@ -49,7 +49,7 @@ class Caller:
 
     Attributes:
         principal: the user.
-        session: the secret of the session by which he came; empty for another way.
+        session: the secret of the session; empty for another way.
     """
 
     principal: Principal
@@ -75,7 +75,7 @@ class Gate:
         """Return who sends a request.
 
         Raises:
-            ProblemError: nobody that the database knows, or without the CSRF token; or the address has failed too often.
+            ProblemError: the user is unknown, the CSRF token is missing, or the address has failed too often.
         """
         address = self.address_of(request)
         if bearer is not None:
@@ -181,8 +181,8 @@ def _caller_with(role: Role) -> Callable[..., Any]:
         if caller.principal.role < role:
             raise ProblemError(
                 HTTPStatus.FORBIDDEN,
-                f"this needs the role {role.name.lower()}, and {caller.principal.name} is {caller.principal.role.name.lower()}",
-                hint="ask an admin for another token",
+                f"this needs the role {role.name.lower()}, not {caller.principal.role.name.lower()}",
+                hint="use a token with this role",
             )
         return caller
 

@@ -21,9 +21,7 @@ from millpy.api.problems import ProblemError
 from millpy.clock import SystemClock
 from millpy.config.settings import Settings
 
-EVENTS = PagedView(
-    source="millpy.events", order={"event_id": "bigint"}, descending=True, equal=("kind",), time="at"
-)
+EVENTS = PagedView(source="millpy.events", order={"event_id": "bigint"}, descending=True, equal=("kind",), time="at")
 DOCTOR_S = 10.0
 """Seconds for which findings are shown again."""
 NOT_EXAMINED = "pooler"
@@ -55,9 +53,7 @@ async def list_events(
     wanted = {"graph": graph} if kind is None else {"graph": graph, "kind": kind}
 
     def read(admin: Admin) -> str:
-        page = page_of(
-            admin, EVENTS, wanted=wanted, after=cursor, limit=limit, start=start or "", end=end or ""
-        )
+        page = page_of(admin, EVENTS, wanted=wanted, after=cursor, limit=limit, start=start or "", end=end or "")
         if not page.rows and not cursor:
             check_graph(admin, graph)
         return shown(dataclasses.replace(page, rows=sentences(admin, page.rows)))

@@ -41,6 +41,6 @@ def _group(address: str) -> str:
         found = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if found.version == 4:  # noqa: PLR2004 - a version of IP
+    if found.version == 4:
         return address
     return str(ipaddress.ip_network((int(found) >> _NETWORK_BITS << _NETWORK_BITS, _NETWORK_BITS)))

@@ -25,7 +25,9 @@ SELECT * FROM millpy.graphs AS g
 DESCRIBED = """
 SELECT g.*, d.description FROM millpy.graphs AS g JOIN millpy.descriptions AS d USING (graph) WHERE g.graph = :graph
 """
-PARTITIONS = PagedView(source="millpy.partitions", order={"result_table": "text", "starts_at": "timestamptz"}, equal=("result_table",))
+PARTITIONS = PagedView(
+    source="millpy.partitions", order={"result_table": "text", "starts_at": "timestamptz"}, equal=("result_table",)
+)
 router = APIRouter(tags=["graphs"])
 
 
@@ -61,12 +63,17 @@ async def describe_graph(request: Request, caller: Viewer, graph: GraphName) -> 
 def drawn(description: Any) -> dict[str, Any]:
     """Return the nodes and edges of a description.
 
-    A node is a computation or a result table; an edge, which names nodes by `id`, is a stream on its way from its producer to a consumer, with the
-    operators that run on the way.
+    A node is a computation or a result table. An edge is a stream on its way from its producer to a consumer, with the
+    operators that run on the way; it names both by `id`.
     """
     streams, tables = description["streams"], description["tables"]
     nodes = [
-        {"id": name, "name": name, "kind": found["kind"], **{part: found[part] for part in ("identity", "settings", "intervals", "partitions")}}
+        {
+            "id": name,
+            "name": name,
+            "kind": found["kind"],
+            **{part: found[part] for part in ("identity", "settings", "intervals", "partitions")},
+        }
         for name, found in description["computations"].items()
     ]
     nodes += [{"id": f"table:{name}", "name": name, "kind": "table", "table": found} for name, found in tables.items()]

@@ -16,17 +16,24 @@ TEXT = r"^[^\x00]*$"
 TIME = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)$"
 
 GraphName = Annotated[
-    str, Path(min_length=1, max_length=NAME_CHARACTERS_MAX, pattern=TEXT, description="The name, as /v1/graphs gives it.")
+    str,
+    Path(min_length=1, max_length=NAME_CHARACTERS_MAX, pattern=TEXT, description="The name, as /v1/graphs gives it."),
 ]
 ComputationName = Annotated[str, Path(min_length=1, max_length=NAME_CHARACTERS_MAX, pattern=TEXT)]
 TableName = Annotated[str, Path(min_length=1, max_length=NAME_CHARACTERS_MAX, pattern=TEXT)]
 RecordId = Annotated[int, Path(ge=1, le=ID_MAX)]
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="The maximum number of rows.")]
 Cursor = Annotated[
-    str, Query(max_length=KEY_CHARACTERS_MAX, pattern=TEXT, description="`next` of the page before; empty for the first page.")
+    str,
+    Query(
+        max_length=KEY_CHARACTERS_MAX, pattern=TEXT, description="`next` of the page before; empty for the first page."
+    ),
 ]
 Key = Annotated[
-    str, Query(max_length=KEY_CHARACTERS_MAX, pattern=TEXT, description='The key, as text or as JSON: `pump-7`, `["hall", 3]`.')
+    str,
+    Query(
+        max_length=KEY_CHARACTERS_MAX, pattern=TEXT, description='The key, as text or as JSON: `pump-7`, `["hall", 3]`.'
+    ),
 ]
 Start = Annotated[str | None, Query(alias="from", pattern=TIME, description="Only from this time on, with its zone.")]
 End = Annotated[str | None, Query(alias="to", pattern=TIME, description="Only before this time, with its zone.")]

@@ -40,7 +40,9 @@ def serve_api(configuration: ApiConfiguration) -> None:
         ) from None
     scheme = "https" if configuration.certificate else "http"
     if scheme == "http" and is_other_machine(host) and not configuration.proxies:
-        log.warning("other machines reach the API without encryption", hint="set MILLPY_API_CERTIFICATE and MILLPY_API_KEY")
+        log.warning(
+            "other machines reach the API without encryption", hint="set MILLPY_API_CERTIFICATE and MILLPY_API_KEY"
+        )
     log.info("the API is served", url=f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1/openapi.json")
     server.run(sockets=[listening])
 

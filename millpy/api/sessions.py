@@ -37,7 +37,13 @@ async def open_session(request: Request, body: TokenGiven) -> Response:
     secret, ends = await lane.run(partial(tokens.open_session, principal=caller.principal, kept_s=kept_s), None)
     response = as_json({**_shown(caller.principal), "expires_at": ends, "csrf_token": csrf_of(secret)})
     response.set_cookie(
-        COOKIE, secret, max_age=int(kept_s), path="/", httponly=True, samesite="strict", secure=gate.is_encrypted(request)
+        COOKIE,
+        secret,
+        max_age=int(kept_s),
+        path="/",
+        httponly=True,
+        samesite="strict",
+        secure=gate.is_encrypted(request),
     )
     return response
 

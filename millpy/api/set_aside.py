@@ -101,13 +101,17 @@ for _path, (_view, _text) in VIEWS.items():
     add_pages(router, _path, _view, _text)
 
 
-@router.get("/v1/graphs/{graph}/dead-letters/{number}", responses=described(OBJECT, "A dead letter"), response_class=Response)
+@router.get(
+    "/v1/graphs/{graph}/dead-letters/{number}", responses=described(OBJECT, "A dead letter"), response_class=Response
+)
 async def show_dead_letter(request: Request, caller: Viewer, graph: GraphName, number: RecordId) -> Response:
     """Show a dead letter with its whole payload and the traceback."""
     return await _shown(request, caller.principal.database_role, DEAD_LETTERS, graph, number)
 
 
-@router.get("/v1/graphs/{graph}/late-records/{number}", responses=described(OBJECT, "A late record"), response_class=Response)
+@router.get(
+    "/v1/graphs/{graph}/late-records/{number}", responses=described(OBJECT, "A late record"), response_class=Response
+)
 async def show_late_record(request: Request, caller: Viewer, graph: GraphName, number: RecordId) -> Response:
     """Show a late record with its whole payload."""
     return await _shown(request, caller.principal.database_role, LATE_RECORDS, graph, number)

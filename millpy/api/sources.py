@@ -46,7 +46,7 @@ FLEET = {
         equal=("stream", "device"), given=_ALL_GRAPHS,
     ),
     "lag": PagedView(
-        source=f"(SELECT d.*, coalesce(d.lag, interval '0') AS behind FROM {_FLEET} AS d)",
+        source=" ".join(["(SELECT d.*, coalesce(d.lag, interval '0') AS behind FROM", _FLEET, "AS d)"]),
         columns=(
             "device", "last_event_time", "lag", "silent_since", "silent_for", "rate", "records", "duplicates", "late",
             "dead_letters", "graph", "stream", "source_partitions", "key", "behind",
@@ -69,7 +69,9 @@ async def list_fleet(
     sort: Literal["key", "silence", "lag"] = "key",
     stream: Word = None,
     device: Word = None,
-    silent_s: Annotated[float, Query(ge=0, le=SILENT_S_MAX, description="Only devices silent for as many seconds.")] = 0,
+    silent_s: Annotated[
+        float, Query(ge=0, le=SILENT_S_MAX, description="Only devices silent for as many seconds.")
+    ] = 0,
     after: Cursor = "",
     limit: Limit = LIMIT,
 ) -> Response:
@@ -78,6 +80,4 @@ async def list_fleet(
     The order by silence or by lag moves while it is read: a device can be on two pages, or on none.
     """
     words = {"stream": stream, "device": device}
-    return await page_response(
-        request, caller, FLEET[sort], graph, after, limit, words=words, silent_s=silent_s
-    )
+    return await page_response(request, caller, FLEET[sort], graph, after, limit, words=words, silent_s=silent_s)

@@ -44,13 +44,15 @@ router = APIRouter(tags=["windows"])
 
 @router.get("/v1/graphs/{graph}/tables", responses=described(ROWS, "Result tables"), response_class=Response)
 async def list_tables(request: Request, caller: Viewer, graph: GraphName) -> Response:
-    """List the result tables of a graph, with their columns; of a user with a role of the database, those that he may read."""
+    """List the result tables of a graph with their columns; with a role of the database, those that it may read."""
     role = caller.principal.database_role
 
     def read(admin: Admin) -> list[Row]:
         check_graph(admin, graph)
         readable = _readable(admin, graph, role)
-        return [row for row in admin.ask(TABLES, graph=graph) if readable is None or f"{graph}.{row['name']}" in readable]
+        return [
+            row for row in admin.ask(TABLES, graph=graph) if readable is None or f"{graph}.{row['name']}" in readable
+        ]
 
     # Names of tables and columns come through the login of the API: the role may have no right to the catalog.
     rows = await databases_of(request).reading.run(read, None)
@@ -83,7 +85,9 @@ async def list_rows(
         found = [one for one in result_tables(admin) if (one.graph, one.name) == (graph, table)]
         readable = _readable(admin, graph, role)
         if not found or (readable is not None and f"{graph}.{table}" not in readable):
-            raise not_found(f"graph {graph!r} has no result table {table!r}", f"GET /v1/graphs/{graph}/tables lists them")
+            raise not_found(
+                f"graph {graph!r} has no result table {table!r}", f"GET /v1/graphs/{graph}/tables lists them"
+            )
         return found[0]
 
     def read(admin: Admin, result_table: DeployedTable) -> str:

@@ -13,11 +13,16 @@ from millpy.api.parameters import ComputationName, GraphName
 # Rows are in the order of their names; a view whose key has parts that are missing shows them as empty text.
 VIEWS = {
     "workers": (
-        PagedView(source="millpy.workers", order={"registered_at": "timestamptz", "worker_id": "uuid"}, descending=True),
+        PagedView(
+            source="millpy.workers", order={"registered_at": "timestamptz", "worker_id": "uuid"}, descending=True
+        ),
         "The workers, the newest first: their leases, and the number of intervals that each owns.",
     ),
     "watermarks": (
-        PagedView(source="millpy.watermarks", order={"computation": "text", "interval_id": "bigint"}, equal=("computation", "worker_id")),
+        PagedView(
+            source="millpy.watermarks", order={"computation": "text", "interval_id": "bigint"},
+            equal=("computation", "worker_id"),
+        ),
         "The intervals: who owns each, and its watermarks.",
     ),
     "accounting": (
@@ -46,7 +51,9 @@ VIEWS = {
         "The intervals of sinks: what waits, what is refused, and whether they are connected.",
     ),
     "joins": (
-        PagedView(source="millpy.joins", order={"computation": "text", "interval_id": "bigint"}, equal=("computation",)),
+        PagedView(
+            source="millpy.joins", order={"computation": "text", "interval_id": "bigint"}, equal=("computation",)
+        ),
         "The intervals of joins: what they keep.",
     ),
     "lookups": (
@@ -82,7 +89,7 @@ for _path, (_view, _text) in VIEWS.items():
 async def explain_watermark(
     request: Request, caller: Viewer, graph: GraphName, computation: ComputationName
 ) -> Response:
-    """Explain what holds back the watermark of a computation: a row for each step upstream, the last one is the cause."""
+    """Explain what holds back the watermark of a computation: a row for each step upstream, the cause last."""
 
     def read(admin: Admin) -> list[Row]:
         check_graph(admin, graph)

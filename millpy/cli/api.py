@@ -57,7 +57,9 @@ def create(
         Literal["viewer", "operator", "admin"],
         typer.Option("--role", help="viewer reads, operator also replays, discards and resumes, admin also switches."),
     ] = "viewer",
-    kept_s: Annotated[float | None, duration_option("--for", None, "How long it is valid: 12h, 30d. Default: no end.")] = None,
+    kept_s: Annotated[
+        float | None, duration_option("--for", None, "How long it is valid: 12h, 30d. Default: no end.")
+    ] = None,
     database_role: Annotated[
         str | None,
         typer.Option("--database-role", metavar="ROLE", help="Role of the database under which its queries run."),

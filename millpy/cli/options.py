@@ -13,9 +13,9 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
+from millpy.admin.json_output import json_text
 from millpy.admin.queries import Admin, Row
 from millpy.cli import text_table as tables
-from millpy.admin.json_output import json_text
 from millpy.config.durations import EXAMPLES, parse_duration
 from millpy.config.settings import Settings, configure_logging
 from millpy.embedded import NO_SPACE_HINT

@@ -109,10 +109,10 @@ def test_figures_are_those_of_sql(api: ApiServer, viewer: str) -> None:
     accounts = api.get("/v1/graphs/plant/accounting", viewer).rows
     rows = api.get("/v1/graphs/plant/tables/temperature_1m/rows", viewer, limit=1000).rows
     with psycopg.connect(api.database_url) as connection:
-        (injected, balanced), = connection.execute(
+        ((injected, balanced),) = connection.execute(
             "SELECT sum(injected), bool_and(balanced) FROM millpy.accounting"
         ).fetchall()
-        (count, total), = connection.execute("SELECT count(*), sum(n) FROM plant.temperature_1m").fetchall()
+        ((count, total),) = connection.execute("SELECT count(*), sum(n) FROM plant.temperature_1m").fetchall()
 
     assert sum(row["injected"] or 0 for row in accounts) == injected == 373
     assert all(row["balanced"] for row in accounts) is balanced is True

@@ -176,7 +176,9 @@ def test_row_level_security_holds_for_a_token_with_a_role_of_the_database(api: A
         connection.execute("GRANT SELECT ON plant.temperature_1m, plant.temperature_1m_status TO tenant_a")
         connection.execute("ALTER TABLE plant.temperature_1m ENABLE ROW LEVEL SECURITY")
         connection.execute(
-            psycopg.sql.SQL("CREATE POLICY tenant_a ON plant.temperature_1m FOR SELECT TO tenant_a USING (device = {})").format(device)
+            psycopg.sql.SQL(
+                "CREATE POLICY tenant_a ON plant.temperature_1m FOR SELECT TO tenant_a USING (device = {})"
+            ).format(device)
         )
     try:
         token = api.token("tenant", database_role="tenant_a")
@@ -205,7 +207,9 @@ def test_answers_have_headers_that_keep_browsers_safe(api: ApiServer) -> None:
         assert "Server" not in answer.headers
 
 
-@pytest.mark.parametrize("path", ["/v1/../../etc/passwd", "/v1/graphs/..%2f..%2fetc", "/v1/graphs/%00", "/v1/graphs/x%00y/events"])
+@pytest.mark.parametrize(
+    "path", ["/v1/../../etc/passwd", "/v1/graphs/..%2f..%2fetc", "/v1/graphs/%00", "/v1/graphs/x%00y/events"]
+)
 def test_odd_paths_are_not_found(api: ApiServer, path: str) -> None:
     assert api.get(path, api.token(f"odd {hash(path)}")).status in (404, 422)
 
@@ -219,7 +223,11 @@ def test_oversized_requests_are_refused(api: ApiServer) -> None:
 
 
 def test_slow_clients_are_disconnected(api: ApiServer) -> None:
-    heads = [b"", b"GET /live HTTP/1.1\r\nHost: x\r\n", b"POST /v1/session HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"]
+    heads = [
+        b"",
+        b"GET /live HTTP/1.1\r\nHost: x\r\n",
+        b"POST /v1/session HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+    ]
     taken = [socket.create_connection((api.host, api.port), timeout=20) for _ in heads]
     for one, head in zip(taken, heads, strict=True):
         one.sendall(head)
