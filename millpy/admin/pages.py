@@ -67,7 +67,7 @@ class PagedView:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class RowPage:
     """Rows, and the cursor behind the last of them; None when there are no more."""
 
     rows: list[Row]
@@ -84,7 +84,7 @@ def page_of(
     start: str = "",
     end: str = "",
     **given: Any,
-) -> Page:
+) -> RowPage:
     """Return a page of a view.
 
     Args:
@@ -111,7 +111,7 @@ def page_of(
     return cut(found, limit)
 
 
-def cut(found: Sequence[Row], limit: int) -> Page:
+def cut(found: Sequence[Row], limit: int) -> RowPage:
     """Return a page from the rows of a statement, which had one more row as its limit.
 
     Each row has `page_cursor`, and `page_found` with the number of rows before those beyond the bytes were cut off.
@@ -120,7 +120,7 @@ def cut(found: Sequence[Row], limit: int) -> Page:
     more = bool(shown) and shown[0]["page_found"] > len(shown)
     cursor = shown[-1]["page_cursor"] if shown else None
     rows = [{name: value for name, value in row.items() if not name.startswith("page_")} for row in shown]
-    return Page(rows, list(cursor) if more and cursor is not None else None)
+    return RowPage(rows, list(cursor) if more and cursor is not None else None)
 
 
 def encoded(cursor: Sequence[str] | None) -> str | None:

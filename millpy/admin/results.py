@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP, UUID
 from sqlalchemy.sql.elements import ColumnElement
 
-from millpy.admin.pages import BYTES_MAX, Page, cut
+from millpy.admin.pages import BYTES_MAX, RowPage, cut
 from millpy.admin.queries import Admin, Row
 from millpy.errors import UsageError
 
@@ -165,7 +165,7 @@ def newest(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> list
     return _in_time(result_table, found)
 
 
-def page(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> Page:
+def page(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> RowPage:
     """Return a page of rows in the order of `newest`: the newest first, behind `wanted.after`.
 
     Raises:

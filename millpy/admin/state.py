@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from millpy.admin.pages import Page, PagedView, page_of
+from millpy.admin.pages import PagedView, RowPage, page_of
 from millpy.admin.queries import Admin, Row
 from millpy.errors import UsageError
 
@@ -62,7 +62,7 @@ def stored(admin: Admin, graph: str | None, computation: str, key: str | None, l
 
 def stored_page(
     admin: Admin, what: str, graph: str, computation: str, key: str | None, after: Sequence[str], limit: int
-) -> Page:
+) -> RowPage:
     """Return a page of what `stored` returns: of its `state`, `timers` or `windows`.
 
     Raises:

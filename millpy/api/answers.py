@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from millpy.admin.json_output import json_text
-from millpy.admin.pages import Page, PagedView, decoded, encoded, page_of
+from millpy.admin.pages import PagedView, RowPage, decoded, encoded, page_of
 from millpy.admin.queries import Admin
 from millpy.api.authentication import Caller, Viewer
 from millpy.api.database import Databases
@@ -69,7 +69,7 @@ def as_json(value: object) -> Response:
     return Response(json_text(value, indent=0), media_type="application/json")
 
 
-def shown(page: Page) -> str:
+def shown(page: RowPage) -> str:
     """Return a page as JSON."""
     return json_text({"rows": page.rows, "next": encoded(page.next)}, indent=0)
 

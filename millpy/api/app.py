@@ -9,7 +9,7 @@ from importlib.metadata import version
 from fastapi import FastAPI, Response
 from starlette.types import ASGIApp
 
-from millpy.api import actions, events, graphs, live, sessions, set_aside, sources, windows, workers
+from millpy.api import actions, dead_letters, events, graphs, live, sessions, sources, windows, workers
 from millpy.api.answers import as_json
 from millpy.api.authentication import Gate
 from millpy.api.configuration import ApiConfiguration
@@ -55,7 +55,7 @@ def create_app(configuration: ApiConfiguration) -> ASGIApp:
     app.state.gate = Gate(configuration, databases, clock)
     app.state.doctor = Doctor()
     handle_problems(app)
-    for module in (graphs, workers, sources, windows, set_aside, events, actions, sessions, live):
+    for module in (graphs, workers, sources, windows, dead_letters, events, actions, sessions, live):
         app.include_router(module.router)
     app.add_api_route("/live", is_alive, methods=["GET"], include_in_schema=False)
     return RequestLimits(app, encrypted=bool(configuration.certificate))

@@ -23,7 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Lane:
+class ConnectionLane:
     """Threads with a connection each, and a bounded queue before them.
 
     Args:
@@ -73,8 +73,8 @@ class Databases:
     """The lanes of an API."""
 
     def __init__(self, configuration: ApiConfiguration) -> None:
-        def lane(url: str, threads: int, name: str) -> Lane:
-            return Lane(Admin(url, statement_s_max=STATEMENT_S_MAX, connections_max=threads), threads, name)
+        def lane(url: str, threads: int, name: str) -> ConnectionLane:
+            return ConnectionLane(Admin(url, statement_s_max=STATEMENT_S_MAX, connections_max=threads), threads, name)
 
         self.reading = lane(configuration.reader_url, configuration.connections_max, "reading")
         self.authenticating = lane(configuration.operator_url, 1, "authenticating")

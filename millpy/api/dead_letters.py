@@ -82,7 +82,7 @@ SELECT computation, stream, reason, state, count(*) AS records, min(dead_lettere
   FROM millpy.dead_letters WHERE graph = :graph
  GROUP BY computation, stream, reason, state ORDER BY count(*) DESC, computation, stream, reason, state LIMIT 1000
 """
-router = APIRouter(tags=["set aside"])
+router = APIRouter(tags=["dead letters"])
 
 
 @router.get("/v1/graphs/{graph}/dead-letters/by-reason", responses=described(ROWS, "Groups"), response_class=Response)
