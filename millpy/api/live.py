@@ -146,14 +146,17 @@ class Hub:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._listener.close()
 
-    def connect(self) -> ViewerStream:
-        """Return a stream for a viewer.
+    def check_room(self) -> None:
+        """Check that another viewer may connect.
 
         Raises:
             ProblemError: there are VIEWERS_MAX of them.
         """
         if len(self._streams) >= VIEWERS_MAX:
             raise busy()
+
+    def connect(self) -> ViewerStream:
+        """Return a stream for a viewer, who has to be disconnected."""
         stream = ViewerStream()
         self._streams.add(stream)
         return stream
@@ -300,9 +303,10 @@ async def watch(request: Request, caller: Viewer) -> Response:
     hub = hub_of(request)
     gate: Gate = request.app.state.gate
     bearer = request.headers.get("Authorization", "").partition(" ")[2] or None
-    stream = hub.connect()
+    hub.check_room()
 
     async def chunks() -> AsyncIterator[bytes]:
+        stream = hub.connect()  # here, since a client that has gone before the first chunk does not run this block
         clock = asyncio.get_running_loop().time
         checked_at = clock()
         try:
