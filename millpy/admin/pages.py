@@ -119,7 +119,7 @@ def cut(found: Sequence[Row], limit: int) -> RowPage:
     shown = found[:limit]
     more = bool(shown) and shown[0]["page_found"] > len(shown)
     cursor = shown[-1]["page_cursor"] if shown else None
-    rows = [{name: value for name, value in row.items() if not name.startswith("page_")} for row in shown]
+    rows: list[Row] = [{name: value for name, value in row.items() if not name.startswith("page_")} for row in shown]
     return RowPage(rows, list(cursor) if more and cursor is not None else None)
 
 

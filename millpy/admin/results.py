@@ -172,7 +172,7 @@ def page(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> RowPag
         UsageError: a column is unknown, a value does not fit its type, or the table is too large for one scan.
     """
     names = [result_table.time, *(name for name in result_table.identity if name != result_table.time)]
-    keys = [column(name) for name in names]
+    keys: list[ColumnElement[Any]] = [column(name) for name in names]
     order: list[ColumnElement[Any]] = [desc(keys[0]), *map(asc, keys[1:])]
     cursor = func.jsonb_build_array(*(cast(key, Text) for key in keys)).label("page_cursor")
     chosen = _select(result_table, wanted).add_columns(cursor)

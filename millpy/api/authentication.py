@@ -126,7 +126,7 @@ class Gate:
         self, address: str, kind: str, find: Callable[[Admin, bytes], Principal | None], secret: str
     ) -> Principal:
         hashed = tokens.digest(secret[: SECRET_CHARACTERS_MAX + 1])
-        return await self._found(address, (kind, hashed), partial(find, hashed=hashed), f"the {kind} is not valid")
+        return await self._found(address, (kind, hashed), lambda admin: find(admin, hashed), f"the {kind} is not valid")
 
     async def _of_identity(self, address: str, name: str) -> Principal:
         key = ("identity", tokens.digest(name[: SECRET_CHARACTERS_MAX + 1]))

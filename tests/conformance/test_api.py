@@ -207,6 +207,24 @@ def test_a_switch_to_a_generation_that_does_not_exist_is_refused(api: ApiServer,
     assert api.post("/v1/graphs/plant/switch", admin, {"generation": 1}).json["switched"] is False
 
 
+def test_a_switch_is_made_by_an_admin_and_noted(api: ApiServer) -> None:
+    admin = api.token("Ada \\ L.", Role.ADMIN)
+    with psycopg.connect(api.database_url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO mill.graphs (name, family, generation, description)"
+            " SELECT 'plant_2', 'plant', 2, description FROM mill.graphs"
+        )
+    switched = api.post("/v1/graphs/plant/switch", admin, {"generation": 2, "anyway": True})
+    back = api.post("/v1/graphs/plant/switch", admin, {"generation": 1, "anyway": True})
+    noted = api.get("/v1/graphs/plant/events", admin, kind="switched").rows
+    with psycopg.connect(api.database_url, autocommit=True) as connection:
+        connection.execute("DELETE FROM mill.graphs WHERE generation = 2")
+
+    assert (switched.status, switched.json["before"]) == (200, 1), switched.body
+    assert (back.status, back.json["before"]) == (200, 2), back.body
+    assert [(row["detail"]["to"], row["detail"]["by"]) for row in noted] == [(1, "Ada \\ L."), (2, "Ada \\ L.")]
+
+
 def test_the_openapi_document_has_every_path_and_its_bounds(api: ApiServer) -> None:
     document = api.get("/v1/openapi.json").json
 

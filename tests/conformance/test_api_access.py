@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-import time
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +16,7 @@ import trustme
 
 from millpy.admin.queries import Admin
 from millpy.admin.tokens import SESSIONS_MAX, Role, create, revoke
+from millpy.api.authentication import KNOWN_S
 from millpy.embedded import EmbeddedPostgres
 from tests.api_server import Answer, ApiServer, running_api
 from tests.commands import millpy, millpy_json, run_millpy
@@ -123,7 +124,7 @@ def test_revoked_and_expired_tokens_and_their_sessions_end(api: ApiServer) -> No
     assert api.get("/v1/graphs", token).status == api.get("/v1/graphs", short).status == 200
 
     revoke(Admin(api.database_url), "gone")
-    time.sleep(3.2)  # what the API believes without asking again
+    threading.Event().wait(KNOWN_S + 1)  # what the API believes without asking again, and what `short` lasts
 
     assert [api.get("/v1/graphs", one).status for one in (token, short)] == [401, 401]
     assert api.send("GET", "/v1/graphs", headers=cookie).status == 401
@@ -138,7 +139,7 @@ def test_wrong_tokens_are_limited_by_address_and_lock_out_nobody_else(database: 
         assert statuses[:10] == [401] * 10
         assert set(statuses[10:]) == {429}
         assert api.get("/v1/graphs", good).status == 200
-        time.sleep(2.2)
+        threading.Event().wait(KNOWN_S + 0.2)
         assert api.get("/v1/graphs", good).status == 200
 
 

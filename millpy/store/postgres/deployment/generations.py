@@ -168,7 +168,7 @@ async def switch(
     if tables[after] and not tables[before]:
         await copy_schema_grants(connection, after.name, family)
     await _drop_if_empty(connection, after.name)
-    ((actor,),) = await all_rows(connection, statement("read_actor"))
+    ((actor,),) = await all_rows(connection, statement("read_actor"), {})
     detail = msgspec.json.encode({"from": before.generation, "to": after.generation, "by": actor})
     for graph in (before, after):
         await _tell(connection, graph.graph_id, "switched", detail)
