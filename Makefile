@@ -22,7 +22,7 @@ setup: $(STAMP) ## make .venv and install millpy with all that tests and the dem
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "millpy needs Python 3.11 or newer; try: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mqtt,http,kafka,s3,spark,service,traces,embedded,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mqtt,http,kafka,s3,spark,service,api,traces,embedded,dev]'
 	@touch $@
 
 check: lint types unit ## format, lint, types, unit and property tests: before every commit

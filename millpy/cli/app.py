@@ -14,6 +14,7 @@ from typer.exceptions import Abort, TyperException
 from millpy.admin.queries import Admin, Row
 from millpy.cli import (
     analytics,
+    api,
     archive,
     audit,
     backfill,
@@ -154,6 +155,8 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "sources": sources.sources,
         "fleet": sources.fleet,
         "doctor": doctor.doctor,
+        "api": api.api,
+        "token": api.token,
     },
     "Replay or discard": {
         "repair": repair.repair,

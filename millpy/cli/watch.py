@@ -20,9 +20,9 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
+from millpy.admin.json_output import json_text
 from millpy.admin.queries import Admin, Row
 from millpy.cli import text_table as tables
-from millpy.cli.json_output import json_text
 from millpy.cli.options import READING_S_MAX, connected_to, duration_option, graph_in, settings_of
 from millpy.cli.sections import Section, lay_out
 from millpy.clock import Clock, SystemClock
@@ -112,7 +112,8 @@ def watch_answers(
         MillError: the first look failed.
     """
     clock = SystemClock()
-    with connected_to(settings_of(database), graph, READING_S_MAX, "", kept=True) as admin, _requests() as events:
+    connection = connected_to(settings_of(database), graph, READING_S_MAX, "", connections_max=1)
+    with connection as admin, _requests() as events:
         name = graph_in(admin, graph)
         looker = _Looker(lambda: ask(admin, name), events, clock)
         state = WatchState(name, every_s, picture, clock)

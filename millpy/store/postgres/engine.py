@@ -10,22 +10,23 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.pool import NullPool, QueuePool
+from sqlalchemy.pool import NullPool
 
 from millpy.store.postgres.session import pin_transaction, plain_transactions
 from millpy.store.postgres.session_settings import ENCODING
 
 CONNECT_S_MAX = 10
+WAIT_S_MAX = 5.0
+"""Seconds to wait for a connection while all are in use."""
 
 
-def make_engine(url: str, own: Mapping[str, str] | None = None, *, kept: bool = False) -> Engine:
+def make_engine(url: str, own: Mapping[str, str] | None = None, *, connections_max: int | None = None) -> Engine:
     """Return an engine whose transactions have the pinned settings, overridden by `own`.
 
     Args:
         url: passed to libpq unchanged, because SQLAlchemy does not understand every form of it.
         own: setting -> value.
-        kept: whether one connection stays open between statements, rather than one for each statement. It is idle then,
-            without a transaction, and is replaced when it is lost.
+        connections_max: how many connections are kept and reused, and the maximum; None for a new one each time.
     """
     given = own or {}
 
@@ -42,12 +43,10 @@ def make_engine(url: str, own: Mapping[str, str] | None = None, *, kept: bool = 
             raise
         return connection
 
-    url_of_dialect = "postgresql+psycopg://"
-    if kept:
-        pool = QueuePool(connected, pool_size=1, max_overflow=0)
-        engine = create_engine(url_of_dialect, pool=pool, use_native_hstore=False)
-    else:
-        engine = create_engine(url_of_dialect, creator=connected, poolclass=NullPool, use_native_hstore=False)
+    pool: dict[str, Any] = {"poolclass": NullPool}
+    if connections_max is not None:
+        pool = {"pool_size": connections_max, "max_overflow": 0, "pool_timeout": WAIT_S_MAX, "pool_pre_ping": True}
+    engine = create_engine("postgresql+psycopg://", creator=connected, use_native_hstore=False, **pool)
 
     @event.listens_for(engine, "begin")
     def settings(connection: Connection) -> None:
