@@ -19,8 +19,24 @@ from millpy.api.problems import busy
 
 STATEMENT_S_MAX = 5.0
 WAITING_MAX = 500
+_READ = "SELECT FROM millpy.graphs LIMIT 1"
+_FOUND = "SELECT FROM mill.tokens LIMIT 1"
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def check_databases(configuration: ApiConfiguration) -> None:
+    """Ask the database once with each login, so that a wrong one is an error at the start.
+
+    Raises:
+        MillError: it cannot be reached, is not migrated, or lacks rights.
+    """
+    for url, statement in (
+        (configuration.operator_url, _FOUND),
+        (configuration.reader_url, _READ),
+        (configuration.owner_url, _READ),
+    ):
+        Admin(url, statement_s_max=STATEMENT_S_MAX).ask(statement)
 
 
 class ConnectionLane:

@@ -9,6 +9,7 @@ import uvicorn
 
 from millpy.api.app import create_app
 from millpy.api.configuration import ApiConfiguration
+from millpy.api.database import check_databases
 from millpy.api.protocol import BoundedProtocol
 from millpy.config.secrets import is_other_machine
 from millpy.errors import ConfigError
@@ -26,7 +27,9 @@ def serve_api(configuration: ApiConfiguration) -> None:
 
     Raises:
         ConfigError: the address is taken, or a file for TLS cannot be used.
+        MillError: the database cannot be reached, is not migrated, or lacks rights.
     """
+    check_databases(configuration)
     listening = _bound(*configuration.address)
     host, port = listening.getsockname()[:2]
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import socket
 import threading
@@ -159,8 +160,7 @@ def test_an_identity_comes_only_from_a_proxy_and_acts_only_with_a_session(api: A
 
 def through_proxy(api: ApiServer, method: str, path: str, headers: dict[str, str], body: object = None) -> Answer:
     """A request from 127.0.0.2, which is a reverse proxy."""
-    connection = api.connect()
-    connection.source_address = ("127.0.0.2", 0)
+    connection = http.client.HTTPConnection(api.host, api.port, timeout=30, source_address=("127.0.0.2", 0))
     data = None if body is None else json.dumps(body).encode()
     connection.request(method, path, data, {**headers, "Content-Type": "application/json"})
     answer = connection.getresponse()
@@ -216,11 +216,19 @@ def test_odd_paths_are_not_found(api: ApiServer, path: str) -> None:
 
 
 def test_oversized_requests_are_refused(api: ApiServer) -> None:
-    assert api.post(ACTIONS[0][1], body=b"x" * 2_000_001).status == 413
-    assert api.get("/v1/graphs/" + "x" * 200_000).status == 400
+    assert status_of_large(api, "POST", ACTIONS[0][1], b"x" * 2_000_001) in (413, None)
+    assert status_of_large(api, "GET", "/v1/graphs/" + "x" * 200_000) in (400, None)
     operator = api.token("large", Role.OPERATOR)
     assert api.post(ACTIONS[0][1], operator, {"ids": list(range(1, 10_002))}).status == 422
     assert api.get("/v1/graphs/plant/events", operator, limit=1_001).status == 422
+
+
+def status_of_large(api: ApiServer, method: str, path: str, body: bytes | None = None) -> int | None:
+    """The status; None if the connection was closed before all was sent."""
+    try:
+        return api.send(method, path, body=body).status
+    except ConnectionError:
+        return None
 
 
 def test_slow_clients_are_disconnected(api: ApiServer) -> None:

@@ -178,7 +178,8 @@ NEEDED = {"sql": ["SELECT 1"], "state": ["x"], "report": ["a.b"], "deploy": ["gr
           "crash-test": ["graph.py"], "test": ["x.yaml"],
           "dead-letters show": ["1"], "dead-letters replay": ["1"], "dead-letters discard": ["1"], "late show": ["1"],
           "late replay": ["1"], "late discard": ["1"], "parked release": ["x"], "parked discard": ["x"],
-          "switch": ["x", "1"], "drop": ["x"], "sources resume": ["x"], "token create": ["x"], "token revoke": ["x"]}  # fmt: skip
+          "switch": ["x", "1"], "drop": ["x"], "sources resume": ["x"],
+          "token create": ["x"], "token revoke": ["x"]}  # fmt: skip
 SPEAKS_TO_NO_DATABASE = ("init", "demo", "spark", "db", "service")
 
 
