@@ -41,7 +41,7 @@ PIECE_RECORDS = 4_096
 _INT64 = range(-(2**63), 2**63)
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _SHORT_OFFSET = re.compile(r"[^ Tt]{10}[ Tt][0-9:.]{8,}[+-][0-9]{2}")
-_SHORT_OFFSETS = re.compile(rb'[0-9][+-][0-9]{2}"')
+_SHORT_OFFSETS = re.compile(rb':[0-9.]{2,}[+-][0-9]{2}"')
 _PLAIN = (str, int, float, bool, datetime)
 
 

@@ -123,6 +123,17 @@ def test_times_with_zones_become_utc_in_bundles_of_any_size(count: int) -> None:
     assert {(r.at, r.at.utcoffset().total_seconds()) for r in found} == {(datetime(2026, 1, 1, tzinfo=UTC), 0.0)}
 
 
+@pytest.mark.parametrize("date", ["2026-01-01", "2026-01"])
+def test_a_date_is_no_time_even_if_a_time_follows_by_the_same_name(date: str) -> None:
+    class Nested(msgspec.Struct):
+        at: datetime
+        values: list[int] = []
+
+    payload = b'{"at":"%s","at":"2026-01-01T00:00:00Z"}' % date.encode()
+
+    assert [row.reason for row in decode([payload], RecordType(Nested)).refused] == ["undecodable"]
+
+
 def test_classes_with_custom_rules_never_use_the_fast_path() -> None:
     class Renamed(msgspec.Struct, rename="camel"):
         some_x: int
