@@ -11,7 +11,7 @@ PROSE := millpy services migrations tests docs examples benchmarks compose .ci *
 STORE_TESTS := postgres_commit postgres_results postgres_store histories rights roles schema search_path statements views windowed_tables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test docs docs-setup store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
+.PHONY: help setup check lint format types unit test api-fuzz docs docs-setup store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w1-early bench-join bench-formats bench-late bench-w2 bench-w2b bench-w3 bench-http bench-kafka bench-outbox bench-cdc bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-soak
 
 help: ## show this list
@@ -22,7 +22,7 @@ setup: $(STAMP) ## make .venv and install millpy with all that tests and the dem
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "millpy needs Python 3.11 or newer; try: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mqtt,http,kafka,s3,spark,service,traces,embedded,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mqtt,http,kafka,s3,spark,service,api,traces,embedded,dev]'
 	@touch $@
 
 check: lint types unit ## format, lint, types, unit and property tests: before every commit
@@ -81,6 +81,11 @@ foreign-settings: $(STAMP) ## each setting that a DBA may have made, singly, for
 
 fuzz: $(STAMP) ## an hour of payloads as nobody should send them; MINUTES=n for less
 	FUZZ_MINUTES=$(or $(MINUTES),60) $(PYTEST) -q -n 3 --dist loadfile tests/fuzz
+
+api-fuzz: $(STAMP) ## requests made from the API's OpenAPI document, half by schemathesis: no 5xx; MINUTES=5
+	$(PYTHON) -m venv build/schemathesis && build/schemathesis/bin/pip install -q 'schemathesis>=4,<5'
+	FUZZ_MINUTES=$(or $(MINUTES),5) $(PYTEST) -q tests/fuzz/test_api_fuzz.py
+	$(BIN)/python -m tests.fuzz.api_run --schemathesis build/schemathesis/bin/schemathesis --minutes $(or $(MINUTES),5)
 
 crash-long: $(STAMP) ## random SIGKILLs of three workers under a steady load; MINUTES=10 KILLS=200 RATE=5000
 	$(BIN)/python -m tests.crash.long_run --minutes $(or $(MINUTES),10) --kills $(or $(KILLS),200) --rate $(or $(RATE),5000)

@@ -20,6 +20,7 @@ NAMES = frozenset(
         "reader_database_url",
         "mqtt_url",
         "fleet_mqtt_url",
+        "grafana_password",
     ]
 )
 
@@ -40,6 +41,7 @@ def made(directory: Path) -> list[Path]:
         "reader_database_url": f"postgresql://millpy_reader:{secrets.token_hex(24)}@postgres/millpy?sslmode=disable",
         "mqtt_url": f"mqtt://millpy:{secrets.token_hex(24)}@mosquitto:1883",
         "fleet_mqtt_url": f"mqtt://fleet:{secrets.token_hex(24)}@mosquitto:1883",
+        "grafana_password": secrets.token_hex(24),
     }
     missing = [directory / name for name in texts if not (directory / name).exists()]
     if (directory / "postgres_password") not in missing:

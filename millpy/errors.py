@@ -2,7 +2,7 @@
 
     MillError
     ├── UsageError            fix the program        GraphError · SchemaError · TimerError · BrokenFileError
-    │   └── ConfigError          NotMigratedError
+    │   └── ConfigError          NotMigratedError · RightsError
     ├── OwnershipError        drop work, re-acquire  LeaseExpiredError · StaleSequencerError
     ├── TransientError        back off, then retry   StoreUnavailableError · SourceUnavailableError
     │   │                                            · SinkUnavailableError · MessagesRefusedError
@@ -57,6 +57,10 @@ class ConfigError(UsageError):
 
 class NotMigratedError(ConfigError):
     """The database lacks the tables of millpy, or has those of another version."""
+
+
+class RightsError(ConfigError):
+    """The login, or the role under which a query runs, may not do this in the database."""
 
 
 class BrokenFileError(UsageError):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WAIT_S_MAX = 60
+ROWS = 30
 CODES = re.compile(rb"\x1b\[(\??)([0-9;]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
 
 
@@ -32,7 +33,7 @@ class Terminal:
         self, command: Sequence[str], *, cwd: Path, environment: Mapping[str, str] | None = None, columns: int = 100
     ) -> None:
         self._ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
         own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
         self.process = subprocess.Popen(
             command, cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
@@ -78,6 +79,10 @@ def seen(written: bytes) -> list[str]:
             lines += [""] * (row + 1 - len(lines))
         elif code == b"A":
             row = max(0, row - int(numbers or 1))
+        elif code == b"H":
+            wanted = int((numbers or b"1").split(b";")[0]) - 1
+            row, column = max(0, len(lines) - ROWS) + wanted, 0
+            lines += [""] * (row + 1 - len(lines))
         elif code == b"K":
             lines[row] = "" if numbers == b"2" else lines[row][:column]
         else:

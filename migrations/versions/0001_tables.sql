@@ -621,3 +621,29 @@ CREATE TABLE mill.table_slots (
     slot     text COLLATE "C" NOT NULL,
     PRIMARY KEY (graph_id, source, slot)
 );
+
+-- Who may use the API. A row without a hash is an identity that a reverse proxy vouches for. The hash is a plain SHA-256:
+-- a token is 32 random bytes, which no dictionary has and no search finds, so a slow hash with salt would add nothing.
+CREATE TABLE mill.tokens (
+    token_id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name          text NOT NULL CHECK (name <> ''),
+    hash          bytea UNIQUE CHECK (octet_length(hash) = 32),
+    role          text NOT NULL CHECK (role IN ('viewer', 'operator', 'admin')),
+    database_role text CHECK (database_role <> 'none'),  -- set_config would take none for the login itself
+    created_by    text NOT NULL DEFAULT session_user,
+    created_at    timestamptz NOT NULL DEFAULT now(),
+    expires_at    timestamptz,  -- null for a token without an end
+    revoked_at    timestamptz,
+    used_on       date,  -- the last day, by UTC
+    CHECK (database_role IS NULL OR role = 'viewer')
+);
+CREATE UNIQUE INDEX tokens_name ON mill.tokens (name) WHERE revoked_at IS NULL;
+
+-- The sessions of browsers, each made from a token. The hash is that of the cookie.
+CREATE TABLE mill.sessions (
+    hash       bytea PRIMARY KEY CHECK (octet_length(hash) = 32),
+    token_id   bigint NOT NULL REFERENCES mill.tokens ON DELETE CASCADE,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    expires_at timestamptz NOT NULL
+);
+CREATE INDEX sessions_token ON mill.sessions (token_id, created_at);

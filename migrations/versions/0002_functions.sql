@@ -19,6 +19,10 @@ RETURN CASE WHEN p_moment = timestamptz '-infinity' THEN -4611686018427387904
             ELSE (extract(epoch FROM p_moment) * 1000000)::bigint
        END;
 
+-- Who requests something: the name that the API has set for its transaction, otherwise the login.
+CREATE FUNCTION mill.actor() RETURNS text LANGUAGE sql STABLE
+RETURN coalesce(nullif(current_setting('millpy.actor', true), ''), session_user::text);
+
 -- Tells whether a worker's lease has not expired, on the server's clock. A deadline further away than any lease was
 -- set before the clock was set back; such a lease would keep a dead worker's intervals from the others until the clock
 -- catches up, so it does not count.

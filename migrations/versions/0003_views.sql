@@ -6,6 +6,10 @@ CREATE SCHEMA millpy;
 CREATE VIEW millpy.graphs AS
 SELECT name AS graph, family, generation, name = family AS current, version, deployed_at FROM mill.graphs;
 
+-- Each graph as deployed. `channel` is that on which its workers notify each other.
+CREATE VIEW millpy.descriptions AS
+SELECT name AS graph, 'millpy_' || graph_id AS channel, description FROM mill.graphs;
+
 -- The status views of result tables read this. They have their caller's rights, so that row-level security holds there
 -- too; therefore every role may read this view.
 CREATE VIEW millpy.input_watermarks AS SELECT interval_id, input_watermark, horizon_floor FROM mill.intervals;
@@ -304,7 +308,7 @@ SELECT g.name AS graph, a.table_name AS result_table, mill.moment(a.hour) AS hou
   FROM mill.audits AS a JOIN mill.graphs AS g USING (graph_id);
 
 CREATE VIEW millpy.events AS
-SELECT g.name AS graph, e.at, e.kind, e.detail FROM mill.events AS e JOIN mill.graphs AS g USING (graph_id);
+SELECT g.name AS graph, e.at, e.kind, e.detail, e.event_id FROM mill.events AS e JOIN mill.graphs AS g USING (graph_id);
 
 -- The entry that holds back an interval's watermark: its oldest window, timer, hold or parked record.
 CREATE FUNCTION mill.oldest_entry(p_interval bigint)
@@ -555,7 +559,7 @@ CREATE FUNCTION millpy.replay_dead_letters(p_ids bigint[], p_into_window boolean
 RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH requested AS (
         UPDATE mill.dead_letters
-           SET state = 'requested', state_at = now(), into_window = p_into_window, requested_by = session_user,
+           SET state = 'requested', state_at = now(), into_window = p_into_window, requested_by = mill.actor(),
                why = left(coalesce(p_why, ''), 1000)
          WHERE dead_letter_id = ANY (p_ids) AND state = 'open' AND stream <> ''
         RETURNING interval_id
@@ -580,7 +584,7 @@ CREATE FUNCTION millpy.replay_late_records(p_ids bigint[]) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH requested AS (
         UPDATE mill.late_records
-           SET state = 'requested', state_at = now(), into_window = false, requested_by = session_user, why = '', detail = '',
+           SET state = 'requested', state_at = now(), into_window = false, requested_by = mill.actor(), why = '', detail = '',
                recomputed = NULL
          WHERE late_record_id = ANY (p_ids) AND state = 'open' AND whole
         RETURNING interval_id
@@ -601,7 +605,7 @@ RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
         SELECT DISTINCT ON (id) id, recomputed FROM unnest(p_ids, p_recomputed) AS a (id, recomputed) ORDER BY id
     ), requested AS (
         UPDATE mill.late_records AS l
-           SET state = 'requested', state_at = now(), into_window = true, requested_by = session_user,
+           SET state = 'requested', state_at = now(), into_window = true, requested_by = mill.actor(),
                why = left(coalesce(p_why, ''), 1000), detail = '', recomputed = a.recomputed
           FROM asked AS a
          WHERE l.late_record_id = a.id AND l.state = 'open' AND l.window_start IS NOT NULL
@@ -698,7 +702,7 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
         RETURNING p.graph_id
     ), noted AS (
         INSERT INTO mill.events (graph_id, kind, detail)
-        SELECT graph_id, 'resumed', jsonb_build_object('stream', p_stream, 'partitions', count(*)) FROM resumed GROUP BY graph_id
+        SELECT graph_id, 'resumed', jsonb_build_object('stream', p_stream, 'partitions', count(*), 'by', mill.actor()) FROM resumed GROUP BY graph_id
     ), notified AS (
         SELECT pg_notify('millpy_' || graph_id, 'resume') FROM (SELECT DISTINCT graph_id FROM resumed) AS graphs
     )
@@ -818,8 +822,8 @@ SELECT p.graph, p.computation, m.key, w.records, NULL, m.since, 'refused', m.why
 CREATE FUNCTION mill.request_release(p_graph text, p_computation text, p_key text, p_discards boolean) RETURNS bigint
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH requested AS (
-        INSERT INTO mill.releases (interval_id, key, ticket, discards)
-        SELECT k.interval_id, k.key, k.ticket, p_discards
+        INSERT INTO mill.releases (interval_id, key, ticket, discards, requested_by)
+        SELECT k.interval_id, k.key, k.ticket, p_discards, mill.actor()
           FROM millpy.parked AS k
          WHERE k.graph = p_graph AND k.computation = p_computation AND NOT k.requested
            AND (p_key IS NULL OR k.key = p_key OR k.key = to_json(p_key)::text)
@@ -1149,7 +1153,7 @@ BEGIN
         SELECT found.graph_id, found.name,
                CASE WHEN count(*) = 1 THEN min(part::text) ELSE jsonb_agg(part ORDER BY place)::text END,
                mill.instant((old_row ->> 'window_start')::timestamptz), mill.instant((old_row ->> 'window_end')::timestamptz),
-               old_row, new_row, p_why, session_user
+               old_row, new_row, p_why, mill.actor()
           FROM jsonb_array_elements(found.key_columns) WITH ORDINALITY AS k (c, place)
          CROSS JOIN LATERAL (  -- a key has bytes as base64
                SELECT CASE WHEN c ->> 1 = 'bytea'

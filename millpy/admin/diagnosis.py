@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -87,18 +88,30 @@ class Facts:
     disconnected: list[Row] = field(default_factory=list)
 
 
-def read_facts(url: str, clock: Clock) -> Facts:
+def read_facts(
+    url: str, clock: Clock, *, statement_s_max: float = STATEMENT_S_MAX, examine_pooler: bool = True
+) -> Facts:
     """Read the facts about a database.
+
+    Args:
+        url: the database.
+        clock: the clock of this machine.
+        statement_s_max: the seconds after which a statement is cancelled.
+        examine_pooler: whether to open further connections where a pooler is, to find out how it shares them.
 
     Raises:
         ConfigError, StoreUnavailableError: the database cannot be reached, or stops answering.
     """
     try:
         try:
-            return _looked(url, clock, _pinned)
+            facts = _looked(url, clock, partial(_pinned, statement_s_max))
         except psycopg.errors.ProtocolViolation:
             # A pool in statement mode refuses transactions, so nothing can be set before a statement.
-            return _looked(url, clock, lambda _: nullcontext())
+            facts = _looked(url, clock, lambda _: nullcontext())
+        if examine_pooler and facts.client_pid != facts.server["backend_pid"]:
+            facts.pools_transactions = pooler_shares(url)
+            facts.pool_spares = 0 if facts.pools_transactions else count_connections(url, CONNECTIONS_PER_WORKER)
+        return facts
     except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
         if error.sqlstate is None:
             raise connect_error(error) from error
@@ -110,18 +123,14 @@ def _looked(
 ) -> Facts:
     with _connected(url) as connection:
         with settings(connection):
-            facts = _look(connection, clock)
-        if facts.client_pid != facts.server["backend_pid"]:
-            facts.pools_transactions = pooler_shares(url)
-            facts.pool_spares = 0 if facts.pools_transactions else count_connections(url, CONNECTIONS_PER_WORKER)
-        return facts
+            return _look(connection, clock)
 
 
 @contextmanager
-def _pinned(connection: psycopg.Connection[Row]) -> Iterator[None]:
+def _pinned(statement_s_max: float, connection: psycopg.Connection[Row]) -> Iterator[None]:
     """Keep all statements in one transaction: behind a pool, a later statement may run in another server process."""
     with connection.transaction():
-        pin_transaction(connection, {"statement_timeout": f"{STATEMENT_S_MAX}s"})
+        pin_transaction(connection, {"statement_timeout": f"{int(statement_s_max * 1000)}ms"})
         yield
 
 

@@ -96,7 +96,8 @@ def describe(kind: str, detail: Mapping[str, Any], computations: Mapping[int, st
         case "paused":
             return f"source {detail['stream']} ({detail['partition']}) paused: {detail['reason']}"
         case "resumed":
-            return f"source {detail['stream']} resumed ({_counted(detail['partitions'], 'partition')})"
+            partitions = _counted(detail["partitions"], "partition")
+            return f"{detail['by']} resumed source {detail['stream']} ({partitions})"
         case "dead_lettered":
             whose = detail["computation"]
             return f"{_records(detail)} of {whose} dead-lettered ({detail['reason']}): {detail['detail']}"
@@ -112,6 +113,10 @@ def _describe_other(kind: str, detail: Mapping[str, Any]) -> str:
     if kind == "audit_differs":
         differ = f"{_counted(detail['differences'], 'row')} of {detail['table']}"
         return f"audit: {differ} in {_counted(detail['hours'], 'hour')} from {detail['first_hour']} on"
+    if kind == "requested":
+        into = " into their windows" if detail.get("into_window") else ""
+        why = f": {detail['why']}" if detail["why"] else ""
+        return f"{detail['by']} requested: {detail['action']}{into} {detail['count']} {detail['of']}{why}"
     if kind == "repaired":
         done = ", ".join(f"{detail[what]} {what}" for what in ("replaced", "added", "deleted"))
         return f"{detail['by']} repaired {detail['table']}: {done}"
@@ -139,7 +144,7 @@ def _describe_change(kind: str, detail: Mapping[str, Any]) -> str:
         since = f"; from watermark {reached}" if reached else ""
         return f"version {detail['version']}: {'; '.join(detail['changes'])}{since}"
     if kind == "switched":
-        return f"generation {detail['to']} is the current one; before it was {detail['from']}"
+        return f"{detail['by']} made generation {detail['to']} the current one; before it was {detail['from']}"
     if kind == "rows_expired":
         dropped = f"{_counted(detail['partitions'], 'partition')} with {_counted(detail['rows'], 'row')}"
         return f"{detail['table']}: dropped {dropped}, from {detail['from']} to {detail['to']}"

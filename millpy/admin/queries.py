@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
 from typing import Any, cast
 
 import psycopg
-from sqlalchemy import Executable, event, text
+from sqlalchemy import Connection, Executable, event, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from millpy.admin.loaders import load_any_value
 from millpy.admin.sql import answer
 from millpy.config.database_url import unreadable_url_error
-from millpy.errors import ConfigError, MillError, StoreUnavailableError, UsageError
+from millpy.errors import ConfigError, MillError, RightsError, StoreUnavailableError, UsageError
 from millpy.model.time import Instant
 from millpy.store.archive.reader import ListedFile
 from millpy.store.postgres.engine import make_engine
@@ -37,7 +40,7 @@ SELECT path, partitions, (extract(epoch FROM first_event_time) * 1000000)::bigin
   FROM millpy.archive_files WHERE graph = :graph AND archive = :archive ORDER BY path
 """
 # The view counts late records and dead letters by stream, and shows each count in every partition of the stream.
-FLEET = """
+DEVICES = """
 SELECT device, max(last_event_time) AS last_event_time, min(lag) AS lag, max(silent_since) AS silent_since,
        min(silent_for) AS silent_for, sum(rate) AS rate, sum(records)::bigint AS records,
        sum(duplicates)::bigint AS duplicates, max(late) AS late, max(dead_letters) AS dead_letters, graph, stream,
@@ -46,8 +49,8 @@ SELECT device, max(last_event_time) AS last_event_time, min(lag) AS lag, max(sil
  WHERE CAST(:graph AS text) IS NULL OR graph = :graph
  GROUP BY graph, stream, device, key
 HAVING min(silent_for) >= make_interval(secs => :silent_s)
- ORDER BY silent_since, key LIMIT :rows_max
 """
+FLEET = DEVICES + " ORDER BY silent_since, key LIMIT :rows_max"
 
 SILENCES = """
 SELECT graph, computation, count(*) AS silent_devices, min(last_event_time) AS silent_since,
@@ -76,14 +79,28 @@ class Admin:
     Args:
         database_url: a URL that libpq takes.
         statement_s_max: the seconds after which a statement is cancelled; None for no limit.
+        connections_max: how many connections are kept and reused, and the maximum; None for one for each statement.
     """
 
-    def __init__(self, database_url: str, *, statement_s_max: float | None = None) -> None:
+    def __init__(
+        self, database_url: str, *, statement_s_max: float | None = None, connections_max: int | None = None
+    ) -> None:
         self.url = database_url
+        self._role: str | None = None
         self._limited = statement_s_max is not None
         own = {"statement_timeout": str(int((statement_s_max or 0) * 1000))}  # 0 is no limit
-        self._engine = make_engine(database_url, own)
+        self._engine = make_engine(database_url, own, connections_max=connections_max)
         event.listen(self._engine, "connect", lambda connection, _: load_any_value(connection))
+
+    def acting_as(self, role: str | None) -> Admin:
+        """Return the same database, with statements that run under another role; None for the login's."""
+        other = copy(self)
+        other._role = role
+        return other
+
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        self._engine.dispose()
 
     def graphs(self) -> list[str]:
         """Return the names of the deployed graphs."""
@@ -218,12 +235,32 @@ class Admin:
         return self._execute(text(statement), parameters, commit=commit)
 
     def _execute(self, statement: Executable, parameters: Mapping[str, Any], *, commit: bool) -> list[Row]:
+        with self._connected(commit=commit) as connection:
+            result = connection.execute(statement, parameters)
+            return [dict(row) for row in result.mappings()]
+
+    @contextmanager
+    def transaction(self) -> Iterator[Callable[..., list[Row]]]:
+        """Yield a function that runs statements like `change`; the block is one transaction, and an error undoes it."""
+        with self._connected(commit=True) as connection:
+
+            def run(statement: str, **parameters: Any) -> list[Row]:
+                return [dict(row) for row in connection.execute(text(statement), parameters).mappings()]
+
+            yield run
+
+    @contextmanager
+    def _connected(self, *, commit: bool) -> Iterator[Connection]:
         try:
             with self._engine.begin() if commit else self._engine.connect() as connection:
-                result = connection.execute(statement, parameters)
-                return [dict(row) for row in result.mappings()]
-        except DBAPIError as error:
-            raise self._translated(error) from None
+                if self._role is not None:
+                    connection.execute(text("SELECT set_config('role', :role, true)"), {"role": self._role})
+                yield connection
+        except (DBAPIError, psycopg.Error) as error:
+            wrapped = error if isinstance(error, DBAPIError) else DBAPIError(None, None, error)
+            raise self._translated(wrapped) from None
+        except PoolTimeoutError:
+            raise StoreUnavailableError("too many queries at once", hint="try again in some seconds") from None
 
     def _translated(self, error: DBAPIError) -> MillError:
         if getattr(error.orig, "sqlstate", None) == CANCELLED and not self._limited:  # an administrator did, or a limit
@@ -255,7 +292,7 @@ def _translated(error: DBAPIError) -> MillError:
     if state == CANCELLED:
         return UsageError("the query takes too long", hint="ask for less: give a key, or a span of time")
     if state == NO_RIGHTS:
-        return ConfigError(f"missing rights: {_first_line(error)}", hint=RIGHTS_HINT)
+        return RightsError(f"missing rights: {_first_line(error)}", hint=RIGHTS_HINT)
     if not state or state.startswith(REFUSED_BY_POOL):
         if isinstance(error.orig, psycopg.ProgrammingError):
             return unreadable_url_error()

@@ -19,14 +19,18 @@ from sqlalchemy import (
     cast,
     column,
     desc,
+    func,
     literal,
+    literal_column,
     or_,
     select,
     table,
+    tuple_,
 )
 from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP, UUID
 from sqlalchemy.sql.elements import ColumnElement
 
+from millpy.admin.pages import BYTES_MAX, RowPage, cut
 from millpy.admin.queries import Admin, Row
 from millpy.errors import UsageError
 
@@ -102,6 +106,12 @@ class DeployedTable:
             raise UsageError(f"{self.graph}.{self.name} has no column {name!r}", hint=f"it has: {', '.join(types)}")
         return types[name]
 
+    def type_in_order(self, name: str) -> Any:
+        """Return the type of a column of `identity` or of `time`."""
+        if name in ("window_start", "window_end", "event_time"):
+            return TIMESTAMP(timezone=True)
+        return BigInteger() if name in ("interval_id", "bundle", "ordinal") else _TYPES[self.type_of(name)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFilter:
@@ -111,12 +121,15 @@ class RowFilter:
         values: column -> value, as text that PostgreSQL reads.
         start, end: times as text that PostgreSQL reads; empty for no bound.
         final: whether the rows must be final, or must not be; None for both.
+        after: only rows behind this one in the order of `newest`: its time, then its other identifying columns, as
+            text; empty for all.
     """
 
     values: Mapping[str, str]
     start: str = ""
     end: str = ""
     final: bool | None = None
+    after: Sequence[str] = ()
     limit: int
 
 
@@ -150,6 +163,38 @@ def newest(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> list
     selected = _select(result_table, wanted, "_live" if live else "_status")
     found = admin.select(selected.order_by(*order).limit(wanted.limit))
     return _in_time(result_table, found)
+
+
+def page(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> RowPage:
+    """Return a page of rows in the order of `newest`: the newest first, behind `wanted.after`.
+
+    Raises:
+        UsageError: a column is unknown, a value does not fit its type, or the table is too large for one scan.
+    """
+    names = [result_table.time, *(name for name in result_table.identity if name != result_table.time)]
+    keys: list[ColumnElement[Any]] = [column(name) for name in names]
+    order: list[ColumnElement[Any]] = [desc(keys[0]), *map(asc, keys[1:])]
+    cursor = func.jsonb_build_array(*(cast(key, Text) for key in keys)).label("page_cursor")
+    chosen = _select(result_table, wanted).add_columns(cursor)
+    if wanted.after:
+        if len(wanted.after) != len(names):
+            raise UsageError("the cursor belongs to another table", hint="begin without a cursor")
+        last = [
+            cast(literal(text, Text), result_table.type_in_order(name))
+            for name, text in zip(names, wanted.after, strict=True)
+        ]
+        chosen = chosen.where(or_(keys[0] < last[0], and_(keys[0] == last[0], tuple_(*keys[1:]) > tuple_(*last[1:]))))
+    rows = chosen.order_by(*order).limit(wanted.limit + 1).subquery("page rows")
+    over: dict[str, Any] = {"order_by": [desc(rows.c[names[0]]), *(asc(rows.c[name]) for name in names[1:])]}
+    size = func.octet_length(cast(literal_column('"page rows"'), Text))
+    numbered = select(
+        *rows.c,
+        func.row_number().over(**over).label("page_row"),
+        func.count().over().label("page_found"),
+        func.sum(size).over(**over).label("page_bytes"),
+    ).subquery("numbered")
+    kept = or_(numbered.c.page_row == 1, numbered.c.page_bytes <= BYTES_MAX)
+    return cut(admin.select(select(*numbered.c).where(kept).order_by(numbered.c.page_row)), wanted.limit)
 
 
 def progress(admin: Admin, result_table: DeployedTable) -> dict[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from millpy.admin.pages import PagedView, RowPage, page_of
 from millpy.admin.queries import Admin, Row
 from millpy.errors import UsageError
 
@@ -28,6 +29,14 @@ STATEMENTS = {
     what: " ".join([selected, _OF_KEY, "ORDER BY", order, "LIMIT :rows_max"])
     for what, (selected, order) in _SELECTED.items()
 }
+PAGES = {
+    what: PagedView(source=" ".join(["(", _SELECTED[what][0], _OF_KEY, ")"]), order=order)
+    for what, order in {
+        "state": {"key": "text", "cell": "text", "subkey": "text"},
+        "timers": {"fires_at": "timestamptz", "key": "text", "time_domain": "text", "timer": "text"},
+        "windows": {"window_start": "timestamptz", "window_end": "timestamptz", "key": "text"},
+    }.items()
+}
 
 
 def stored(admin: Admin, graph: str | None, computation: str, key: str | None, limit: int) -> Mapping[str, list[Row]]:
@@ -49,6 +58,19 @@ def stored(admin: Admin, graph: str | None, computation: str, key: str | None, l
         what: admin.ask(statement, intervals=intervals, keys=keys, rows_max=limit)
         for what, statement in STATEMENTS.items()
     }
+
+
+def stored_page(
+    admin: Admin, what: str, graph: str, computation: str, key: str | None, after: Sequence[str], limit: int
+) -> RowPage:
+    """Return a page of what `stored` returns: of its `state`, `timers` or `windows`.
+
+    Raises:
+        UsageError: the graph has no such computation.
+    """
+    keys = None if key is None else _spellings(key)
+    intervals = _intervals(admin, graph, computation)
+    return page_of(admin, PAGES[what], wanted={}, after=after, limit=limit, intervals=intervals, keys=keys)
 
 
 def _intervals(admin: Admin, graph: str | None, computation: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The command line: the app and its two short commands; every other command has a module in `millpy.cli`."""
+"""The command line: the app and a short command; every other command has a module in `millpy.cli`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typer.exceptions import Abort, TyperException
 from millpy.admin.queries import Admin, Row
 from millpy.cli import (
     analytics,
+    api,
     archive,
     audit,
     backfill,
@@ -38,6 +39,7 @@ from millpy.cli import (
     spark,
     sql,
     state,
+    status,
     transcripts,
     windows,
 )
@@ -80,29 +82,6 @@ def _main(
     ] = False,
 ) -> None:
     """Handle the options before a command."""
-
-
-@handle_errors
-def status(graph: GraphArgument = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
-    """Show workers, source partitions, sinks, the accounting, injected records that wait, and silent devices."""
-
-    def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
-        found: dict[str, list[Row]] = {
-            "workers": admin.workers(name),
-            "sources": admin.sources(name),
-            "accounting": admin.accounting(name),
-        }
-        if sinks := admin.sinks(name):
-            found["sinks"] = sinks
-        if injections := admin.injections(name):
-            found["injections"] = injections
-        silences = admin.silences(name)
-        if as_json:
-            return {**found, "silences": silences}
-        lines: list[Row] = [{**row, "longest_silent": ", ".join(row["longest_silent"])} for row in silences]
-        return {**found, "silences": lines} if lines else found
-
-    show(graph, database, as_json, ask)
 
 
 @handle_errors
@@ -169,13 +148,15 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "state": state.state,
     },
     "Monitor it": {
-        "status": status,
+        "status": status.status,
         "graphs": generations.graphs,
         "watermarks": watermarks,
         "events": events.events,
         "sources": sources.sources,
         "fleet": sources.fleet,
         "doctor": doctor.doctor,
+        "api": api.api,
+        "token": api.token,
     },
     "Replay or discard": {
         "repair": repair.repair,

@@ -12,8 +12,8 @@ import typer
 
 from millpy.admin.corrections import correct as correct_row
 from millpy.admin.corrections import corrections as list_corrections
+from millpy.admin.json_output import json_text
 from millpy.cli import text_table as tables
-from millpy.cli.json_output import json_text
 from millpy.cli.options import (
     DatabaseOption,
     GraphArgument,

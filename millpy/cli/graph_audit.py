@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from millpy.admin.audits import described, dropped_before, may_record, record_hours, tables_of
 from millpy.admin.corrections import corrected_windows
+from millpy.admin.json_output import json_text
 from millpy.admin.queries import Admin, Row
-from millpy.cli.json_output import json_text
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError, StoreUnavailableError, TableSwitchedError, UsageError
 from millpy.model.changed_meaning import changed_since

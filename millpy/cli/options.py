@@ -13,9 +13,9 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
+from millpy.admin.json_output import json_text
 from millpy.admin.queries import Admin, Row
 from millpy.cli import text_table as tables
-from millpy.cli.json_output import json_text
 from millpy.config.durations import EXAMPLES, parse_duration
 from millpy.config.settings import Settings, configure_logging
 from millpy.embedded import NO_SPACE_HINT
@@ -113,6 +113,8 @@ def connected_to(
     graph: str | None,
     statement_s_max: float | None = None,
     doing: str = "querying the database",
+    *,
+    connections_max: int | None = None,
 ) -> Iterator[Admin]:
     """Connect to the configured database, or to the embedded one of a graph's file.
 
@@ -121,11 +123,16 @@ def connected_to(
         graph: the graph's file or name.
         statement_s_max: the seconds after which a statement is cancelled.
         doing: the text on the status line inside the block; empty for none.
+        connections_max: how many connections are kept and reused; None for one for each statement.
     """
     from millpy.process.launcher import database as connected  # imported here: --help does not need it
 
     with connected(settings, graph, create=False) as url, working(doing) if doing else nullcontext():
-        yield Admin(url, statement_s_max=statement_s_max)
+        admin = Admin(url, statement_s_max=statement_s_max, connections_max=connections_max)
+        try:
+            yield admin
+        finally:
+            admin.close()
 
 
 def graph_in(admin: Admin, graph: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""`millpy service files`: write alert rules, the manifests of Kubernetes and the template of systemd to a directory."""
+"""`millpy service files`: write alert rules, dashboards, manifests for Kubernetes and a template for systemd."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ FILES = (
     "kubernetes/kustomization.yaml",
     "kubernetes/migration.yaml",
     "kubernetes/worker.yaml",
+    "monitoring/dashboards/overview.json",
+    "monitoring/dashboards/sources-and-sinks.json",
+    "monitoring/dashboards/windows.json",
+    "monitoring/dashboards/workers.json",
     "systemd/millpy@.service",
 )
 
@@ -25,7 +29,7 @@ def files(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where to write; it is made if needed.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Write alert rules for Prometheus, manifests for Kubernetes and a template for systemd to a directory.
+    """Write alert rules, dashboards for Grafana, manifests for Kubernetes and a template for systemd to a directory.
 
     The files are examples: change them as you like. A file that is there and differs is not overwritten, and nothing is
     written then.

@@ -21,6 +21,9 @@ from millpy.cli.options import (
     settings_of,
     show,
 )
+from millpy.cli.sections import Section
+from millpy.cli.status import named_once, source_section
+from millpy.cli.watch import EveryOption, Look, WatchOption, interval_of, watch_answers
 from millpy.errors import UsageError
 
 sources = typer.Typer(help="List the source partitions, and resume paused ones.", no_args_is_help=True)
@@ -28,9 +31,27 @@ sources = typer.Typer(help="List the source partitions, and resume paused ones."
 
 @sources.command("list")
 @handle_errors
-def list_sources(graph: GraphArgument = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
-    """List the partitions of all sources, and why some are paused."""
-    show(graph, database, as_json, lambda admin, name: {"sources": admin.sources(name)})
+def list_sources(
+    graph: GraphArgument = None,
+    watch: WatchOption = False,
+    every_s: EveryOption = None,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the partitions of all sources, and why some are paused or disconnected."""
+    every = interval_of(watch, every_s)
+    if every is None:
+        show(graph, database, as_json, _listed)
+    else:
+        watch_answers(graph, database, every, _listed, _picture, as_json=as_json)
+
+
+def _listed(admin: Admin, name: str | None) -> dict[str, list[Row]]:
+    return {"sources": admin.sources(name)}
+
+
+def _picture(now: Look, before: Look | None) -> list[Section]:
+    return named_once([source_section(now, before)])
 
 
 @sources.command("resume")

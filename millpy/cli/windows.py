@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from millpy.admin.empty_table import why_empty
+from millpy.admin.json_output import json_text
 from millpy.admin.queries import Admin, Row
 from millpy.admin.results import DeployedTable, RowFilter, newest, progress, result_tables, written_since
 from millpy.cli import text_table as tables
-from millpy.cli.json_output import json_text
 from millpy.cli.options import (
     READING_S_MAX,
     DatabaseOption,

@@ -5,6 +5,13 @@ MILLPY_DATABASE_PASSWORD   its password, if the URL has none; …_FILE names a f
 MILLPY_READER_DATABASE_URL the same database as a role that only reads, for `millpy analytics`; also as …_FILE
 MILLPY_HTTP                the address at which a service serves health and metrics (127.0.0.1:8080)
 MILLPY_LEASE_S             the lease of a worker, in seconds
+MILLPY_OWNER_DATABASE_URL  the same database as its owner, for `millpy api` to switch generations; also as …_FILE
+MILLPY_API                 the address of the API (127.0.0.1:8090)
+MILLPY_API_CERTIFICATE     a file with the API's certificate, and MILLPY_API_KEY the file with its key, for TLS
+MILLPY_API_CONNECTIONS_MAX connections to the database that read for all users of the API together (4)
+MILLPY_API_SESSION_S       seconds after which a session of the page ends (43200)
+MILLPY_API_PROXIES         addresses or networks of reverse proxies, with commas
+MILLPY_API_IDENTITY_HEADER the header in which these proxies name the user
 MILLPY_LOG_LEVEL           debug, info (default), warning, error
 MILLPY_LOG_FORMAT          console (default) or json
 MILLPY_ARCHIVE             the directory or the URL of an object store into which an archiver writes
@@ -41,6 +48,7 @@ PREFIX = "MILLPY_"
 DATABASE_URL = PREFIX + "DATABASE_URL"
 DATABASE_PASSWORD = PREFIX + "DATABASE_PASSWORD"
 READER_URL = PREFIX + "READER_DATABASE_URL"
+OWNER_URL = PREFIX + "OWNER_DATABASE_URL"
 _ALIASES = {"lease_s": "lease_ttl_s"}
 
 
@@ -56,6 +64,13 @@ class Settings(BaseSettings):
     archive_every_s: float = Field(default=10.0, ge=0)
     archive_kept_s: float | None = Field(default=None, ge=0)
     archive_compact_after_s: float = Field(default=3600.0, ge=0)
+    api: str = "127.0.0.1:8090"
+    api_certificate: str = ""
+    api_key: str = ""
+    api_connections_max: int = Field(default=4, ge=1, le=100)
+    api_session_s: float = Field(default=43_200.0, gt=0, le=31_536_000)
+    api_proxies: str = ""
+    api_identity_header: str = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
 
@@ -180,6 +195,7 @@ def _refuse_misspelled() -> None:
     """Raise ConfigError for a variable that is nearly one of ours, which would otherwise be ignored silently."""
     known = {PREFIX + name.upper() for name in Settings.model_fields} | _limit_variables().keys()
     known |= {DATABASE_URL + FILE, DATABASE_PASSWORD, DATABASE_PASSWORD + FILE, READER_URL, READER_URL + FILE}
+    known |= {OWNER_URL, OWNER_URL + FILE}
     for variable in os.environ:
         if variable.startswith(PREFIX) and variable not in known:
             close = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)

@@ -39,15 +39,15 @@ REQUEST_S_MAX = 10.0
 REQUEST_BYTES_MAX = 16_384
 
 
-def address_of(text: str) -> tuple[str, int]:
-    """Read "host:port"; an empty host listens on every address.
+def address_of(text: str, setting: str = "MILLPY_HTTP") -> tuple[str, int]:
+    """Read "host:port"; an empty host listens on every address. An error names the setting.
 
     Raises:
         ConfigError: the text is not such an address.
     """
     host, separator, port = text.rpartition(":")
     if not separator or not port.isdecimal() or int(port) > PORT_MAX:
-        raise ConfigError(f"MILLPY_HTTP: {text!r} is not an address", hint="give host:port, for example 0.0.0.0:8080")
+        raise ConfigError(f"{setting}: {text!r} is not an address", hint="give host:port, for example 0.0.0.0:8080")
     return host.strip("[]"), int(port)
 
 

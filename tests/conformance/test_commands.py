@@ -198,7 +198,7 @@ EVENTS = [
         {"version": 4, "changes": ["~ lateness", "+ table"], "watermarks": {"sums": "2026-11-26 08:00:00+00"}},
         "version 4: ~ lateness; + table; from watermark sums 2026-11-26 08:00:00+00",
     ),
-    ("switched", {"from": 1, "to": 2}, "generation 2 is the current one; before it was 1"),
+    ("switched", {"from": 1, "to": 2, "by": "lea"}, "lea made generation 2 the current one; before it was 1"),
     (
         "rows_expired",
         {"table": "sums", "partitions": 1, "from": "a", "to": "b", "rows": 2, "bytes": 9},
@@ -219,9 +219,9 @@ def test_events_of_changes_are_sentences(kind: str, detail: dict[str, Any], happ
 
 @pytest.mark.parametrize(("partitions", "words"), [(1, "1 partition"), (2, "2 partitions")])
 def test_events_use_singular_and_plural(partitions: int, words: str) -> None:
-    reported = admin_events.describe("resumed", {"stream": "readings", "partitions": partitions}, {})
+    reported = admin_events.describe("resumed", {"stream": "readings", "partitions": partitions, "by": "lea"}, {})
 
-    assert reported == f"source readings resumed ({words})"
+    assert reported == f"lea resumed source readings ({words})"
 
 
 def test_events_tell_when_more_was_dead_lettered_than_they_count(

@@ -44,6 +44,7 @@ ELSEWHERE = {
     "service uninstall": "tests/unit/test_service_command.py runs it",
     "correct": "tests/conformance/test_corrections.py reads its document",
     "analytics": "Spark: tests/spark/test_analytics.py reads its document",
+    "api": "it serves until a signal ends it: tests/conformance/test_api.py",
 }
 """Commands whose document other tests read, and where."""
 QUESTION = "SELECT 1 AS one, now() AS at"
@@ -76,6 +77,9 @@ ASKED = (
     ("late", "discard", "1"),
     ("sources", "resume", "readings"),
     ("graphs",),
+    ("token", "create", "vera"),
+    ("token", "list"),
+    ("token", "revoke", "vera"),
     ("switch", "plant", "1"),
     ("drop", "plant", "--dry-run"),
     ("parked", "list"),
@@ -174,7 +178,8 @@ NEEDED = {"sql": ["SELECT 1"], "state": ["x"], "report": ["a.b"], "deploy": ["gr
           "crash-test": ["graph.py"], "test": ["x.yaml"],
           "dead-letters show": ["1"], "dead-letters replay": ["1"], "dead-letters discard": ["1"], "late show": ["1"],
           "late replay": ["1"], "late discard": ["1"], "parked release": ["x"], "parked discard": ["x"],
-          "switch": ["x", "1"], "drop": ["x"], "sources resume": ["x"]}  # fmt: skip
+          "switch": ["x", "1"], "drop": ["x"], "sources resume": ["x"],
+          "token create": ["x"], "token revoke": ["x"]}  # fmt: skip
 SPEAKS_TO_NO_DATABASE = ("init", "demo", "spark", "db", "service")
 
 

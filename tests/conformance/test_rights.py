@@ -27,7 +27,7 @@ PRIVILEGES = {
 ALL = "SIUDTRG"
 # Pattern of a relation -> what worker, reader and a stranger may with it, by the letters above. The owner may all.
 RELATIONS = {
-    r"mill\.(alembic_version|roles|computations|streams|subscriptions|result_tables|schemas|epochs|graphs)": (
+    r"mill\.(alembic_version|roles|computations|streams|subscriptions|result_tables|schemas|epochs|graphs|tokens)": (
         "S",
         "",
         "",
@@ -46,6 +46,7 @@ RELATIONS = {
         "",
     ),
     r"mill\.(injected_records|injection_readers|table_slots)": ("SIUD", "", ""),
+    r"mill\.sessions": ("SIUD", "", ""),
     r"mill\.(audits|archive_\w+)": (
         "SIUD",
         "",
@@ -57,7 +58,10 @@ RELATIONS = {
     r"millpy\.\w+": ("S", "S", ""),
     r"factory\.(sums_1m|alarms)(_status)?": ("SIUD", "S", ""),
 }
-COLUMNS = {"mill.graphs": ({"version", "description", "deployed_at"}, "UPDATE")}
+COLUMNS = {
+    "mill.graphs": ({"version", "description", "deployed_at"}, "UPDATE"),
+    "mill.tokens": ({"used_on"}, "UPDATE"),
+}
 # Pattern of a function -> who may call it, besides the owner.
 FUNCTIONS = {
     r"mill\.(moment|instant|readable)\(.*": {"worker", "reader", "stranger"},
@@ -75,7 +79,7 @@ SCHEMAS = {  # USAGE; only the owner has CREATE
     "factory": {"worker", "reader"},
 }
 KNOWN_FUNCTIONS = set(
-    "alive check_isolation hold_grants check_slots refuse check_panes has_filter check_cursors check_outbox "
+    "actor alive check_isolation hold_grants check_slots refuse check_panes has_filter check_cursors check_outbox "
     "check_settled end_fold unneeded turn_ring free_slot moment instant readable account devices silent_devices "
     "oldest_entry request_release make_partitions drop_partitions partition_bound "
     "explain_source duration explain_watermark replay_dead_letters replay_dead_letter replay_late_records "

@@ -101,7 +101,8 @@ def test_switch_under_running_workers_loses_and_doubles_nothing(place: Path, dat
     assert one(database_url, "SELECT count(*) FROM pg_namespace WHERE nspname = 'factory_2'") == 0
     assert rows(database_url, "SELECT * FROM millpy.accounting WHERE NOT balanced") == []
     reported = rows(database_url, "SELECT graph, detail FROM millpy.events WHERE kind = 'switched' ORDER BY 1")
-    assert reported == [("factory", {"from": 1, "to": 2}), ("factory_1", {"from": 1, "to": 2})]
+    noted = {"from": 1, "to": 2, "by": "millpy"}
+    assert reported == [("factory", noted), ("factory_1", noted)]
 
 
 @pytest.mark.parametrize("point", [Failpoint.BEFORE_COMMIT, Failpoint.AFTER_FENCE])

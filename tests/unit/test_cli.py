@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from millpy.admin.json_output import json_text
 from millpy.admin.loaders import TimeText, utc_text
 from millpy.cli.demo import examples
-from millpy.cli.json_output import json_text
 from millpy.cli.text_table import continued, fitted, table
 from tests.commands import run_millpy
 from tests.forked import fork_millpy

@@ -27,6 +27,7 @@ MOVED = {
     "examples/": "millpy/_source/examples/",
     "compose/alerts.yaml": "millpy/_source/compose/alerts.yaml",
     "compose/kubernetes/": "millpy/_source/compose/kubernetes/",
+    "compose/monitoring/dashboards/": "millpy/_source/compose/monitoring/dashboards/",
     "compose/systemd/": "millpy/_source/compose/systemd/",
 }
 
@@ -90,7 +91,7 @@ def test_the_images_context_contains_exactly_the_tracked_files(littered: Path) -
 
     assert context <= tracked()
     needed = ("millpy/", "migrations/", "services/", "examples/", "pyproject.toml", "README.md", "LICENSE")
-    needed += ("compose/alerts.yaml", "compose/kubernetes/", "compose/systemd/")
+    needed += ("compose/alerts.yaml", "compose/kubernetes/", "compose/monitoring/dashboards/", "compose/systemd/")
     assert {name for name in tracked() if name.startswith(needed)} == context
 
 

@@ -16,14 +16,17 @@ from millpy.store.postgres.session import pin_transaction, plain_transactions
 from millpy.store.postgres.session_settings import ENCODING
 
 CONNECT_S_MAX = 10
+WAIT_S_MAX = 5.0
+"""Seconds to wait for a connection while all are in use."""
 
 
-def make_engine(url: str, own: Mapping[str, str] | None = None) -> Engine:
+def make_engine(url: str, own: Mapping[str, str] | None = None, *, connections_max: int | None = None) -> Engine:
     """Return an engine whose transactions have the pinned settings, overridden by `own`.
 
     Args:
         url: passed to libpq unchanged, because SQLAlchemy does not understand every form of it.
         own: setting -> value.
+        connections_max: how many connections are kept and reused, and the maximum; None for a new one each time.
     """
     given = own or {}
 
@@ -40,11 +43,18 @@ def make_engine(url: str, own: Mapping[str, str] | None = None) -> Engine:
             raise
         return connection
 
-    engine = create_engine("postgresql+psycopg://", creator=connected, poolclass=NullPool, use_native_hstore=False)
+    pool: dict[str, Any] = {"poolclass": NullPool}
+    if connections_max is not None:
+        pool = {"pool_size": connections_max, "max_overflow": 0, "pool_timeout": WAIT_S_MAX, "pool_pre_ping": True}
+    engine = create_engine("postgresql+psycopg://", creator=connected, use_native_hstore=False, **pool)
 
     @event.listens_for(engine, "begin")
     def settings(connection: Connection) -> None:
         driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
-        pin_transaction(driver, given)
+        try:
+            pin_transaction(driver, given)
+        except psycopg.OperationalError as error:
+            connection.invalidate(error)  # lost since its last use; SQLAlchemy sees only errors of its own statements
+            raise
 
     return engine

@@ -30,6 +30,10 @@ WITH raised AS (
 )
 SELECT version FROM raised;
 
+-- name: read_actor
+-- Always one row.
+SELECT mill.actor();
+
 -- name: rename_graph
 -- Always one row.
 UPDATE mill.graphs SET name = %(name)s WHERE graph_id = %(graph_id)s;

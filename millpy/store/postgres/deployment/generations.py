@@ -168,7 +168,8 @@ async def switch(
     if tables[after] and not tables[before]:
         await copy_schema_grants(connection, after.name, family)
     await _drop_if_empty(connection, after.name)
-    detail = msgspec.json.encode({"from": before.generation, "to": after.generation})
+    ((actor,),) = await all_rows(connection, statement("read_actor"), {})
+    detail = msgspec.json.encode({"from": before.generation, "to": after.generation, "by": actor})
     for graph in (before, after):
         await _tell(connection, graph.graph_id, "switched", detail)
     return SwitchResult(before, after, tuple(left))

@@ -33,8 +33,9 @@ READ_ONLY = (
     "partitions",
     "schemas",
     "epochs",
+    "tokens",
 )
-"""Tables of the engine that workers only read: the catalog of deployed graphs, and the slots of the rings."""
+"""Tables that workers only read: the catalog of deployed graphs, the slots of the rings, the tokens of the API."""
 _EVERYBODYS = sql.SQL(
     "mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea),"
     " millpy.as_of(anyelement, timestamptz, jsonb), millpy.as_of(text, timestamptz, jsonb), millpy.history_of(regclass)"
@@ -126,6 +127,7 @@ def grant(connection: Connection, roles: Roles) -> None:
         # A graph's name is that of a schema, which migrations trust: workers only change what a new partition changes.
         ("REVOKE INSERT, UPDATE, DELETE ON {tables} FROM {worker}", ("graphs",)),
         ("GRANT UPDATE (version, description, deployed_at) ON {tables} TO {worker}", ("graphs",)),
+        ("GRANT UPDATE (used_on) ON {tables} TO {worker}", ("tokens",)),
         ("REVOKE DELETE ON {tables} FROM {worker}", ("intervals", "cursors", "last_segments")),
         ("REVOKE UPDATE, DELETE ON {tables} FROM {worker}", rings),
         ("REVOKE ALL ON ALL TABLES IN SCHEMA mill FROM {reader}, PUBLIC", ()),

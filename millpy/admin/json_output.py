@@ -1,4 +1,4 @@
-"""JSON as the commands print it: RFC 8259, in ASCII, and with the forms that records have in JSON.
+"""JSON as the commands and the API give it: RFC 8259, in ASCII, and with the forms that records have in JSON.
 
 Instants are RFC 3339 in UTC (`2026-11-20T08:00:00Z`), durations ISO 8601 (`PT5400S`), bytes base64, decimals numbers
 with all their digits. NaN and the infinities, which JSON lacks, are text, as PostgreSQL prints them in `jsonb`; so are

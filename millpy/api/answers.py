@@ -1,0 +1,146 @@
+"""Answers in JSON, and the paths that show a view page by page."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from millpy.admin.json_output import json_text
+from millpy.admin.pages import PagedView, RowPage, decoded, encoded, page_of
+from millpy.admin.queries import Admin
+from millpy.api.authentication import Caller, Viewer
+from millpy.api.database import Databases
+from millpy.api.parameters import LIMIT, Cursor, End, GraphName, Limit, Start, Word
+from millpy.api.problems import MEDIA_TYPE, not_found
+
+PROBLEM: Mapping[str, Any] = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "hint": {"type": "string"},
+    },
+}
+ROWS: Mapping[str, Any] = {
+    "type": "object",
+    "required": ["rows", "next"],
+    "properties": {
+        "rows": {"type": "array", "items": {"type": "object"}},
+        "next": {"type": ["string", "null"], "description": "The cursor of the next page; null on the last one."},
+    },
+}
+OBJECT: Mapping[str, Any] = {"type": "object"}
+_STATUSES = {
+    400: "A value that the database cannot read.",
+    401: "No valid token or session.",
+    403: "The role of the user, or of the database, does not suffice.",
+    404: "Not found.",
+    409: "Refused, and nothing was changed.",
+    422: "A parameter that is missing, or out of its bounds.",
+    429: "Too many failed attempts to authenticate from this address.",
+    503: "The database is away, or too many requests wait.",
+}
+
+
+def described(schema: Mapping[str, Any], text: str) -> dict[int | str, dict[str, Any]]:
+    """Return the description of the answers of a path for OpenAPI."""
+    found: dict[int | str, dict[str, Any]] = {
+        status: {"description": meaning, "content": {MEDIA_TYPE: {"schema": PROBLEM}}}
+        for status, meaning in _STATUSES.items()
+    }
+    found[200] = {"description": text, "content": {"application/json": {"schema": schema}}}
+    return found
+
+
+def databases_of(request: Request) -> Databases:
+    """Return the databases of the app that serves a request."""
+    found: Databases = request.app.state.databases
+    return found
+
+
+def as_json(value: object) -> Response:
+    """Return an answer."""
+    return Response(json_text(value, indent=0), media_type="application/json")
+
+
+def shown(page: RowPage) -> str:
+    """Return a page as JSON."""
+    return json_text({"rows": page.rows, "next": encoded(page.next)}, indent=0)
+
+
+def check_graph(admin: Admin, graph: str) -> None:
+    """Check that a graph is deployed.
+
+    Raises:
+        ProblemError: it is not.
+    """
+    if not admin.ask("SELECT 1 FROM millpy.graphs WHERE graph = :graph", graph=graph):
+        raise not_found(f"no graph {graph!r} is deployed", "GET /v1/graphs lists them")
+
+
+async def page_response(
+    request: Request,
+    caller: Caller,
+    view: PagedView,
+    graph: str,
+    after: str,
+    limit: int,
+    *,
+    words: Mapping[str, str | None] | None = None,
+    start: str | None = None,
+    end: str | None = None,
+    **given: Any,
+) -> Response:
+    """Answer with a page of a view that has a column `graph`."""
+    cursor = decoded(after)
+    wanted = {name: value for name, value in (words or {}).items() if value is not None}
+
+    def read(admin: Admin) -> str:
+        page = page_of(
+            admin, view, wanted={"graph": graph, **wanted}, after=cursor, limit=limit,
+            start=start or "", end=end or "", **given,
+        )  # fmt: skip
+        if not page.rows and not cursor:
+            check_graph(admin, graph)
+        return shown(page)
+
+    text = await databases_of(request).reading.run(read, caller.principal.database_role)
+    return Response(text, media_type="application/json")
+
+
+def add_pages(router: APIRouter, path: str, view: PagedView, text: str) -> None:
+    """Add the path `/v1/graphs/{graph}/PATH`, which shows a view page by page.
+
+    Its columns `view.equal` are parameters, and its time, if it has one, has the bounds `from` and `to`.
+    """
+
+    async def read(request: Request, caller: Caller, graph: str, after: str, limit: int, **more: Any) -> Response:
+        start, end = more.pop("start", None), more.pop("end", None)
+        return await page_response(request, caller, view, graph, after, limit, words=more, start=start, end=end)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter("request", kind, annotation=Request),
+        inspect.Parameter("caller", kind, annotation=Viewer),
+        inspect.Parameter("graph", kind, annotation=GraphName),
+        inspect.Parameter("after", kind, annotation=Cursor, default=""),
+        inspect.Parameter("limit", kind, annotation=Limit, default=LIMIT),
+        *(inspect.Parameter(name, kind, annotation=Word, default=None) for name in view.equal),
+    ]
+    if view.time:
+        parameters += [
+            inspect.Parameter("start", kind, annotation=Start, default=None),
+            inspect.Parameter("end", kind, annotation=End, default=None),
+        ]
+    read.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    name = path.replace("-", "_")
+    router.add_api_route(
+        f"/v1/graphs/{{graph}}/{path}", read, methods=["GET"], name=name, operation_id=f"list_{name}",
+        summary=text, responses=described(ROWS, text), response_class=Response,
+    )  # fmt: skip

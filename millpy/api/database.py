@@ -1,0 +1,102 @@
+"""The connections of an API: few, whatever the number of users, and none in a transaction between requests.
+
+reading         `connections_max` connections, for all that is shown
+authenticating  one, for tokens and sessions
+acting          one, for requests of operators, one after another; the doctor and a switch open theirs in its place
+listening       one (`millpy.api.live`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Concatenate, ParamSpec, TypeVar
+
+from millpy.admin.queries import Admin
+from millpy.api.configuration import ApiConfiguration
+from millpy.api.problems import busy
+
+STATEMENT_S_MAX = 5.0
+WAITING_MAX = 500
+_READ = "SELECT FROM millpy.graphs LIMIT 1"
+_FOUND = "SELECT FROM mill.tokens LIMIT 1"
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def check_databases(configuration: ApiConfiguration) -> None:
+    """Ask the database once with each login, so that a wrong one is an error at the start.
+
+    Raises:
+        MillError: it cannot be reached, is not migrated, or lacks rights.
+    """
+    for url, statement in (
+        (configuration.operator_url, _FOUND),
+        (configuration.reader_url, _READ),
+        (configuration.owner_url, _READ),
+    ):
+        Admin(url, statement_s_max=STATEMENT_S_MAX).ask(statement)
+
+
+class ConnectionLane:
+    """Threads with a connection each, and a bounded queue before them.
+
+    Args:
+        admin: the database; it has as many connections as the lane has threads.
+        threads: the number of threads.
+        name: the name of the threads.
+        waiting_max: how many calls may wait.
+    """
+
+    def __init__(self, admin: Admin, threads: int, name: str, waiting_max: int = WAITING_MAX) -> None:
+        self.admin = admin
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._calls_max = threads + waiting_max
+        self._calls = 0
+
+    async def run(
+        self, call: Callable[Concatenate[Admin, P], T], role: str | None, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a call in a thread, with the database under a role; None for the login's.
+
+        Raises:
+            ProblemError: too many calls wait.
+        """
+        if self._calls >= self._calls_max:
+            raise busy()
+        self._calls += 1
+        loop = asyncio.get_running_loop()
+
+        def ended(_: Future[T]) -> None:
+            loop.call_soon_threadsafe(self._count_down)
+
+        # A caller that has gone does not end its call, so the call counts until it has ended.
+        submitted = self._pool.submit(call, self.admin.acting_as(role), *args, **kwargs)
+        submitted.add_done_callback(ended)
+        return await asyncio.wrap_future(submitted)
+
+    def _count_down(self) -> None:
+        self._calls -= 1
+
+    def close(self) -> None:
+        """Wait for the calls that run, forget those that wait, and close the connections."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.admin.close()
+
+
+class Databases:
+    """The lanes of an API."""
+
+    def __init__(self, configuration: ApiConfiguration) -> None:
+        def lane(url: str, threads: int, name: str) -> ConnectionLane:
+            return ConnectionLane(Admin(url, statement_s_max=STATEMENT_S_MAX, connections_max=threads), threads, name)
+
+        self.reading = lane(configuration.reader_url, configuration.connections_max, "reading")
+        self.authenticating = lane(configuration.operator_url, 1, "authenticating")
+        self.acting = lane(configuration.operator_url, 1, "acting")
+
+    def close(self) -> None:
+        """Close all lanes."""
+        for lane in (self.reading, self.authenticating, self.acting):
+            lane.close()

@@ -1,0 +1,94 @@
+"""Events, each as a sentence, and the findings of the doctor."""
+
+from __future__ import annotations
+
+import dataclasses
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from millpy.admin.diagnosis import read_facts
+from millpy.admin.doctor import examine
+from millpy.admin.events import PLACES, describe
+from millpy.admin.pages import PagedView, decoded, page_of
+from millpy.admin.queries import Admin, Row
+from millpy.api.answers import ROWS, as_json, check_graph, databases_of, described, shown
+from millpy.api.authentication import Viewer
+from millpy.api.database import STATEMENT_S_MAX
+from millpy.api.parameters import LIMIT, Cursor, End, GraphName, Limit, Start, Word
+from millpy.api.problems import ProblemError
+from millpy.clock import SystemClock
+from millpy.config.settings import Settings
+
+EVENTS = PagedView(source="millpy.events", order={"event_id": "bigint"}, descending=True, equal=("kind",), time="at")
+DOCTOR_S = 10.0
+"""Seconds for which findings are shown again."""
+NOT_EXAMINED = "pooler"
+"""It takes further connections."""
+router = APIRouter(tags=["events"])
+
+
+def sentences(admin: Admin, rows: list[Row]) -> list[Row]:
+    """Return events with a sentence each, in `happened`."""
+    if not rows:
+        return rows
+    computations = {row["interval_id"]: row["computation"] for row in admin.ask(PLACES)}
+    return [{**row, "happened": describe(row["kind"], row["detail"], computations)} for row in rows]
+
+
+@router.get("/v1/graphs/{graph}/events", responses=described(ROWS, "Events"), response_class=Response)
+async def list_events(
+    request: Request,
+    caller: Viewer,
+    graph: GraphName,
+    kind: Word = None,
+    start: Start = None,
+    end: End = None,
+    after: Cursor = "",
+    limit: Limit = LIMIT,
+) -> Response:
+    """List what happened, the newest first. `happened` is a sentence, `detail` what was recorded."""
+    cursor = decoded(after)
+    wanted = {"graph": graph} if kind is None else {"graph": graph, "kind": kind}
+
+    def read(admin: Admin) -> str:
+        page = page_of(admin, EVENTS, wanted=wanted, after=cursor, limit=limit, start=start or "", end=end or "")
+        if not page.rows and not cursor:
+            check_graph(admin, graph)
+        return shown(dataclasses.replace(page, rows=sentences(admin, page.rows)))
+
+    text = await databases_of(request).reading.run(read, caller.principal.database_role)
+    return Response(text, media_type="application/json")
+
+
+class Doctor:
+    """Examines the database, at most once in DOCTOR_S, whatever the number of users."""
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self._found: list[dict[str, Any]] = []
+        self._until = 0.0
+
+    def findings(self, admin: Admin) -> list[dict[str, Any]]:
+        """Return the findings. Calls come one after another, in the lane for actions."""
+        if self._clock.monotonic() >= self._until:
+            facts = read_facts(admin.url, self._clock, statement_s_max=STATEMENT_S_MAX, examine_pooler=False)
+            found = examine(facts, Settings.load().limits)
+            self._found = [
+                dataclasses.asdict(finding) | {"severity": finding.severity.value}
+                for finding in found
+                if finding.check != NOT_EXAMINED
+            ]
+            self._until = self._clock.monotonic() + DOCTOR_S
+        return self._found
+
+
+@router.get("/v1/doctor", responses=described(ROWS, "Findings"), response_class=Response)
+async def list_findings(request: Request, caller: Viewer) -> Response:
+    """List the findings of `millpy doctor` on the database, which are at most ten seconds old."""
+    if caller.principal.database_role is not None:
+        raise ProblemError(HTTPStatus.FORBIDDEN, "a user with a role of the database cannot see the database")
+    doctor: Doctor = request.app.state.doctor
+    rows = await databases_of(request).acting.run(doctor.findings, None)
+    return as_json({"rows": rows, "next": None})

@@ -1,0 +1,332 @@
+"""Live updates for any number of viewers, from one connection that listens and one poll.
+
+A notification of a worker, or LOOK_S without one, makes the poll ask; never twice within PAUSE_S. What has changed goes
+to every viewer as a server-sent event. A viewer that connects gets the present state first, so that nothing is missed
+in between, and so that one whose buffer has overflowed, and who was disconnected, connects again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from millpy.admin.json_output import json_text
+from millpy.admin.notices import NoticeListener
+from millpy.admin.queries import Admin, Row
+from millpy.api.answers import as_json, check_graph, databases_of, described
+from millpy.api.authentication import Gate, Viewer
+from millpy.api.database import Databases
+from millpy.api.events import sentences
+from millpy.api.parameters import GraphName
+from millpy.api.problems import ProblemError, busy
+from millpy.clock import Clock
+from millpy.errors import MillError
+
+log = logging.getLogger(__name__)
+LOOK_S = 2.0
+PAUSE_S = 0.5
+SLOW_S = 5.0
+"""What costs more is asked for less often."""
+BEAT_S = 10.0
+SAMPLES_MAX = 120
+SERIES_MAX = 2_000
+VIEWERS_MAX = 1_000
+BUFFER_BYTES_MAX = 1_000_000
+EVENTS_MAX = 100
+PROGRESS = """
+SELECT graph, computation, count(*) AS intervals, count(*) FILTER (WHERE live) AS live, sum(bundle)::bigint AS bundles,
+       min(input_watermark) AS input_watermark, min(low_watermark) AS low_watermark,
+       round(extract(epoch FROM max(lag)))::bigint AS lag_s
+  FROM millpy.watermarks GROUP BY graph, computation ORDER BY graph, computation
+"""
+WORKERS = """
+SELECT graph, worker_id, host, pid, live, intervals, version, registered_at FROM millpy.workers
+ ORDER BY live DESC, registered_at DESC, worker_id LIMIT 200
+"""
+SOURCES = """
+SELECT graph, stream, state, count(*) AS partitions, sum(injected)::bigint AS injected,
+       sum(dead_lettered)::bigint AS dead_lettered
+  FROM millpy.sources GROUP BY graph, stream, state ORDER BY graph, stream, state
+"""
+ACCOUNTS = """
+SELECT graph, count(*) AS accounts, count(*) FILTER (WHERE NOT balanced) AS unbalanced FROM millpy.accounting
+ GROUP BY graph ORDER BY graph
+"""
+COUNTS = """
+SELECT graph, stream, coalesce(consumer, '') AS consumer,
+       sum(coalesce(consumed, injected))::bigint AS records, sum(pending)::bigint AS pending
+  FROM millpy.accounting WHERE result_table IS NULL AND (consumer IS NOT NULL OR source_partition IS NOT NULL)
+ GROUP BY graph, stream, consumer ORDER BY graph, stream, consumer LIMIT :series_max
+"""
+CHANNELS = "SELECT channel FROM millpy.descriptions ORDER BY channel"
+NEWEST = "SELECT coalesce(max(event_id), 0) AS newest FROM millpy.events"
+EVENTS = "SELECT * FROM millpy.events WHERE event_id > :newest ORDER BY event_id DESC LIMIT :events_max"
+router = APIRouter(tags=["live"])
+
+
+class ViewerStream:
+    """The chunks that one viewer has not been sent, bounded in bytes."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[bytes] = deque()
+        self._bytes = 0
+        self._news = asyncio.Event()
+        self.ended = False
+
+    def put(self, chunk: bytes) -> None:
+        """Add a chunk; end the stream if the viewer is too slow for it."""
+        self._bytes += len(chunk)
+        if self._bytes > BUFFER_BYTES_MAX:
+            self._chunks.clear()
+            self.end()
+            return
+        self._chunks.append(chunk)
+        self._news.set()
+
+    def end(self) -> None:
+        """End the stream."""
+        self.ended = True
+        self._news.set()
+
+    async def chunks(self, first: bytes) -> AsyncIterator[bytes]:
+        """Yield chunks until the stream ends; a comment when there is nothing, so that dead connections show."""
+        yield first
+        while not self.ended:
+            try:
+                async with asyncio.timeout(BEAT_S):
+                    await self._news.wait()
+            except TimeoutError:
+                yield b": no news\n\n"
+                continue
+            self._news.clear()
+            while self._chunks and not self.ended:
+                chunk = self._chunks.popleft()
+                self._bytes -= len(chunk)
+                yield chunk
+
+
+class Hub:
+    """Looks at the database for all viewers, and keeps the last minutes of some numbers.
+
+    Args:
+        databases: the lanes.
+        clock: the clock.
+    """
+
+    def __init__(self, databases: Databases, clock: Clock) -> None:
+        self._lane = databases.reading
+        self._clock = clock
+        self._listener = NoticeListener(databases.reading.admin.url)
+        self._streams: set[ViewerStream] = set()
+        self._state: dict[str, str] = {}
+        self._samples: deque[tuple[float, list[Row], list[Row]]] = deque(maxlen=SAMPLES_MAX)
+        self._channels: list[str] = []
+        self._newest = -1
+        self._noticed = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._tasks = [asyncio.create_task(self._look_often()), asyncio.create_task(self._listen())]
+
+    async def stop(self) -> None:
+        """End all streams, and stop looking."""
+        self._stopped.set()
+        self._noticed.set()
+        for stream in self._streams:
+            stream.end()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._listener.close()
+
+    def check_room(self) -> None:
+        """Check that another viewer may connect.
+
+        Raises:
+            ProblemError: there are VIEWERS_MAX of them.
+        """
+        if len(self._streams) >= VIEWERS_MAX:
+            raise busy()
+
+    def connect(self) -> ViewerStream:
+        """Return a stream for a viewer, who has to be disconnected."""
+        stream = ViewerStream()
+        self._streams.add(stream)
+        return stream
+
+    def disconnect(self, stream: ViewerStream) -> None:
+        """Forget a viewer."""
+        self._streams.discard(stream)
+
+    def present(self) -> bytes:
+        """Return the present state as events."""
+        return b"".join(_event(topic, text) for topic, text in self._state.items())
+
+    def series(self, graph: str) -> dict[str, Any]:
+        """Return the numbers of a graph over the last minutes: rates, backlogs and lags."""
+        names: dict[tuple[str, str], None] = {}
+        counts: list[dict[tuple[str, str], Row]] = []
+        lags: list[dict[str, int | None]] = []
+        for _, rows, progress in self._samples:
+            own = {(row["stream"], row["consumer"]): row for row in rows if row["graph"] == graph}
+            names.update(dict.fromkeys(own))
+            counts.append(own)
+            lags.append({row["computation"]: row["lag_s"] for row in progress if row["graph"] == graph})
+        times = [at for at, _, _ in self._samples]
+        computations = dict.fromkeys(name for lag in lags for name in lag)
+        return {
+            "ages_s": [round(self._clock.monotonic() - at, 1) for at in times],
+            "records": [
+                {
+                    "stream": name[0],
+                    "consumer": name[1] or None,
+                    "rate": _rates(times, [count.get(name) for count in counts]),
+                    "pending": [None if name not in count else count[name]["pending"] for count in counts],
+                }
+                for name in names
+            ],
+            "lag_s": {name: [lag.get(name) for lag in lags] for name in computations},
+        }
+
+    async def _look_often(self) -> None:
+        looked_at = slow_at = -SLOW_S
+        while not self._stopped.is_set():
+            await self._await_notice(LOOK_S)
+            await self._pause(looked_at + PAUSE_S - self._clock.monotonic())
+            looked_at = self._clock.monotonic()
+            slow = looked_at - slow_at >= SLOW_S
+            if not slow and not self._streams:
+                continue
+            try:
+                news = await self._lane.run(self._look, None, slow=slow)
+            except (MillError, ProblemError) as error:
+                self._tell("trouble", json_text({"detail": "the database does not answer"}, indent=0))
+                log.warning("cannot look at the database: %s", error)
+                continue
+            slow_at = looked_at if slow else slow_at
+            self._state.pop("trouble", None)
+            for topic, text in news.items():
+                self._tell(topic, text)
+
+    async def _await_notice(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._noticed.wait()
+        except TimeoutError:
+            pass
+        self._noticed.clear()
+
+    async def _pause(self, seconds: float) -> None:
+        if seconds > 0:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._stopped.wait()
+            except TimeoutError:
+                pass
+
+    def _look(self, admin: Admin, *, slow: bool) -> Mapping[str, str]:
+        """Read what is news, in a thread; only one call runs at a time."""
+        progress = admin.ask(PROGRESS)
+        found: dict[str, Any] = {"progress": progress, "workers": admin.ask(WORKERS)}
+        if slow:
+            found["sources"] = admin.ask(SOURCES)
+            found["accounts"] = admin.ask(ACCOUNTS)
+            self._channels = [row["channel"] for row in admin.ask(CHANNELS)]
+            self._samples.append((self._clock.monotonic(), admin.ask(COUNTS, series_max=SERIES_MAX), progress))
+        if self._newest < 0:
+            self._newest = admin.ask(NEWEST)[0]["newest"]
+        events = admin.ask(EVENTS, newest=self._newest, events_max=EVENTS_MAX)[::-1]
+        if events:
+            self._newest = events[-1]["event_id"]
+            found["events"] = sentences(admin, events)
+        return {topic: json_text(rows, indent=0) for topic, rows in found.items()}
+
+    async def _listen(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                if await asyncio.to_thread(self._listener.wait, self._channels, 1.0):
+                    self._noticed.set()
+            except MillError:
+                await self._pause(LOOK_S)
+
+    def _tell(self, topic: str, text: str) -> None:
+        if self._state.get(topic) == text:
+            return
+        if topic != "events":  # a viewer that connects reads those before from the list of events
+            self._state[topic] = text
+        chunk = _event(topic, text)
+        for stream in list(self._streams):
+            stream.put(chunk)
+
+
+def _event(topic: str, text: str) -> bytes:
+    return f"event: {topic}\ndata: {text}\n\n".encode()
+
+
+def _rates(times: list[float], rows: list[Row | None]) -> list[float | None]:
+    """Return the records per second between samples; None at the first one, and where a number is missing."""
+    found: list[float | None] = [None] if rows else []
+    for place in range(1, len(rows)):
+        before, after = rows[place - 1], rows[place]
+        elapsed_s = times[place] - times[place - 1]
+        known = before is not None and after is not None and elapsed_s > 0
+        found.append(round(max(after["records"] - before["records"], 0) / elapsed_s, 3) if known else None)  # type: ignore[index]
+    return found
+
+
+def hub_of(request: Request) -> Hub:
+    """Return the hub of the app that serves a request."""
+    found: Hub = request.app.state.hub
+    return found
+
+
+LIVE = described({}, "Server-sent events")
+LIVE[200] = {"description": "Server-sent events", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+
+
+@router.get("/v1/live", responses=LIVE, response_class=StreamingResponse)
+async def watch(request: Request, caller: Viewer) -> Response:
+    """Send server-sent events: the present state, then each change.
+
+    Topics: `progress` (watermarks of computations), `workers`, `sources`, `accounts`, `events` (those since the last
+    ones), `trouble`. A stream that is read too slowly ends; connect again.
+    """
+    if caller.principal.database_role is not None:
+        raise ProblemError(HTTPStatus.FORBIDDEN, "a user with a role of the database cannot see other users' graphs")
+    hub = hub_of(request)
+    gate: Gate = request.app.state.gate
+    bearer = request.headers.get("Authorization", "").partition(" ")[2] or None
+    hub.check_room()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        stream = hub.connect()  # here, since a client that has gone before the first chunk does not run this block
+        clock = asyncio.get_running_loop().time
+        checked_at = clock()
+        try:
+            async for chunk in stream.chunks(hub.present()):
+                if clock() - checked_at >= BEAT_S:
+                    checked_at = clock()
+                    await gate.caller(request, bearer, caller.session or None)
+                yield chunk
+        except ProblemError:
+            return  # the token was revoked
+        finally:
+            hub.disconnect(stream)
+
+    return StreamingResponse(chunks(), media_type="text/event-stream")
+
+
+@router.get("/v1/graphs/{graph}/series", responses=described({"type": "object"}, "Series"), response_class=Response)
+async def list_series(request: Request, caller: Viewer, graph: GraphName) -> Response:
+    """Show rates, backlogs and watermark lags of the last ten minutes, a sample every five seconds or so."""
+    if caller.principal.database_role is not None:
+        raise ProblemError(HTTPStatus.FORBIDDEN, "a user with a role of the database cannot see the whole graph")
+    await databases_of(request).reading.run(check_graph, None, graph=graph)
+    return as_json(hub_of(request).series(graph))

@@ -1,0 +1,84 @@
+"""Run the API with uvicorn until a signal ends it."""
+
+from __future__ import annotations
+
+import socket
+
+import structlog
+import uvicorn
+
+from millpy.api.app import create_app
+from millpy.api.configuration import ApiConfiguration
+from millpy.api.database import check_databases
+from millpy.api.protocol import BoundedProtocol
+from millpy.config.secrets import is_other_machine
+from millpy.errors import ConfigError
+
+log = structlog.get_logger(__name__)
+CONNECTIONS_MAX = 2_000
+HEAD_BYTES_MAX = 16_384
+STOP_S_MAX = 5
+KEPT_S = 5
+BACKLOG = 512
+
+
+def serve_api(configuration: ApiConfiguration) -> None:
+    """Serve an API until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: the address is taken, or a file for TLS cannot be used.
+        MillError: the database cannot be reached, is not migrated, or lacks rights.
+    """
+    check_databases(configuration)
+    listening = _bound(*configuration.address)
+    host, port = listening.getsockname()[:2]
+    try:
+        server = uvicorn.Server(_uvicorn_config(configuration))
+        if not server.config.loaded:
+            server.config.load()
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        listening.close()
+        raise ConfigError(
+            f"cannot use the certificate: {error}", hint="correct MILLPY_API_CERTIFICATE and MILLPY_API_KEY"
+        ) from None
+    scheme = "https" if configuration.certificate else "http"
+    if scheme == "http" and is_other_machine(host) and not configuration.proxies:
+        log.warning(
+            "other machines reach the API without encryption", hint="set MILLPY_API_CERTIFICATE and MILLPY_API_KEY"
+        )
+    log.info("the API is served", url=f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1/openapi.json")
+    server.run(sockets=[listening])
+
+
+def _uvicorn_config(configuration: ApiConfiguration) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(configuration),
+        http=BoundedProtocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=CONNECTIONS_MAX,
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+        timeout_keep_alive=KEPT_S,
+        timeout_graceful_shutdown=STOP_S_MAX,
+        ssl_certfile=configuration.certificate or None,
+        ssl_keyfile=configuration.key or None,
+    )
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"cannot listen on {host or '*'}:{port}: {error.strerror or error}",
+            hint="set MILLPY_API to a free address",
+        ) from None
+    return listening

@@ -1,0 +1,209 @@
+"""Live updates: bounded connections whatever the number of viewers, slow readers, and an API that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+from millpy.admin.tokens import Role
+from millpy.api.live import BUFFER_BYTES_MAX, ViewerStream
+from millpy.embedded import EmbeddedPostgres
+from tests.api_server import ApiServer, running_api
+from tests.conformance.test_api import ran
+from tests.databases import fresh_database
+
+VIEWERS = 200
+CONNECTIONS_MAX = 7
+"""Four that read, one each that authenticates, acts and listens."""
+
+
+@pytest.fixture(scope="module")
+def database(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with fresh_database(postgres) as name:
+        url = postgres.url(name)
+        ran(tmp_path_factory.mktemp("live") / "plant", url)
+        yield url
+
+
+@pytest.fixture
+def api(database: str) -> Iterator[ApiServer]:
+    with running_api(database) as server:
+        yield server
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("DELETE FROM mill.tokens")
+
+
+class Reader:
+    """A viewer: an open stream, whose events can be awaited."""
+
+    def __init__(self, api: ApiServer, token: str) -> None:
+        self.taken = socket.create_connection((api.host, api.port), timeout=15)
+        head = f"GET /v1/live HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n"
+        self.taken.sendall(head.encode())
+        self._bytes = b""
+
+    def until(self, words: bytes) -> bytes:
+        """Read until some words have come; return all that has."""
+        while words not in self._bytes:
+            part = self.taken.recv(65_536)
+            assert part, self._bytes
+            self._bytes += part
+        return self._bytes
+
+    def close(self) -> None:
+        self.taken.close()
+
+
+def note(url: str, word: str) -> None:
+    """Record an event, and notify, as a worker does."""
+    with psycopg.connect(url, autocommit=True, application_name="noting") as connection:
+        connection.execute(
+            "INSERT INTO mill.events (graph_id, kind, detail)"
+            " SELECT graph_id, 'noted', jsonb_build_object('word', %s::text) FROM mill.graphs", [word]
+        )  # fmt: skip
+        connection.execute("SELECT pg_notify(channel, 'x') FROM millpy.descriptions")
+
+
+class ConnectionCount(threading.Thread):
+    """Counts the connections of others, again and again."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+        self._ended = threading.Event()
+        self.most = 0
+        self.last: list[tuple[Any, ...]] = []
+
+    def run(self) -> None:
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            while not self._ended.wait(0.02):
+                self.last = connection.execute(
+                    "SELECT state, now() - xact_start FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                    " AND backend_type = 'client backend' AND application_name <> 'noting'"
+                ).fetchall()
+                self.most = max(self.most, len(self.last))
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+def test_viewers_share_few_connections_and_see_news_within_two_seconds(api: ApiServer) -> None:
+    token = api.token("viewers")
+    assert api.get("/v1/graphs", token).status == 200
+    counting = ConnectionCount(api.database_url)
+    counting.start()
+    readers = [Reader(api, token) for _ in range(VIEWERS)]
+    try:
+        for reader in readers:
+            reader.until(b"event: progress")
+            reader.until(b"event: workers")
+        asked = [threading.Thread(target=api.get, args=("/v1/graphs/plant/accounting", token)) for _ in range(50)]
+        for one in asked:
+            one.start()
+        for one in asked:
+            one.join()
+        noted_at = time.monotonic()
+        note(api.database_url, "first")
+        for reader in readers:
+            reader.until(b'"first"')
+        took_s = time.monotonic() - noted_at
+        threading.Event().wait(0.2)
+    finally:
+        counting.end()
+        for reader in readers:
+            reader.close()
+
+    assert took_s < 2
+    assert 4 <= counting.most <= CONNECTIONS_MAX
+    assert [state for state, _ in counting.last if state.startswith("idle in transaction")] == []
+
+
+def test_a_revoked_token_ends_its_stream(api: ApiServer) -> None:
+    reader = Reader(api, api.token("short lived"))
+    reader.until(b"event: progress")
+    with psycopg.connect(api.database_url, autocommit=True) as connection:
+        connection.execute("UPDATE mill.tokens SET revoked_at = now()")
+
+    ended_at = time.monotonic() + 30
+    while time.monotonic() < ended_at and reader.taken.recv(65_536):
+        note(api.database_url, "more")
+
+    assert time.monotonic() < ended_at
+    reader.close()
+
+
+async def test_a_viewer_that_does_not_read_is_dropped() -> None:
+    stream = ViewerStream()
+    chunk = b"x" * 100_000
+    for _ in range(BUFFER_BYTES_MAX // len(chunk) + 1):
+        stream.put(chunk)
+
+    assert stream.ended
+    async with asyncio.timeout(5):
+        assert [part async for part in stream.chunks(b"first")] == [b"first"]
+
+
+def test_an_api_that_is_killed_leaves_nothing_behind(database: str) -> None:
+    with running_api(database) as api:
+        token = api.token("killed", Role.OPERATOR)
+        number = api.get("/v1/graphs/plant/dead-letters", token).rows[0]["dead_letter_id"]
+        with psycopg.connect(database) as holder:
+            # The action waits for this row, in the middle of its transaction.
+            holder.execute("SELECT FROM mill.dead_letters WHERE dead_letter_id = %s FOR UPDATE", [number])
+            body = {"ids": [number]}
+            path = "/v1/graphs/plant/dead-letters/discard"
+
+            def ask() -> None:
+                with suppress(OSError, http.client.HTTPException):
+                    api.post(path, token, body)
+
+            waiting = threading.Thread(target=ask)
+            waiting.start()
+            await_lock(database)
+            api.process.send_signal(signal.SIGKILL)
+            api.process.wait()
+            waiting.join()
+    with psycopg.connect(database) as connection:
+        state = connection.execute("SELECT state FROM mill.dead_letters WHERE dead_letter_id = %s", [number]).fetchone()
+        noted = connection.execute("SELECT count(*) FROM mill.events WHERE kind = 'requested'").fetchone()
+
+    # The server may not have noticed the death before the lock was free: then both happened.
+    assert (state, noted) in [(("open",), (0,)), (("discarded",), (1,))]
+
+
+def await_lock(url: str) -> None:
+    ended_at = time.monotonic() + 20
+    while time.monotonic() < ended_at:
+        with psycopg.connect(url) as connection:
+            found = connection.execute(
+                "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            ).fetchone()
+        if found:
+            return
+    raise AssertionError("the action does not wait")
+
+
+def test_the_series_have_rates_and_lags(api: ApiServer) -> None:
+    token = api.token("series")
+    api.get("/v1/graphs", token)
+    ended_at = time.monotonic() + 20
+    found: dict[str, Any] = {"ages_s": []}
+    while len(found["ages_s"]) < 2 and time.monotonic() < ended_at:
+        found = api.get("/v1/graphs/plant/series", token).json
+
+    assert [one["stream"] for one in found["records"]] == ["readings", "readings"]
+    assert found["records"][0]["rate"][:2] == [None, 0]
+    assert json.dumps(found["lag_s"]).startswith('{"readings"')
