@@ -84,7 +84,8 @@ class TriggeredSessions(OpenSessions):
     def _is_closed(self, session: OpenSession) -> bool:
         return self.closed.get((session.key, session.start, session.end)) is session
 
-    def _has_ended(self, pane: OpenPane) -> bool:
+    def has_ended(self, pane: OpenPane) -> bool:
+        """Tell whether a session has fired at its end, so that its row may be that of one that has left memory."""
         return firing_of(pane).passed
 
     def _take_trigger(self, pane: OpenPane, new: OpenPane) -> None:

@@ -11,6 +11,7 @@ POSTGRES = "tests/conformance/test_postgres_store.py::TestPostgresStore::"
 FUNCTIONS = "migrations/versions/0002_functions.sql"
 DEPLOY = "millpy/store/sql/deploy.sql"
 CLOSED, SESSIONS = "millpy/windowing/closed_windows.py", "millpy/windowing/closed_sessions.py"
+UNFIRED_SESSIONS = "millpy/windowing/unfired_sessions.py"
 HORIZONS = "A changed lateness or horizon loses nothing"
 STORED = "Windows that leave memory give the same panes"
 CORRECTED = "A correction is made once and is audited"
@@ -23,6 +24,8 @@ UNIT = "tests/unit/runtime/test_sources_that_ended.py::"
 RETENTION = "tests/conformance/test_retention.py::"
 COPIES = "tests/conformance/test_copied_results.py::"
 SPILLED = "tests/property/test_spilled_windows.py::test_a_turn_does_not_depend_on_what_is_in_memory"
+UNREAD = "tests/unit/windowing/test_unfired_sessions.py::"
+UNREAD_SESSIONS = f"{POSTGRES}test_unfired_sessions_stay_in_the_store_until_records_touch_them_or_they_end"
 CLOSED_PANES = f"{POSTGRES}test_closed_windows_stay_in_the_store_until_they_are_loaded"
 IN_MEMORY = "tests/crash/test_corrections.py::"
 
@@ -44,6 +47,24 @@ MUTANTS = [
         "if 0 < pane.bundle and self._has_left(pane)]"),
     _of(STORED, SPILLED, SESSIONS,
         "name not in self._deleted and not self._sessions", "not self._sessions"),
+    _of(STORED, f"{UNREAD}test_a_row_that_is_not_folded_away_is_no_session", UNFIRED_SESSIONS,
+        "return key in self._fired or self._has_unfired(key)", "return self._has_unfired(key)"),
+    _of(STORED, f"{UNREAD}test_a_late_record_of_a_session_that_is_over_does_not_bring_its_row_back", UNFIRED_SESSIONS,
+        "and session.place > self._upto and", "and"),
+    _of(STORED, f"{UNREAD}test_the_row_of_a_session_that_grows_in_the_turn_in_which_it_ends_is_no_session", SESSIONS,
+        "            self._deleted[name] = UNBOUNDED\n", ""),
+    _of(STORED, f"{UNREAD}test_the_row_of_a_session_that_has_become_shorter_is_none_though_its_key_has_left",
+        UNFIRED_SESSIONS, "if unfired and key not in self._fired:", "if unfired:"),
+    _of(STORED, f"{UNREAD}test_a_key_of_which_a_stored_session_has_fired_may_have_others", UNFIRED_SESSIONS,
+        "else self._next_end(self._upto)", "else INSTANT_MAX"),
+    _of(STORED, f"{UNREAD}test_a_key_of_which_a_stored_session_has_fired_may_have_others", UNFIRED_SESSIONS,
+        "                self._read.add(session.key)\n", ""),
+    _of(STORED, f"{UNREAD}test_a_new_owner_knows_that_a_key_with_changes_may_have_other_sessions", UNFIRED_SESSIONS,
+        "            self._many.add(session.key)\n", "            pass\n"),
+    _of(STORED, f"{UNREAD}test_a_key_with_many_sessions_reads_some_and_loses_none", UNFIRED_SESSIONS,
+        "and max(bundles) <= folded_bundle ", ""),
+    _of(STORED, UNREAD_SESSIONS, "millpy/store/sql/sessions.sql",
+        "   AND k.value::json ->> 'emitted' IS DISTINCT FROM 'true'\n ORDER", " ORDER"),
     _of(STORED, CLOSED_PANES, "millpy/store/sql/reading.sql", "least(low_watermark, oldest_work)", "low_watermark"),
     _of(CORRECTED, f"{IN_MEMORY}test_correction_computed_from_a_row_that_was_changed_meanwhile_is_computed_again",
         "millpy/store/memory/requests.py", "self._row_of(window) != window.row:", "False:"),

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpy import Accumulation, AfterWatermark, Count, Every, SessionWindows, SlidingWindows, TimestampCombiner
+from millpy.limits import Limits
 from millpy.model.record import RecordType, retractions_of
-from millpy.model.stage import StepResult
+from millpy.model.stage import StepResult, StoredInterval
 from millpy.store.memory.tables import column_values
-from millpy.windowing import closed_sessions
-from millpy.windowing.logic import WindowedLogic
+from millpy.windowing import closed_sessions, unfired_sessions
+from millpy.windowing.logic import WindowedLogic, WindowedStage
 from millpy.windowing.pane_rules import DEFAULT_RULES
 from millpy.windowing.window import Windows
+from tests.property import test_pane_triggers
 from tests.property.test_pane_triggers import FIXED, SLIDING, Reading, Run, played, runs, triggers
 from tests.property.test_session_triggers import CUT_SESSIONS, FULL_SESSIONS, SESSIONS
 from tests.property.test_windowed import us
@@ -122,6 +125,50 @@ def test_a_turn_does_not_depend_on_which_unfired_windows_are_in_memory(
     for subject in (spilling, resident):
         subject.finish()
         subject.check_ended()
+
+
+@pytest.mark.parametrize("windows", [SESSIONS, CUT_SESSIONS, FULL_SESSIONS], ids=["sessions", "cut", "full"])
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    how=st.tuples(st.sampled_from(Accumulation), st.sampled_from([0, 7, 30]), st.sampled_from([0, 10_000])),
+    panes_max=st.sampled_from([1, 2, 3, 10_000]),
+    keys=st.sampled_from(["a", "abc", "abcdefgh"]),
+    read=st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 20_000])),
+    room=st.sampled_from([0, 0, 2, 5]),
+    disorder=st.sampled_from([0, 5, 20, 40]),
+)
+def test_a_turn_does_not_depend_on_which_unfired_sessions_are_in_memory(
+    windows: Windows,
+    seed: int,
+    how: tuple[Accumulation, int, int],
+    panes_max: int,
+    keys: str,
+    read: tuple[int, int],
+    room: int,
+    disorder: int,
+) -> None:
+    mode, allowed, few = how
+    run = Run(AfterWatermark(), schedule(seed, keys), few, panes_max, DEFAULT_RULES, END_OF_WINDOW)
+    spilling, resident = run.start(windows, mode, allowed), run.start(windows, mode, allowed)
+    limits = Limits(closed_windows_bytes_max=1 + room * 500, unfired_windows_bytes_max=1 + room * 1_200)
+    spilling.binding = replace(spilling.binding, limits=limits)
+    spilling.stage = WindowedStage(cast("WindowedStage", spilling.stage).logic, spilling.binding)
+    spilling.interval = spilling.stage.open(StoredInterval(1, 1))
+    resident.fold = lambda **how: None  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unfired_sessions, "OTHERS_MAX", read[0])
+        for module in (unfired_sessions, closed_sessions):
+            patch.setattr(module, "PIECE_ROWS", read[1])
+        patch.setattr(test_pane_triggers, "MAX_DISORDER", disorder)  # by which the watermark is advanced
+        for subject in (spilling, resident):
+            subject.max_disorder = disorder
+            played(subject, run.schedule, columns=few == 0)
+
+        assert [effects(result) for result in spilling.results] == [effects(result) for result in resident.results]
+        for subject in (spilling, resident):
+            subject.finish()
+            subject.check_ended()
 
 
 def test_a_session_that_is_over_stays_in_memory_while_stored_ones_are_deleted() -> None:
