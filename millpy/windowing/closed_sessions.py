@@ -49,6 +49,8 @@ PASSES = 16
 """Passes over the stored sessions while a session waits for its allowed lateness."""
 PIECE_ROWS = 20_000
 """Expired sessions that one statement reads."""
+LEAVE_MAX = 20_000
+"""Sessions that leave memory between two turns, so that the event loop does not wait."""
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class ClosedSessions:
         recovered: the stored state of the interval.
 
     Attributes:
-        waiting: the closed sessions in memory, in the order in which they have closed.
+        waiting: the closed sessions in memory, in the order in which they have closed, with their additional weights.
         load: loads sessions from the store, during a step.
         unfired_from: no session that has not fired and is only in the store ends before it; INSTANT_MAX without any.
     """
@@ -94,7 +96,10 @@ class ClosedSessions:
         self._pass: _Pass | None = None
         self._deleted: dict[tuple[Key, int, int], int] = {}  # with the bundle that deletes it
         self._merged: list[tuple[Key, int, int]] = []  # those of this turn
-        self.waiting: dict[OpenSession, None] = {}
+        self._beyond = 0  # the sum of the additional weights of those in `waiting`
+        self._leaves = False  # whether more sessions may leave memory before the next fold
+        self._searched: tuple[int, int, bool] | None = None
+        self.waiting: dict[OpenSession, int] = {}
         self.load: QueryWindows = no_query
 
     @property
@@ -105,9 +110,7 @@ class ClosedSessions:
     @property
     def bytes_in_memory(self) -> int:
         """The memory of the closed sessions in memory."""
-        weights = self._sessions.weights
-        beyond = sum(weights.large.get(id(session.pane), 0) for session in self.waiting) if weights.large else 0
-        return len(self.waiting) * weights.each + beyond
+        return len(self.waiting) * self._sessions.weights.each + self._beyond
 
     def fetch(self, codes: Integers, keys: Sequence[Key], starts: Instants, ends: Instants, over_by: Instant) -> None:
         """Load the stored sessions that rows touch.
@@ -194,6 +197,23 @@ class ClosedSessions:
     def note_recovered(self, session: OpenSession) -> None:
         """Do nothing: a session that was recovered tells nothing of others."""
 
+    def finish_recovery(self) -> None:
+        """Do nothing: closed sessions have their places."""
+
+    def note_read(self, session: OpenSession) -> None:
+        """Take note of a session that was put into memory."""
+        if self._sessions.has_left(session.pane):
+            self._note_closed(session)
+
+    def _note_closed(self, session: OpenSession) -> None:
+        beyond = self._sessions.weights.large.get(id(session.pane), 0)
+        self._beyond += beyond - self.waiting.get(session, 0)
+        self.waiting[session] = beyond
+
+    def forget(self, session: OpenSession) -> None:
+        """Forget a session that is no longer in memory, or no longer closed."""
+        self._beyond -= self.waiting.pop(session, 0)
+
     def note_fired(self, keys: Iterable[Key], bundle: int) -> None:
         """Do nothing: sessions that have not fired are in memory."""
 
@@ -205,16 +225,16 @@ class ClosedSessions:
         """Take note of what a bundle stores: sessions that may have fired, and that some are part of others."""
         for session in sessions:
             if self._sessions.has_left(session.pane):
-                self.waiting[session] = None
+                self._note_closed(session)
             else:
-                self.waiting.pop(session, None)
+                self.forget(session)
         for name in self._merged:
             self._deleted.pop(name, None)  # so that they stay in order
             self._deleted[name] = bundle
         self._merged.clear()
 
     def spill(self, folded_bundle: int) -> None:
-        """Let closed sessions leave memory, first those that have closed first, if all exceed their bound.
+        """Let sessions leave memory, if they exceed their bound.
 
         Args:
             folded_bundle: the last bundle whose changes are rows in the store.
@@ -224,36 +244,49 @@ class ClosedSessions:
             if bundle > folded_bundle:
                 break
             del self._deleted[name]
-        left = self.bytes_in_memory
-        if left <= self._bytes_max:
-            return
-        sessions, passed = self._sessions, -1 if self._pass is None else self._pass.ended_by
-        large, each = sessions.weights.large, sessions.weights.each
-        first, last = self._ends or (INSTANT_MAX, 0)
-        for session in list(self.waiting):
-            if not 0 < session.pane.bundle <= folded_bundle or session.end <= passed:
-                continue
-            left -= each + large.get(id(session.pane), 0)
-            sessions.leave(session)
-            del self.waiting[session]
-            first, last = min(first, session.end), max(last, session.end)
-            if left <= self._bytes_max * 3 // 4:
+        self._leave()
+
+    def _leave(self) -> None:
+        """Let up to LEAVE_MAX sessions leave memory, and say in `_leaves` whether more may."""
+        self._leaves = self._leave_closed()
+        self._sessions.forget_outdated()
+
+    def _leave_closed(self) -> bool:
+        """Let closed sessions leave memory, first those that have closed first. Return whether more may."""
+        left, enough = self.bytes_in_memory, self._bytes_max * 3 // 4
+        if left <= (enough if self._leaves else self._bytes_max):
+            return False
+        passed, each = -1 if self._pass is None else self._pass.ended_by, self._sessions.weights.each
+        out: list[OpenSession] = []
+        for session, beyond in self.waiting.items():
+            if left <= enough or len(out) >= LEAVE_MAX:
                 break
-        if first < INSTANT_MAX:
+            if 0 < session.pane.bundle <= self._folded and session.end > passed:
+                left -= each + beyond
+                out.append(session)
+        first, last = self._ends or (INSTANT_MAX, 0)
+        for session in out:
+            self._sessions.leave(session)
+            self.forget(session)
+            first, last = min(first, session.end), max(last, session.end)
+        if out:
             self._ends = SpanOfEnds(first, last)
-        sessions.forget_outdated()
+        return left > enough and len(out) >= LEAVE_MAX
 
     def needs_fold(self) -> bool:
-        """Tell whether closed sessions exceed the bound: they leave memory once their changes are folded."""
-        return self._sessions.weights.total > self._bytes_max and self.bytes_in_memory > self._bytes_max
+        """Tell whether sessions exceed their bound, or some are leaving: they may once their changes are folded."""
+        return self._leaves or self.bytes_in_memory > self._bytes_max
 
     def is_over(self) -> bool:
-        """Tell whether closed sessions exceed the bound by half although all that are folded have left memory."""
-        limit = self._bytes_max * 3 // 2
-        if self._sessions.weights.total <= limit or self.bytes_in_memory <= limit:
-            return False
-        self.spill(self._folded)  # sessions that were loaded, and have not changed
-        return self.bytes_in_memory > limit
+        """Tell whether sessions exceed their bound by half although those that are folded have left memory."""
+        searched = self._folded, self._sessions.weights.panes, self._pass is None
+        if self._leaves or (self._exceeds_by_half() and searched != self._searched):
+            self._leave()  # and those that were read, and have not changed
+            self._searched = self._folded, self._sessions.weights.panes, self._pass is None
+        return self._exceeds_by_half()
+
+    def _exceeds_by_half(self) -> bool:
+        return self.bytes_in_memory > self._bytes_max * 3 // 2
 
     def next_expiry(self) -> Instant:
         """Return when the next pass over the stored sessions is due; INSTANT_MAX if there are none."""

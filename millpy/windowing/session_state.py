@@ -118,8 +118,8 @@ class OpenSessions:
         """Put a stored session into memory, given the stored text of its key and its pane."""
         self._add(session)
         self.weights.weigh([session.pane], [text], [value])
-        if self.spilled is not None and self.has_left(session.pane):
-            self.spilled.waiting[session] = None
+        if self.spilled is not None:
+            self.spilled.note_read(session)
 
     def has_left(self, pane: OpenPane) -> bool:
         """Tell whether a session that has fired needs nothing more but late records."""
@@ -135,13 +135,26 @@ class OpenSessions:
         self.weights.drop([session.pane])
         self._unlink(session)
 
+    def leave_unfired(self, key: Key) -> None:
+        """Take the sessions of a key that have not fired out of memory, which stay in the store."""
+        fired = [session for session in self.by_key[key] if session.pane.emitted]
+        for session in self.by_key[key]:
+            session.alive = session.pane.emitted
+        self.weights.drop([session.pane for session in self.by_key[key] if not session.alive])
+        if fired:
+            self.by_key[key] = fired
+        else:
+            del self.by_key[key]
+
     def forget_outdated(self) -> None:
-        """Free what queues still keep of sessions that have left."""
+        """Free what queues still keep of sessions that have left, if that is much."""
         for queue in (self._unfired, self._unexpired):
-            queue.remove_outdated()
+            queue.trim(self.weights.panes)
 
     def finish_recovery(self) -> None:
-        """Do nothing: `recover` puts each session in its place."""
+        """Order what `recover` has loaded."""
+        if self.spilled is not None:
+            self.spilled.finish_recovery()
 
     def open(self, key: Key, key_hash: int, start: int, end: int, pane: OpenPane) -> None:
         """Open a session that intersects no other."""
@@ -224,8 +237,6 @@ class OpenSessions:
         gone, self._gone = self._gone, []
         if not sessions and not gone and (spilled is None or spilled.next_expiry() > watermark):
             return None
-        if spilled is not None:
-            spilled.note_stored(sessions, bundle)
         for session in sessions:
             session.pane.bundle = bundle
         if gone:  # a window of a function may come back in the turn in which it has become part of another
@@ -242,6 +253,7 @@ class OpenSessions:
         entries.values = [*values, *([None] * len(gone))]
         entries.fire_ats = [session.end + self.allowed_us for session in named]
         if spilled is not None:
+            spilled.note_stored(sessions, bundle)
             spilled.add_expired(entries, watermark, panes_max)
         return entries if entries.keys else None
 
@@ -288,7 +300,7 @@ class OpenSessions:
         self.weights.drop([session.pane])
         self._unlink(session)
         if self.spilled is not None:
-            self.spilled.waiting.pop(session, None)
+            self.spilled.forget(session)
         self._touched.pop(session, None)
         if session.pane.bundle:
             self._gone.append(session)

@@ -67,10 +67,10 @@ class TriggeredSessions(OpenSessions):
         return (key, start, end) in self.closed or super().is_here(key, start, end)
 
     def forget_outdated(self) -> None:
-        """Free what queues still keep of sessions that have left."""
+        """Free what queues still keep of sessions that have left, if that is much."""
         super().forget_outdated()
         for queue in (self._unclosed, self._unexpected, self._holding):
-            queue.remove_outdated()
+            queue.trim(self.weights.panes)
 
     def _add(self, session: OpenSession) -> None:
         super()._add(session)

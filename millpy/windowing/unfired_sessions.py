@@ -24,7 +24,7 @@ of a turn read must fit.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
@@ -44,7 +44,7 @@ from millpy.model.stored_windows import (
     last_place,
 )
 from millpy.model.time import INSTANT_MAX, Instant
-from millpy.windowing.closed_sessions import PIECE_ROWS, ClosedSessions
+from millpy.windowing.closed_sessions import LEAVE_MAX, PIECE_ROWS, ClosedSessions
 from millpy.windowing.group_by import Integers
 from millpy.windowing.session_state import OpenSession, OpenSessions
 from millpy.windowing.unfired_windows import EMISSION_PARTS, PANES_MIN
@@ -75,7 +75,7 @@ class UnfiredSessions(ClosedSessions):
         self._many: set[Key] = set()  # keys with sessions in memory that may have unread ones, too
         self._fired: dict[Key, int] = {}  # whole keys of which a session has fired, with the bundle; until it is folded
         self._read: set[Key] = set()  # keys of which this turn emits unread sessions
-        self._searched = (-1, -1)
+        self._changed: OrderedDict[Key, int] = OrderedDict()  # keys with unfired sessions -> bundle of the last change
         self.unfired_from = recovered.unfired_from
 
     @property
@@ -88,6 +88,30 @@ class UnfiredSessions(ClosedSessions):
         if self.unfired_from < INSTANT_MAX:
             self._many.add(session.key)
 
+    def note_read(self, session: OpenSession) -> None:
+        """Take note of a session that was put into memory: one that no record changes may leave first."""
+        super().note_read(session)
+        if not session.pane.emitted:
+            is_known = session.key in self._changed
+            self._changed[session.key] = max(self._changed.get(session.key, 0), session.pane.bundle)
+            if not is_known:
+                self._changed.move_to_end(session.key, last=False)
+
+    def finish_recovery(self) -> None:
+        """Order the keys by their last change."""
+        self._changed = OrderedDict(sorted(self._changed.items(), key=itemgetter(1)))
+
+    def note_stored(self, sessions: Sequence[OpenSession], bundle: int) -> None:
+        """Take note of what a bundle stores."""
+        super().note_stored(sessions, bundle)
+        for session in sessions:
+            if not session.pane.emitted:
+                self._note_changed(session.key, bundle)
+
+    def _note_changed(self, key: Key, bundle: int) -> None:
+        self._changed[key] = bundle
+        self._changed.move_to_end(key)
+
     def has_passed(self, session: OpenSession) -> bool:
         """Tell whether no unread session is before a session."""
         return session.place <= self._upto
@@ -99,6 +123,10 @@ class UnfiredSessions(ClosedSessions):
     def note_fired(self, keys: Iterable[Key], bundle: int) -> None:
         """Take note of keys of which a session has fired: whole ones are whole until its row says so."""
         for key in keys:
+            if self._has_unfired(key):
+                self._note_changed(key, bundle)
+            else:
+                self._changed.pop(key, None)
             if key not in self._many and key not in self._read:
                 self._fired.pop(key, None)  # so that they stay in order
                 self._fired[key] = bundle
@@ -111,7 +139,7 @@ class UnfiredSessions(ClosedSessions):
         return key in self._fired or self._has_unfired(key)
 
     def _has_unfired(self, key: Key) -> bool:
-        return any(not session.pane.emitted for session in self._sessions.by_key.get(key, ()))
+        return any(not session.pane.emitted for session in reversed(self._sessions.by_key.get(key, ())))
 
     def _may_touch(self, codes: Integers, keys: Sequence[Key], starts: Instants) -> Mask:
         found = super()._may_touch(codes, keys, starts)
@@ -189,53 +217,52 @@ class UnfiredSessions(ClosedSessions):
         return Instant(last_place(found).end) if len(found) else INSTANT_MAX
 
     def spill(self, folded_bundle: int) -> None:
-        """Let sessions leave memory: closed ones as before, and unfired ones of the keys that changed first."""
-        super().spill(folded_bundle)
+        """Let sessions leave memory, closed and unfired ones."""
         for key, bundle in list(self._fired.items()):
             if bundle > folded_bundle:
                 break
             del self._fired[key]
         self._many = {key for key in self._many if self._has_unfired(key)}
-        if self._unfired_bytes() <= self._unfired_bytes_max:
-            return
-        sessions, weights = self._sessions, self._sessions.weights
-        left = self._unfired_bytes()
-        for _, of_key in sorted(self._cold_keys(folded_bundle), key=itemgetter(0)):
-            for session in of_key:
-                left -= weights.each + weights.large.get(id(session.pane), 0)
-                sessions.leave(session)
-            self._many.discard(of_key[0].key)
-            self.unfired_from = min(self.unfired_from, *(Instant(session.end) for session in of_key))
-            if left <= self._unfired_bytes_max * 3 // 4:
-                break
-        sessions.forget_outdated()
+        super().spill(folded_bundle)
 
-    def _cold_keys(self, folded_bundle: int) -> Iterator[tuple[int, list[OpenSession]]]:
-        """Yield the keys whose changes are all folded: the bundle of the last one, and their unfired sessions."""
+    def _leave(self) -> None:
+        """Let up to LEAVE_MAX sessions of either kind leave memory, and say in `_leaves` whether more may."""
+        left = self._leave_unfired()
+        super()._leave()
+        self._leaves = self._leaves or left
+
+    def _leave_unfired(self) -> bool:
+        """Let unfired sessions leave memory, those of the keys that have changed first. Return whether more may."""
+        sessions, bytes_max = self._sessions, self._unfired_bytes_max
+        enough = bytes_max * 3 // 4
+        if self._unfired_bytes() <= (enough if self._leaves else bytes_max):
+            return False
         reached = int(self._upto.end)
         if self._pass is not None:  # it would take their rows for those of sessions that have fired
             reached = max(reached, self._pass.ended_by)
-        for key, of_key in self._sessions.by_key.items():
-            unfired = [session for session in of_key if not session.pane.emitted]
-            if unfired and key not in self._fired:
-                bundles = [session.pane.bundle for session in unfired]
-                waits = min(session.end for session in unfired) <= reached
-                if 0 < min(bundles) and max(bundles) <= folded_bundle and not waits:
-                    yield max(bundles), unfired
+        most = LEAVE_MAX
+        while self._changed and self._unfired_bytes() > enough:
+            key, bundle = next(iter(self._changed.items()))
+            if bundle > self._folded:
+                return False
+            if most <= 0:
+                return True
+            del self._changed[key]
+            ends = [session.end for session in sessions.by_key[key] if not session.pane.emitted]
+            most -= len(ends)
+            if min(ends) <= reached:
+                continue  # one of them is due: `note_stored` is going to add the key again
+            sessions.leave_unfired(key)
+            self._many.discard(key)
+            self.unfired_from = min(self.unfired_from, Instant(min(ends)))
+        return False
 
     def needs_fold(self) -> bool:
-        """Tell whether closed or unfired sessions exceed their bound."""
+        """Tell whether closed or unfired sessions exceed their bound, or some are leaving."""
         return super().needs_fold() or self._unfired_bytes() > self._unfired_bytes_max
 
-    def is_over(self) -> bool:
-        """Tell whether they exceed it by half although all that are folded have left memory."""
-        if super().is_over():
-            return True
-        limit, searched = self._unfired_bytes_max * 3 // 2, (self._folded, self._sessions.weights.panes)
-        if self._unfired_bytes() > limit and searched != self._searched:
-            self.spill(self._folded)  # sessions that were read, and have not changed
-            self._searched = self._folded, self._sessions.weights.panes
-        return self._unfired_bytes() > limit
+    def _exceeds_by_half(self) -> bool:
+        return super()._exceeds_by_half() or self._unfired_bytes() > self._unfired_bytes_max * 3 // 2
 
     def _unfired_bytes(self) -> int:
         """Return the memory of unfired sessions."""
