@@ -249,7 +249,7 @@ class ClosedSessions:
     def _leave(self) -> None:
         """Let up to LEAVE_MAX sessions leave memory, and say in `_leaves` whether more may."""
         self._leaves = self._leave_closed()
-        self._sessions.forget_outdated()
+        self._leaves = self._sessions.forget_outdated() or self._leaves
 
     def _leave_closed(self) -> bool:
         """Let closed sessions leave memory, first those that have closed first. Return whether more may."""

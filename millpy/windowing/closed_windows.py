@@ -69,6 +69,7 @@ class ClosedWindows:
         self._bytes_max = bytes_max
         self._folded = folded_bundle
         self._counted = (0, 0, 0)
+        self._searched = (-1, 0, 0)
         self.stored: set[int] = set()
         self.expired: list[tuple[str, int]] = []
         self.load: LoadWindows = no_windows
@@ -146,9 +147,10 @@ class ClosedWindows:
 
     def is_over(self, first_open_end: int) -> bool:
         """Tell whether closed windows exceed the bound by half although all that are folded have left memory."""
-        if not self._exceeds_by_half(first_open_end):
-            return False
-        self.spill(self._folded, first_open_end)  # panes that were loaded, and have not changed
+        searched = self._folded, self._weights.panes, first_open_end
+        if searched != self._searched and self._exceeds_by_half(first_open_end):
+            self.spill(self._folded, first_open_end)  # panes that were loaded, and have not changed
+            self._searched = self._folded, self._weights.panes, first_open_end
         return self._exceeds_by_half(first_open_end)
 
     def _exceeds_by_half(self, first_open_end: int) -> bool:

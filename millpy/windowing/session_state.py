@@ -146,10 +146,12 @@ class OpenSessions:
         else:
             del self.by_key[key]
 
-    def forget_outdated(self) -> None:
-        """Free what queues still keep of sessions that have left, if that is much."""
-        for queue in (self._unfired, self._unexpired):
-            queue.trim(self.weights.panes)
+    def forget_outdated(self) -> bool:
+        """Free what one of the queues still keeps of sessions that have left. Return whether that was much."""
+        return any(queue.trim(self.weights.panes) for queue in self._queues())
+
+    def _queues(self) -> tuple[DueQueue[OpenSession], ...]:
+        return self._unfired, self._unexpired
 
     def finish_recovery(self) -> None:
         """Order what `recover` has loaded."""

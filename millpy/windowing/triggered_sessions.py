@@ -66,11 +66,8 @@ class TriggeredSessions(OpenSessions):
         """Tell whether a session is in memory."""
         return (key, start, end) in self.closed or super().is_here(key, start, end)
 
-    def forget_outdated(self) -> None:
-        """Free what queues still keep of sessions that have left, if that is much."""
-        super().forget_outdated()
-        for queue in (self._unclosed, self._unexpected, self._holding):
-            queue.trim(self.weights.panes)
+    def _queues(self) -> tuple[DueQueue[OpenSession], ...]:
+        return *super()._queues(), self._unclosed, self._unexpected, self._holding
 
     def _add(self, session: OpenSession) -> None:
         super()._add(session)

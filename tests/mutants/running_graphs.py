@@ -102,7 +102,7 @@ MUTANTS = [
     Mutant(SESSIONS, "<= self._folded and session.end > passed:", "<= self._folded:",
            ("tests/property/test_spilled_windows.py"
             "::test_a_session_that_is_over_stays_in_memory_while_stored_ones_are_deleted",)),
-    Mutant(SESSIONS, "if end > over_by and name", "if name",
+    Mutant(SESSIONS, "return session.end > over_by and self", "return self",
            equivalent="a session that is over takes no record, wherever it is, and expires in the turn that loads it"),
     Mutant("millpy/store/sql/sessions.sql", """k.value ~ '"waits": ?true'""", """strpos(k.value, '"waits":true') > 0""",
            ("tests/conformance/test_taking_back.py::test_panes_that_wait_are_read_after_an_aggregate_was_taken_back",)),

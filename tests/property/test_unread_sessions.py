@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from millpy import Accumulation, Count, First, SessionWindows, Sum
 from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
+from millpy.model.keys import key_text
 from millpy.model.record import RecordType
+from millpy.model.stage import StepResult
 from millpy.model.stored_windows import is_emitted, span_of
 from millpy.model.time import INSTANT_MAX
 from millpy.windowing import closed_sessions, unfired_sessions
@@ -28,6 +30,7 @@ from tests.stage_driver import StageDriver, timedelta_us
 
 IN_MEMORY = 10**9
 TURNS_MAX = 2_000
+TURNS = ("records", "lost", "watermark", "nothing")
 Move = tuple[str, Any]
 
 
@@ -64,6 +67,7 @@ class World:
             "OTHERS_MAX": rng.choice([1, 2, 4]),
             "PIECE_ROWS": rng.choice([1, 2, 5, 20_000]),
             "PASSES": rng.choice([1, 2, 16]),
+            "LEAVE_MAX": rng.choice([1, 2, 20_000]),
             "PANES_MIN": rng.choice([1, 2, 3, 7, 1_000]),
         }
         # A turn reads fewer panes than it may emit if memory has no room, but never fewer than PANES_MIN.
@@ -105,7 +109,17 @@ class World:
 
 
 class Owner(StageDriver):
-    """A driver whose store may have folded more than the owner of the interval knows."""
+    """A driver whose store may have folded more than the owner of the interval knows.
+
+    `changed` is what each bundle has stored or deleted, and `known` the last fold that the owner knows of.
+    """
+
+    known = 0
+
+    def commit(self, result: StepResult) -> None:
+        super().commit(result)
+        names = [set(zip(part.keys, part.subkeys, strict=True)) for part in result.delta if part.kind is Kind.WINDOW]
+        self.changed = [*getattr(self, "changed", []), (self.bundle, set[tuple[bytes, str]]().union(*names))]
 
     def fold_unseen(self) -> None:
         """Fold in the store only."""
@@ -114,6 +128,11 @@ class Owner(StageDriver):
     def learn(self) -> None:
         """Tell the owner of the last fold."""
         self.interval.on_folded(self.folded_bundle)
+        self.known = self.folded_bundle
+
+    def fold(self, *, behind: bool = False) -> None:
+        super().fold(behind=behind)
+        self.known = self.folded_bundle
 
     def play(self, what: str, how: Any, few: int) -> None:
         """Make one move; every move but a turn changes only where sessions are."""
@@ -127,8 +146,7 @@ class Owner(StageDriver):
         elif what == "nothing":
             self.feed([])
         elif what == "ask":
-            if self.interval.needs_fold():
-                self.interval.waits_for_fold()
+            self.interval.needs_fold() and self.interval.waits_for_fold()
         elif what == "restart":
             self.restart()
         elif what.startswith("fold"):
@@ -160,12 +178,25 @@ def check_turn(world: World, spilling: Owner, resident: Owner) -> None:
 def check_memory(world: World, subject: Owner) -> None:
     """After a fold of all changes, only sessions that wait to be emitted exceed the bound."""
     spilled = subject.interval._open.spilled  # type: ignore[attr-defined]
+    while spilled._leaves:  # a piece at a time
+        subject.interval.waits_for_fold()
     if spilled._unfired_bytes() <= world.unfired:
         return
     reached = max(spilled._upto.end, -1 if spilled._pass is None else spilled._pass.ended_by)
     for sessions in subject.interval._open.by_key.values():  # type: ignore[attr-defined]
         unfired = [session for session in sessions if not session.pane.emitted]
         assert not unfired or min(session.end for session in unfired) <= reached
+
+
+def check_names(subject: Owner) -> None:
+    """Check that what is remembered of sessions by name is no more than has changed since the last fold."""
+    spilled = subject.interval._open.spilled  # type: ignore[attr-defined]
+    changed = set().union(*(names for bundle, names in subject.changed if bundle > subject.known))
+    assert {(key_text(key), f"{start}/{end}") for key, start, end in spilled._deleted} <= changed
+    assert {key_text(key) for key in spilled._fired} <= {key for key, _ in changed}
+    here = {key for key, sessions in subject.interval._open.by_key.items()}  # type: ignore[attr-defined]
+    assert spilled._changed.keys() <= here
+    assert {key_text(key) for key in spilled._many - here} <= {key for key, _ in changed}
 
 
 def play(seed: int) -> Owner:
@@ -181,24 +212,30 @@ def play(seed: int) -> Owner:
         for what, how in world.moves:
             turns = len(spilling.results)
             spilling.play(what, how, world.few)
-            if what in ("records", "lost", "watermark", "nothing"):
+            if what in TURNS:
                 resident.play(what, how, world.few)
             if len(spilling.results) > turns:
                 check_turn(world, spilling, resident)
             if what == "fold":
                 check_memory(world, spilling)
-        for subject in (spilling, resident):
-            subject.feed([], watermark=INSTANT_MAX)
-        for _ in range(TURNS_MAX):
-            check_turn(world, spilling, resident)
-            if not spilling.results[-1].unfinished and not resident.results[-1].unfinished:
-                break
-            for subject in (spilling, resident):
-                subject.feed([])
-        for subject in (spilling, resident):
-            assert not subject.results[-1].unfinished, "the work does not come to an end"
-            subject.check_ended()
+            check_names(spilling)
+        finish(world, spilling, resident)
     return spilling
+
+
+def finish(world: World, *subjects: Owner) -> None:
+    """End the source, and compare the turns until no work is left."""
+    for subject in subjects:
+        subject.feed([], watermark=INSTANT_MAX)
+    for _ in range(TURNS_MAX):
+        check_turn(world, *subjects)
+        if not any(subject.results[-1].unfinished for subject in subjects):
+            break
+        for subject in subjects:
+            subject.feed([])
+    for subject in subjects:
+        assert not subject.results[-1].unfinished, "the work does not come to an end"
+        subject.check_ended()
 
 
 @settings(max_examples=60, deadline=None)
