@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -229,6 +230,44 @@ class KeyedSuite:
             ("k3", "3/63"),
             *[("m", f"{100 * n}/{100 * n + 90}") for n in (1, 2, 3, 4, 5)],
         ]
+
+    @pytest.mark.parametrize("seed", range(3))
+    async def test_queries_of_sessions_read_what_a_loop_over_the_rows_reads(self, world: World, seed: int) -> None:
+        owner, sums, rng = await world.owner(world.sums[0]), world.sums[0], random.Random(seed)
+        rows: list[tuple[str, object, str, int]] = []
+        for key in "abcdefgh"[: rng.choice([2, 8])]:
+            end = 0
+            for n in range(rng.choice([0, 1, 3, 40])):
+                start = end + rng.choice([0, 1, 20])
+                end = start + rng.randrange(1, 30)
+                rows.append(
+                    (
+                        key,
+                        {"values": [n], "emitted": True} if rng.random() < 0.4 else {"values": [n]},
+                        f"{start}/{end}",
+                        end,
+                    )
+                )
+        stored = entries(WINDOW, "", *rows)
+        stored.key_hashes = [key[1] % 3 for key in stored.keys]  # many have the same place
+        await owner.commit(owner.checkpoint(sums, delta=(stored,)))
+        await owner.fold(sums)
+        grant, found = owner.grants[sums.interval_id], 0
+
+        for _ in range(40):
+            keys = sorted(rng.choice([b'"a"', b'"b"', b'"h"', b'"x"']) for _ in range(rng.randrange(1, 6)))
+            lows = [rng.randrange(400) for _ in keys]
+            highs = [low + rng.choice([1, 20, 300]) for low in lows]
+            after = rng.choice([FIRST_SESSION, SessionPlace(rng.randrange(400), rng.randrange(400), rng.randrange(3))])
+            ended = EndedSessions(
+                rng.choice([rng.randrange(400), INSTANT_MAX]), after, rng.choice([1, 3, 50]), rng.random() < 0.5
+            )
+            for query in (TouchedSessions(keys, lows, highs, rng.choice([0, 1, 4])), ended):
+                answer = await owner.store.query_windows(grant, 1, query)
+                wanted = query.answer(panes_in(stored))
+                assert sorted(panes_in(answer)) == sorted(panes_in(wanted)), query
+                found += len(answer)
+        assert found > 20
 
     async def test_unfired_windows_stay_in_the_store_until_their_panes_are_next(self, world: World) -> None:
         owner, sums = await world.owner(world.sums[0]), world.sums[0]

@@ -8,6 +8,7 @@ worker take over, and lose commits, also while due sessions wait for their turn.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -111,15 +112,33 @@ class World:
 class Owner(StageDriver):
     """A driver whose store may have folded more than the owner of the interval knows.
 
-    `changed` is what each bundle has stored or deleted, and `known` the last fold that the owner knows of.
+    `changed` is what each bundle has stored or deleted, `known` the last fold that the owner knows of, and `read_upto`
+    the last bundle that it has read and the fold before.
     """
 
-    known = 0
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self.changed: list[tuple[int, set[tuple[bytes, str]]]] = []
+        self.known = 0
+        self.read_upto = (0, 0)
 
     def commit(self, result: StepResult) -> None:
         super().commit(result)
         names = [set(zip(part.keys, part.subkeys, strict=True)) for part in result.delta if part.kind is Kind.WINDOW]
-        self.changed = [*getattr(self, "changed", []), (self.bundle, set[tuple[bytes, str]]().union(*names))]
+        self.changed.append((self.bundle, set[tuple[bytes, str]]().union(*names)))
+
+    def restart(self, *, state_complete: bool = True) -> None:
+        super().restart(state_complete=state_complete)
+        self.known, self.read_upto = self.folded_bundle, (self.bundle, self.folded_bundle)
+
+    def lose(self, rows: Sequence[tuple[Any, int]], *, columns: bool = False) -> None:
+        super().lose(rows, columns=columns)
+        self.known, self.read_upto = self.folded_bundle, (self.bundle, self.folded_bundle)
+
+    def unfolded_from(self) -> int:
+        """Return the fold behind which the names of changes may be remembered: those that were read stay together."""
+        bundle, folded = self.read_upto
+        return folded if self.known < bundle else self.known
 
     def fold_unseen(self) -> None:
         """Fold in the store only."""
@@ -191,7 +210,9 @@ def check_memory(world: World, subject: Owner) -> None:
 def check_names(subject: Owner) -> None:
     """Check that what is remembered of sessions by name is no more than has changed since the last fold."""
     spilled = subject.interval._open.spilled  # type: ignore[attr-defined]
-    changed = set().union(*(names for bundle, names in subject.changed if bundle > subject.known))
+    changed = set[tuple[bytes, str]]().union(
+        *(names for bundle, names in subject.changed if bundle > subject.unfolded_from())
+    )
     assert {(key_text(key), f"{start}/{end}") for key, start, end in spilled._deleted} <= changed
     assert {key_text(key) for key in spilled._fired} <= {key for key, _ in changed}
     here = {key for key, sessions in subject.interval._open.by_key.items()}  # type: ignore[attr-defined]
