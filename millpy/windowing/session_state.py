@@ -228,8 +228,7 @@ class OpenSessions:
     def take_entries(self, watermark: Instant, bundle: int, panes_max: int = UNBOUNDED) -> Entries | None:
         """Expire up to `panes_max` sessions, and return the changes of this bundle as entries; None without any."""
         spilled = self.spilled
-        if spilled is not None:
-            spilled.note_fired((session.key for session in self._touched if session.pane.emitted), bundle)
+        fired = [] if spilled is None else [session.key for session in self._touched if session.pane.emitted]
         while (session := self._unexpired.first(watermark)) is not None:
             if not self._is_done(session) or panes_max <= 0 or not (spilled is None or spilled.has_passed(session)):
                 break
@@ -237,6 +236,9 @@ class OpenSessions:
             self._remove(session)
         sessions, self._touched = list(self._touched), {}
         gone, self._gone = self._gone, []
+        if spilled is not None:  # a session that opens, fires and expires within the turn leaves nothing to fold
+            stored = {session.key for session in (*sessions, *gone)} if fired else ()
+            spilled.note_fired((key for key in fired if key in stored), bundle)
         if not sessions and not gone and (spilled is None or spilled.next_expiry() > watermark):
             return None
         for session in sessions:

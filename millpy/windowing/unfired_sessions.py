@@ -75,6 +75,7 @@ class UnfiredSessions(ClosedSessions):
         self._many: set[Key] = set()  # keys with sessions in memory that may have unread ones, too
         self._fired: dict[Key, int] = {}  # whole keys of which a session has fired, with the bundle; until it is folded
         self._read: set[Key] = set()  # keys of which this turn emits unread sessions
+        self._asked: set[Key] = set()  # keys of which this turn has read as many rows as it may
         self._changed: OrderedDict[Key, int] = OrderedDict()  # keys with unfired sessions -> bundle of the last change
         self.unfired_from = recovered.unfired_from
 
@@ -131,6 +132,8 @@ class UnfiredSessions(ClosedSessions):
                 self._fired.pop(key, None)  # so that they stay in order
                 self._fired[key] = bundle
         self._read.clear()
+        self._many -= {key for key in self._asked if not self._has_unfired(key)}  # nothing of them was put into memory
+        self._asked.clear()
 
     def _is_whole(self, key: Key) -> bool:
         """Tell whether a key has no unread sessions, as far as is known."""
@@ -165,6 +168,7 @@ class UnfiredSessions(ClosedSessions):
         for text, key in keys.items():
             if counts[text] >= OTHERS_MAX:  # there may be more
                 self._many |= {key} & unknown
+                self._asked.add(key)
             else:
                 self._many.discard(key)
 
