@@ -94,10 +94,13 @@ def test_a_turn_does_not_depend_on_what_is_in_memory(
     resident.fold = lambda **how: None  # type: ignore[method-assign]
     for subject in (spilling, resident):
         played(subject, run.schedule, columns=run.few == 0)
+        subject.feed([])  # until its first turn, a new owner may wait for a session that has become longer
 
     for one, other in zip(spilling.results, resident.results, strict=True):
         assert effects(one) == effects(other)
-    assert spilling.interval.oldest_work() == resident.interval.oldest_work()
+    reached, wanted = (min(subject.watermark, subject.interval.oldest_work()) for subject in (spilling, resident))
+    assert reached <= wanted
+    assert reached == wanted or one.unfinished
     for subject in (spilling, resident):
         subject.finish()
         subject.check_ended()
