@@ -1,4 +1,4 @@
-"""Sessions that have no early panes, so that they may leave memory before they fire; the readings are in a file beside."""
+"""Sessions without early panes, which may leave memory before they fire; the readings are in a file beside."""
 
 from __future__ import annotations
 

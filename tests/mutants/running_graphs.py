@@ -24,7 +24,9 @@ UNIT = "tests/unit/runtime/test_sources_that_ended.py::"
 RETENTION = "tests/conformance/test_retention.py::"
 COPIES = "tests/conformance/test_copied_results.py::"
 SPILLED = "tests/property/test_spilled_windows.py::test_a_turn_does_not_depend_on_what_is_in_memory"
-UNREAD = "tests/unit/windowing/test_unfired_sessions.py::"
+UNREAD_IN_ANY_WORLD = (
+    "tests/property/test_unread_sessions.py::test_a_turn_does_not_depend_on_bounds_folds_and_takeovers"
+)
 UNREAD_SESSIONS = f"{POSTGRES}test_unfired_sessions_stay_in_the_store_until_records_touch_them_or_they_end"
 CLOSED_PANES = f"{POSTGRES}test_closed_windows_stay_in_the_store_until_they_are_loaded"
 IN_MEMORY = "tests/crash/test_corrections.py::"
@@ -32,6 +34,11 @@ IN_MEMORY = "tests/crash/test_corrections.py::"
 
 def _of(line: str, killer: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(file, old, new, (killer,), line=line)
+
+
+def _unread(killer: str, old: str, new: str, file: str = UNFIRED_SESSIONS) -> Mutant:
+    """Return a mutant of sessions that leave memory before they fire."""
+    return Mutant(file, old, new, (f"tests/unit/windowing/test_unfired_sessions.py::test_{killer}",))
 
 
 MUTANTS = [
@@ -47,23 +54,27 @@ MUTANTS = [
         "if 0 < pane.bundle and self._has_left(pane)]"),
     _of(STORED, SPILLED, SESSIONS,
         "name not in self._deleted and not self._sessions", "not self._sessions"),
-    _of(STORED, f"{UNREAD}test_a_row_that_is_not_folded_away_is_no_session", UNFIRED_SESSIONS,
-        "return key in self._fired or self._has_unfired(key)", "return self._has_unfired(key)"),
-    _of(STORED, f"{UNREAD}test_a_late_record_of_a_session_that_is_over_does_not_bring_its_row_back", UNFIRED_SESSIONS,
-        "and session.place > self._upto and", "and"),
-    _of(STORED, f"{UNREAD}test_the_row_of_a_session_that_grows_in_the_turn_in_which_it_ends_is_no_session", SESSIONS,
-        "            self._deleted[name] = UNBOUNDED\n", ""),
-    _of(STORED, f"{UNREAD}test_the_row_of_a_session_that_has_become_shorter_is_none_though_its_key_has_left",
-        UNFIRED_SESSIONS, "            if self._has_unfired(key):\n                self._note_changed(key, bundle)\n            else:",
-        "            if not self._has_unfired(key):"),
-    _of(STORED, f"{UNREAD}test_a_key_of_which_a_stored_session_has_fired_may_have_others", UNFIRED_SESSIONS,
-        "else self._next_end(self._upto)", "else INSTANT_MAX"),
-    _of(STORED, f"{UNREAD}test_a_key_of_which_a_stored_session_has_fired_may_have_others", UNFIRED_SESSIONS,
-        "                self._read.add(session.key)\n", ""),
-    _of(STORED, f"{UNREAD}test_a_new_owner_knows_that_a_key_with_changes_may_have_other_sessions", UNFIRED_SESSIONS,
-        "            self._many.add(session.key)\n", "            pass\n"),
-    _of(STORED, f"{UNREAD}test_a_key_with_many_sessions_reads_some_and_loses_none", UNFIRED_SESSIONS,
-        "            if bundle > self._folded:\n                return False\n", ""),
+    _of(STORED, UNREAD_IN_ANY_WORLD, SESSIONS, "            self._deleted[name] = UNBOUNDED\n", ""),
+    _unread("a_row_that_is_not_folded_away_is_no_session",
+            "return key in self._fired or self._has_unfired(key)", "return self._has_unfired(key)"),
+    _unread("a_late_record_of_a_session_that_is_over_does_not_bring_its_row_back",
+            "and session.place > self._upto and", "and"),
+    _unread("the_row_of_a_session_that_grows_in_the_turn_in_which_it_ends_is_no_session",
+            "super()._may_have_left(session) or (session.pane.bundle > 0 and session.key in self._many)",
+            "super()._may_have_left(session)"),
+    _unread("the_row_of_a_session_that_has_become_shorter_is_none_though_its_key_has_left",
+            "            if self._has_unfired(key):\n                self._note_changed(key, bundle)\n            else:",
+            "            if not self._has_unfired(key):"),
+    _unread("a_key_of_which_a_stored_session_has_fired_may_have_others", "else self._next_end(self._upto)", "else INSTANT_MAX"),
+    _unread("a_key_of_which_a_stored_session_has_fired_may_have_others", "                self._read.add(session.key)\n", ""),
+    _unread("a_new_owner_knows_that_a_key_with_changes_may_have_other_sessions",
+            "            self._many.add(session.key)\n", "            pass\n"),
+    _unread("a_key_with_many_sessions_reads_some_and_loses_none",
+            "            if bundle > self._folded:\n                return False\n", ""),
+    _unread("keys_of_sessions_that_open_and_end_within_a_turn_are_not_remembered",
+            "        self._many -= {key for key in self._asked if not self._has_unfired(key)}", "        pass"),
+    _unread("keys_of_sessions_that_open_and_end_within_a_turn_are_not_remembered",
+            "(key for key in fired if key in stored)", "fired", "millpy/windowing/session_state.py"),
     _of(STORED, UNREAD_SESSIONS, "millpy/store/sql/sessions.sql",
         "   AND k.value::json ->> 'emitted' IS DISTINCT FROM 'true'\n ORDER", " ORDER"),
     _of(STORED, CLOSED_PANES, "millpy/store/sql/reading.sql", "least(low_watermark, oldest_work)", "low_watermark"),

@@ -91,7 +91,7 @@ def faults_of(url: str, readings: Sequence[Reading]) -> list[Fault]:
     """Compare all tables with a recount, and all histories with their witness."""
     full, late = full_sessions(readings)
     plain = merged((device, at, value, at + GAP) for device, at, value, _ in readings)
-    cut = merged((device, at, value, min(at + GAP, at // LENGTH * LENGTH + LENGTH)) for device, at, value, _ in readings)
+    cut = merged((d, at, value, min(at + GAP, at // LENGTH * LENGTH + LENGTH)) for d, at, value, _ in readings)
     found: list[Fault] = []
     with psycopg.connect(url, autocommit=True) as connection:
         for table, rows in (("plain", plain), ("cut", cut), ("full", full)):

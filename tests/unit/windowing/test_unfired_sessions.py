@@ -162,7 +162,7 @@ def test_a_row_that_is_not_folded_away_is_no_session(bound: int | None) -> None:
     subject.feed([(Reading("k", 1), 50), (Reading("o", 1), 700)])
     subject.feed([(Reading("p", 1), 700)])
     subject.fold()
-    assert in_memory(subject) == 0
+    assert "many" not in subject.interval._open.by_key
 
     first = subject.feed([(Reading("k", 1), 60)], watermark=70 if bound else None)
     found = emitted(first) + fed_until_done(subject, 165)
@@ -239,6 +239,26 @@ def test_due_sessions_that_wait_in_memory_stay_there() -> None:
     found += rest(subject, subject.feed([]))
 
     assert sorted(found) == [(f"k{n}", 1, 0) for n in range(9)]
+
+
+def test_keys_of_sessions_that_open_and_end_within_a_turn_are_not_remembered() -> None:
+    subject = driver(sessions=1)
+    subject.max_disorder = 100_000
+    spilled = subject.interval._open.spilled
+    subject.feed([(Reading("many", 1), 200 * n) for n in range(unfired_sessions.OTHERS_MAX)])
+    subject.feed([(Reading("later", 1), 50_000)])
+    subject.fold()
+    assert "many" not in subject.interval._open.by_key
+
+    assert len(fed_until_done(subject, 5_000)) == unfired_sessions.OTHERS_MAX
+    for key in ("new", "many"):  # of the latter, rows are stored that have fired
+        subject.feed([(Reading(key, 1), 5_100)], watermark=6_000)
+        assert emitted(subject.results[-1]) == [(key, 1, 0)]
+        assert not subject.results[-1].unfinished
+        assert not spilled._fired
+        assert not spilled._many
+    subject.finish()
+    subject.check_ended()
 
 
 def test_a_late_record_of_a_session_that_is_over_does_not_bring_its_row_back() -> None:
@@ -324,7 +344,7 @@ def test_a_new_owner_reads_no_session_until_it_is_needed() -> None:
     fill(subject)
 
     subject.restart()
-    assert in_memory(subject) == 0
+    assert "many" not in subject.interval._open.by_key
     assert subject.interval.oldest_work() == GAP
     assert not subject.interval.immediate
     subject.feed([(Reading("k7", 1), 2)])
