@@ -73,10 +73,10 @@ def test_no_kill_changes_own_windows_or_a_history(survives: Survives) -> None:
 def test_no_kill_changes_sessions_in_the_database(survives: Survives) -> None:
     case = with_canary(
         session_case(Failpoint.AFTER_COMMIT),
+        "DELETE FROM stays.plain_history WHERE pane_index = 0 AND is_retraction",
         "DELETE FROM stays.plain WHERE device = 'd1'",
         "UPDATE stays.cut SET total = total + 1 WHERE device = 'd1'",
         "UPDATE stays.full SET window_end = window_end + interval '1 us' WHERE device = 'd1'",
-        "DELETE FROM stays.plain_history WHERE pane_index = 0 AND is_retraction",
     )
 
     assert survives(case).kills == 1
