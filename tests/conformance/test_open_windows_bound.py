@@ -16,6 +16,8 @@ import pytest
 from millpy import Count, EventTime, FixedWindows, Graph, Last, SessionWindows, minutes, seconds
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
+from millpy.store.postgres.arrays import Bigints, Texts, register_arrays
+from millpy.store.postgres.statements import statement
 from millpy.windowing.unfired_sessions import UnfiredSessions
 from tests.conformance.test_users_tables import fetch
 from tests.feed import Feed
@@ -139,3 +141,19 @@ async def test_sessions_beyond_the_bound_leave_memory_and_count_every_record(
     assert fetch(database_url, "SELECT count(*) FROM millpy.dead_letters") == [(0,)]
     assert fetch(database_url, "SELECT count(*) FROM millpy.accounting WHERE NOT balanced") == [(0,)]
     assert fetch(database_url, "SELECT count(*) FROM mill.keyed WHERE kind = 'window'") == [(0,)]
+
+
+async def test_sessions_of_new_keys_are_read_by_index_though_most_rows_are_of_another_key(database_url: str) -> None:
+    """The planner must not read the whole table for each key when it knows nothing of the new ones yet."""
+    asked = {"interval": 1, "others_max": 4, "keys": Texts([b'"new"']), "lows": Bigints([1]), "highs": Bigints([2])}
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        register_arrays(connection)
+        await connection.execute(
+            "INSERT INTO mill.keyed (interval_id, kind, namespace, key, subkey, key_hash, fire_at, bundle, value)"
+            " SELECT 1, 'window', '', '\"old\"', format('%s/%s', n, n + 1), 1, n + 1, 1, '{}'"
+            " FROM generate_series(1, 20000) AS n"
+        )
+        await connection.execute("ANALYZE mill.keyed")
+        found = await connection.execute(b"EXPLAIN " + statement("load_sessions"), asked)
+        plan = [line async for (line,) in found]
+    assert any("Index Scan using keyed_identity" in line for line in plan), plan
