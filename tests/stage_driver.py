@@ -29,7 +29,7 @@ from millpy.model.stage import (
     StoredInterval,
     Work,
 )
-from millpy.model.stored_windows import WAITS, ClosedKind, SpanOfEnds, StoredPane, WindowQuery, span_of
+from millpy.model.stored_windows import WAITS, ClosedKind, SpanOfEnds, StoredPane, WindowQuery, is_emitted, span_of
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.operators.deduplicate import DeduplicateLogic
 from millpy.store.memory.tables import column_values
@@ -224,14 +224,17 @@ class StageDriver:
         rows = {name for name in rows if int(name[3].partition("/")[2]) <= min(self.low_watermark, self.oldest)}
         waiting = b"no value" if self.stage_kind() in (ClosedKind.WINDOWS, ClosedKind.UNFIRED) else WAITS
         rows = {name for name in rows if waiting not in self.folded[name][0]}
-        unfired = everything_left - rows if self.stage_kind() is ClosedKind.UNFIRED else set()
+        sessions = self.stage_kind() is ClosedKind.UNFIRED_SESSIONS
+        unfired = everything_left - rows if sessions or self.stage_kind() is ClosedKind.UNFIRED else set()
+        unread = [span_of(name[3])[1] for name in unfired if sessions and not is_emitted(self.folded[name][0])]
         rows |= unfired
         everything = self.stored
         self.stored = {n: row for n, row in everything.items() if n not in rows or self.folded[n] != row}
         entries, self.stored = self.entries(kinds), everything
-        ends = [span_of(name[3])[1] for name in rows] if self.stage_kind() is ClosedKind.SESSIONS else []
+        ends = [span_of(name[3])[1] for name in rows] if sessions or self.stage_kind() is ClosedKind.SESSIONS else []
+        ends = [end for end in ends if end <= self.watermark]
         deleted = [name for name, bundle in self.deleted_in.items() if bundle > self.folded_bundle]
-        may_leave = self.stage_kind() is ClosedKind.SESSIONS and rows_max < UNBOUNDED
+        may_leave = rows_max < UNBOUNDED and (sessions or self.stage_kind() is ClosedKind.SESSIONS)
         if (may_leave or unfired) and deleted:
             gone = Entries(Kind.WINDOW, "")
             for kind, _, key, subkey in deleted:
@@ -250,7 +253,8 @@ class StageDriver:
             dedupe_runs=self.live_runs(),
             horizon_floor=self.horizon_floor,
             closed_windows=[] if ends else sorted({name[3] for name in rows - unfired}),
-            unfired_windows=sorted({name[3] for name in unfired}),
+            unfired_windows=[] if sessions else sorted({name[3] for name in unfired}),
+            unfired_from=Instant(min(unread, default=INSTANT_MAX)),
             closed_ends=SpanOfEnds(min(ends), max(ends)) if ends else None,
         )
 
@@ -371,4 +375,4 @@ def timedelta_us(us: int) -> timedelta:
 def has_unread(interval: StageInterval) -> bool:
     """Tell whether an interval has windows that hold the low watermark until it has looked into the store for panes."""
     spilled = getattr(getattr(interval, "_open", None), "spilled", None)
-    return bool(getattr(spilled, "unread", ()))
+    return bool(getattr(spilled, "unread", ())) or getattr(spilled, "unfired_from", INSTANT_MAX) < INSTANT_MAX

@@ -249,9 +249,11 @@ CREATE UNIQUE INDEX keyed_identity ON mill.keyed (
 ALTER TABLE mill.keyed REPLICA IDENTITY FULL;
 -- Timers, windows, positions and counters are few compared with state; views read them by kind.
 CREATE INDEX keyed_others ON mill.keyed (kind, interval_id) WHERE kind <> 'state';
--- A new owner finds the windows that wait in the store, and an expiry the rows of one, without a look at others.
-CREATE INDEX keyed_windows ON mill.keyed (interval_id, hashtextextended(subkey, 0), key_hash)
- WHERE kind = 'window';
+-- A new owner finds the windows that wait in the store, an expiry the rows of one, and a watermark the sessions that it
+-- reaches, without a look at others.
+CREATE INDEX keyed_windows ON mill.keyed (
+    interval_id, (split_part(subkey, '/', 2)::bigint), (split_part(subkey, '/', 1)::bigint), key_hash
+) WHERE kind = 'window';
 
 CREATE TABLE mill.dead_letters (
     dead_letter_id   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

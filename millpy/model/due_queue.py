@@ -48,6 +48,12 @@ class DueQueue(Generic[Item]):
         self._heap[:] = [entry for entry in self._heap if self.is_current(entry[2], entry[4])]
         heapify(self._heap)
 
+    def trim(self, live: int) -> bool:
+        """Remove the items that no longer count, if they are many beside `live` ones. Return whether they were."""
+        if many := len(self._heap) > live * 5 // 4 + _OUTDATED_MIN:
+            self.remove_outdated()
+        return many
+
     def first(self, until: int = INSTANT_MAX) -> Item | None:
         """Return the first item if it is due by `until`, else None."""
         heap = self._heap

@@ -207,6 +207,8 @@ class StoredInterval:
         unfired_windows: subkeys of other windows whose folded entries are not in `entries`, which then have the
             tombstones of windows, too.
         closed_ends: when the first and the last of the sessions end that have fired and are not in `entries`.
+        unfired_from: when the first of the other sessions ends, if they are not in `entries`, which then have the
+            tombstones of windows, too; INSTANT_MAX without any. It may be earlier.
         outbox: how far the outbox of a sink is filled and delivered.
     """
 
@@ -224,6 +226,7 @@ class StoredInterval:
     closed_windows: Sequence[str] = ()
     unfired_windows: Sequence[str] = ()
     closed_ends: SpanOfEnds | None = None
+    unfired_from: Instant = INSTANT_MAX
     outbox: OutboxState = field(default_factory=OutboxState)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeAlias
@@ -23,12 +23,14 @@ class ClosedKind(Enum):
         PANES: it leaves the panes that do not wait (`WAITS`).
         SESSIONS: as PANES, but an interval has as many sessions as rows. It learns when the first and the last one end.
         UNFIRED: as WINDOWS, but it leaves those that have not fired, too, and learns their subkeys apart.
+        UNFIRED_SESSIONS: as SESSIONS, but it leaves those that have not fired, too, and learns when the first one ends.
     """
 
     WINDOWS = 1
     PANES = 2
     SESSIONS = 3
     UNFIRED = 4
+    UNFIRED_SESSIONS = 5
 
 
 class StoredPane(NamedTuple):
@@ -49,52 +51,73 @@ class TouchedSessions:
         keys: the key of each span, as JSON text.
         starts: its start, in µs.
         ends: its end, in µs. A session [start, end) of the key is read if it intersects the span.
+        others_max: how many other sessions are read of each key that have not fired, those that end first.
     """
 
     keys: Sequence[bytes]
     starts: Sequence[int]
     ends: Sequence[int]
+    others_max: int = 0
 
     def answer(self, rows: Iterable[StoredPane]) -> Entries:
         """Return what it reads of rows in memory."""
-        spans = list(zip(self.keys, self.starts, self.ends, strict=True))
+        spans: dict[bytes, list[tuple[int, int]]] = {}
+        for key, lo, hi in zip(self.keys, self.starts, self.ends, strict=True):
+            spans.setdefault(key, []).append((lo, hi))
+        others = dict.fromkeys(spans, 0)
         found = Entries(Kind.WINDOW, "")
-        for row in rows:
+        for row in sorted(rows, key=place_of):
             start, end = span_of(row.subkey)
-            if any(row.key == key and start < hi and lo < end for key, lo, hi in spans):
+            if any(start < hi and lo < end for lo, hi in spans.get(row.key, ())):
+                found.add(*row)
+            elif row.key in spans and others[row.key] < self.others_max and not is_emitted(row.value):
+                others[row.key] += 1
                 found.add(*row)
         return found
 
 
-class SessionName(NamedTuple):
-    """The identity of a stored session: its key as JSON text, the subkey "<start>/<end>", and the hash of the key."""
+class SessionPlace(NamedTuple):
+    """The place of a session in the order in which sessions fire. Few have the same: those of keys with one hash."""
 
-    key: bytes
-    subkey: str
+    end: int
+    start: int
     key_hash: int
+
+
+FIRST_SESSION = SessionPlace(-(2**63), -(2**63), -1)
+"""A place before all others."""
+LAST_HASH = 2**62
+"""A number above the hashes of keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedSessions:
-    """A query for the next sessions that end by a time, in an order of the store, without values.
+    """A query for the next sessions that end by a time, in order of their places.
 
     Attributes:
         ended_by: the time, in µs.
-        after: the last session of the answer before; None to begin.
-        rows_max: the most sessions to read. An answer with fewer is the last one.
+        after: the place behind which they are.
+        rows_max: the most sessions to read, and those besides that have the place of the last one. An answer with fewer
+            is the last one.
+        unfired: whether to read those that have not fired, with values; otherwise all, without values.
     """
 
     ended_by: int
-    after: SessionName | None
+    after: SessionPlace
     rows_max: int
+    unfired: bool = False
 
     def answer(self, rows: Iterable[StoredPane]) -> Entries:
-        """Return what it reads of rows in memory, in the order of keys and subkeys."""
-        found = Entries(Kind.WINDOW, "")
-        for row in sorted(rows, key=lambda row: (row.key, row.subkey)):
-            is_next = self.after is None or (row.key, row.subkey) > (self.after.key, self.after.subkey)
-            if is_next and span_of(row.subkey)[1] <= self.ended_by and len(found) < self.rows_max:
-                found.add(*row._replace(value=None))
+        """Return what it reads of rows in memory."""
+        found, last = Entries(Kind.WINDOW, ""), self.after
+        for row in sorted(rows, key=place_of):
+            place = place_of(row)
+            if not self.after < place or place.end > self.ended_by or (self.unfired and is_emitted(row.value)):
+                continue
+            if len(found) >= self.rows_max and place != last:
+                break
+            found.add(*(row if self.unfired else row._replace(value=None)))
+            last = place
         return found
 
 
@@ -130,11 +153,10 @@ class UnfiredPanes:
         """Return what it reads of rows in memory."""
         found, size = Entries(Kind.WINDOW, ""), 0
         for row in sorted(rows, key=lambda row: (row.key_hash, row.key)):
-            assert row.value is not None, row
             is_next = row.subkey == self.subkey and (row.key_hash, row.key) > self.after
-            if is_next and not _is_emitted(row.value) and len(found) < self.rows_max and size < self.bytes_max:
+            if is_next and not is_emitted(row.value) and len(found) < self.rows_max and size < self.bytes_max:
                 found.add(*row)
-                size += len(row.value)
+                size += len(row.value or b"")
         return found
 
 
@@ -161,10 +183,29 @@ def span_of(subkey: str) -> tuple[int, int]:
     return int(start), int(end)
 
 
+def place_of(row: StoredPane) -> SessionPlace:
+    """Return the place of a stored session."""
+    start, end = span_of(row.subkey)
+    return SessionPlace(end, start, row.key_hash)
+
+
+def panes_of(entries: Entries) -> Iterator[StoredPane]:
+    """Return the rows of an answer."""
+    columns = entries.keys, entries.key_hashes, entries.subkeys, entries.values, entries.fire_ats
+    return map(StoredPane, *columns)
+
+
+def last_place(entries: Entries) -> SessionPlace:
+    """Return the place of the last row of an answer."""
+    start, end = span_of(entries.subkeys[-1])
+    return SessionPlace(end, start, entries.key_hashes[-1])
+
+
 class _PaneFlags(msgspec.Struct):
     emitted: bool = False
 
 
-def _is_emitted(value: bytes) -> bool:
+def is_emitted(value: bytes | None) -> bool:
     """Tell whether a stored pane has been emitted."""
+    assert value is not None, "a row in the store has a value"
     return msgspec.json.decode(value, type=_PaneFlags).emitted

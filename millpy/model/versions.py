@@ -85,6 +85,8 @@ def refuse_changes(
                 f"deployed version {version} of graph {name!r} has more than this file: {changes_text(since)}",
                 hint="update this file, or remove the additions: millpy deploy FILE --back",
             )
+        if settings and len(of_kind("setting", since)) == len(since):
+            meanings = []  # this file may be from before: some settings can be changed in one direction only
     if meanings:
         raise GraphError(f"{cannot_deploy(name, meanings)}: {changes_text(meanings)}", hint=NEW_GENERATION)
     if states:

@@ -360,8 +360,8 @@ class Store(Protocol):
         fired; their subkeys are in `StoredInterval.closed_windows`, and their unfolded deltas in the entries. Panes
         that wait come in any case. Of sessions, only the bounds of their ends are known (`StoredInterval.closed_ends`).
         The entries also have the tombstones of windows if windows that have not fired stay, too
-        (`StoredInterval.unfired_windows`); and those of sessions whenever `closed_rows_max` is given, because sessions
-        that are read may leave memory before the tombstones are folded.
+        (`StoredInterval.unfired_windows`, and `unfired_from` of sessions); and those of sessions whenever
+        `closed_rows_max` is given, because sessions that are read may leave memory before the tombstones are folded.
 
         Raises:
             StaleSequencerError: one of the grants is stale.

@@ -69,6 +69,7 @@ class ClosedWindows:
         self._bytes_max = bytes_max
         self._folded = folded_bundle
         self._counted = (0, 0, 0)
+        self._searched: tuple[int, ...] = ()
         self.stored: set[int] = set()
         self.expired: list[tuple[str, int]] = []
         self.load: LoadWindows = no_windows
@@ -146,10 +147,14 @@ class ClosedWindows:
 
     def is_over(self, first_open_end: int) -> bool:
         """Tell whether closed windows exceed the bound by half although all that are folded have left memory."""
-        if not self._exceeds_by_half(first_open_end):
-            return False
-        self.spill(self._folded, first_open_end)  # panes that were loaded, and have not changed
+        if self._scope(first_open_end) != self._searched and self._exceeds_by_half(first_open_end):
+            self.spill(self._folded, first_open_end)  # panes that were loaded, and have not changed
+            self._searched = self._scope(first_open_end)
         return self._exceeds_by_half(first_open_end)
+
+    def _scope(self, first_open_end: int) -> tuple[int, ...]:
+        """Return what decides which panes may leave: while it stays, a search finds no other ones."""
+        return self._folded, self._weights.panes, first_open_end
 
     def _exceeds_by_half(self, first_open_end: int) -> bool:
         return self._is_above(self._bytes_max * 3 // 2, first_open_end)

@@ -51,7 +51,7 @@ class WindowedStage:
         if not spills or self.binding.inputs[0].site or self.binding.is_taken:
             return UNBOUNDED
         limits, bytes_max = self.binding.limits, self.binding.limits.closed_windows_bytes_max
-        if self.closed_kind is ClosedKind.UNFIRED:
+        if self.closed_kind in (ClosedKind.UNFIRED, ClosedKind.UNFIRED_SESSIONS):
             bytes_max = min(bytes_max, limits.unfired_bytes_max)
         each = PANE_BYTES
         if self.logic.sessions_spill:
@@ -61,9 +61,10 @@ class WindowedStage:
     @property
     def closed_kind(self) -> ClosedKind:
         """The kind of its windows for a new owner that leaves some of them in the store."""
+        unfired = self.logic.unfired_spill(self._accumulators())
         if self.logic.sessions_spill:
-            return ClosedKind.SESSIONS
-        if self.logic.unfired_spill(self._accumulators()):
+            return ClosedKind.UNFIRED_SESSIONS if unfired else ClosedKind.SESSIONS
+        if unfired:
             return ClosedKind.UNFIRED
         return ClosedKind.PANES if self.logic.by_pane else ClosedKind.WINDOWS
 

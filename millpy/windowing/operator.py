@@ -62,6 +62,7 @@ class JoinedRows:
         records: the rows.
         codes: per row, the index of its key in `keys`.
         keys: the distinct keys.
+        hashes: the hash of each key.
         watermarks: per row, the watermark that judges its lateness.
         inputs: per row, the index of its input; None if the stage has one input.
     """
@@ -69,6 +70,7 @@ class JoinedRows:
     records: Records
     codes: Integers
     keys: list[Key]
+    hashes: list[int]
     watermarks: Instants
     inputs: Integers | None = None
 
@@ -78,7 +80,8 @@ class JoinedRows:
     def take(self, rows: npt.NDArray[np.int64]) -> JoinedRows:
         """Return the given rows, in the given order."""
         inputs = None if self.inputs is None else self.inputs[rows]
-        return JoinedRows(self.records.take(rows), self.codes[rows], self.keys, self.watermarks[rows], inputs)
+        columns = (self.records.take(rows), self.codes[rows], self.keys, self.hashes, self.watermarks[rows])
+        return JoinedRows(*columns, inputs)
 
     def by_input(self, rows: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64]]]:
         """Return (input, its rows) for the inputs of the given rows."""
@@ -289,14 +292,13 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
         arrived = [arrival for arrival in work.arrived if len(arrival.bundle)]
         if arrived:
             records = concat([arrival.bundle.records for arrival in arrived])
-            codes, keys, _ = joined_keys(arrived)
+            codes, keys, hashes = joined_keys(arrived)
             watermarks = np.concatenate([judging_watermarks(arrival, work) for arrival in arrived])
             inputs = None
             if len(self._binding.inputs) > 1:
                 inputs = np.concatenate([np.full(len(a.bundle), a.bundle.input, np.int64) for a in arrived])
-            rows = self._with_room(
-                result, self._storable(result, JoinedRows(records, codes, keys, watermarks, inputs)), work
-            )
+            joined = JoinedRows(records, codes, keys, hashes, watermarks, inputs)
+            rows = self._with_room(result, self._storable(result, joined), work)
         work = self._limit_panes(work, rows)
         self._latest_end = self._trigger.latest_end(work.watermark)
         learned: tuple[Entries, ...] = ()

@@ -27,6 +27,7 @@ from millpy.windowing.session_gaps import Gaps
 from millpy.windowing.session_size import SizeBound
 from millpy.windowing.session_state import OpenSession, OpenSessions
 from millpy.windowing.triggered_sessions import TriggeredSessions
+from millpy.windowing.unfired_sessions import UnfiredSessions
 from millpy.windowing.window import SessionWindows
 from millpy.windowing.window_memory import Openings
 from millpy.windowing.window_spec import WindowSpec
@@ -104,7 +105,7 @@ class UnalignedInterval(WindowedInterval[OpenSessions]):
                 triggers.add(pane, count, late_count)
             olds = joined.get(number)
             if olds is None:
-                self._open.open(rows.keys[code], start, end, pane)
+                self._open.open(rows.keys[code], rows.hashes[code], start, end, pane)
             else:
                 self._open.join(olds, start, end, pane)
             self._tally.applied += count
@@ -112,6 +113,9 @@ class UnalignedInterval(WindowedInterval[OpenSessions]):
 
 class SessionInterval(UnalignedInterval):
     """Soft state of one key interval: its open sessions by key."""
+
+    _unfired_spill = False
+    """Whether sessions that have not fired may leave memory, too."""
 
     def __init__(
         self, windowing: WindowSpec, windows: SessionWindows, binding: StageBinding, recovered: StoredInterval
@@ -123,8 +127,15 @@ class SessionInterval(UnalignedInterval):
         self._bound = None if windows.max_records is None else SizeBound(windows.max_records)
         self._replay = replay if self._bound is None else self._bound.replay
         if windowing.sessions_spill and not self._input.site and not binding.is_taken:
-            bytes_max = binding.limits.closed_windows_bytes_max // binding.windowed_intervals
-            self._open.spilled = ClosedSessions(self._open, self._input.key_types, bytes_max, recovered)
+            limits, intervals = binding.limits, binding.windowed_intervals
+            closed = limits.closed_windows_bytes_max // intervals
+            of_closed = self._open, self._input.key_types, closed, recovered
+            self._unfired_spill = windowing.unfired_spill(self._accumulators)
+            if self._unfired_spill:
+                unfired = limits.unfired_bytes_max // intervals
+                self._open.spilled = UnfiredSessions(*of_closed, unfired)
+            else:
+                self._open.spilled = ClosedSessions(*of_closed)
         self._recover(recovered)
 
     @property
@@ -134,16 +145,16 @@ class SessionInterval(UnalignedInterval):
         return super().immediate and (spilled is None or not spilled.are_stored)
 
     def on_folded(self, bundle: int) -> None:
-        """Allow closed sessions last changed at or before `bundle` to leave memory: they are rows now."""
+        """Allow sessions last changed at or before `bundle` to leave memory: they are rows now."""
         if self._open.spilled is not None:
             self._open.spilled.spill(bundle)
 
     def needs_fold(self) -> bool:
-        """Tell whether closed sessions exceed their bound."""
+        """Tell whether sessions that may leave memory exceed their bound."""
         return self._open.spilled is not None and self._open.spilled.needs_fold()
 
     def waits_for_fold(self) -> bool:
-        """Tell whether closed sessions exceed their bound by half, and have changed since the last fold."""
+        """Tell whether they exceed it by half, and have changed since the last fold."""
         return self._open.spilled is not None and self._open.spilled.is_over()
 
     def step(self, work: Work) -> StepResult:
@@ -152,8 +163,14 @@ class SessionInterval(UnalignedInterval):
             self._open.spilled.load = work.query_windows
         return super().step(work)
 
+    def _held_bytes(self) -> int:
+        """Return the memory of sessions that cannot leave it: 0 if those that have not fired may, too."""
+        return 0 if self._unfired_spill else super()._held_bytes()
+
     def _counted_bytes(self) -> int:
-        """Return the memory that counts against the bound: closed sessions that can wait in the store do not."""
+        """Return the memory that counts against the bound: sessions that can wait in the store do not."""
+        if self._unfired_spill:
+            return 0
         spilled = self._open.spilled
         return super()._counted_bytes() - (0 if spilled is None else spilled.bytes_in_memory)
 
@@ -211,7 +228,8 @@ class SessionInterval(UnalignedInterval):
             known = {code: found for code, found in known.items() if not all(has_left(one.pane) for one in found)}
         if self._open.spilled is not None and self._triggered is None:  # else a late record may have to wait
             opens &= sessions.ends > self._trigger.latest_end(work.watermark)
-        extends = np.isin(sessions.codes, list(known))
+        # A turn has room for all that it opens if sessions may leave before they fire.
+        extends = opens if self._unfired_spill else np.isin(sessions.codes, list(known))
         large = np.zeros(len(opens), np.bool_)
         for number, olds in sessions.joined.items() if self._open.weights.large else ():
             large[number] = any(id(old.pane) in self._open.weights.large for old in cast("list[OpenSession]", olds))
@@ -260,7 +278,7 @@ class SessionInterval(UnalignedInterval):
                 if session.open:
                     self._open.join(cast("list[OpenSession]", session.open), session.start, session.end, pane)
                 else:
-                    self._open.open(key, session.start, session.end, pane)
+                    self._open.open(key, rows.hashes[code], session.start, session.end, pane)
         return sorted(missed)
 
     def _without_closed(self, sessions: Sessions, keys: Sequence[Key]) -> Sessions:

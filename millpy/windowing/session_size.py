@@ -26,6 +26,7 @@ class SessionSize(Accumulator):
 
     result = int
     memory_bytes = 150
+    is_small = True
 
     def __init__(self) -> None:
         super().__init__(None, int)

@@ -4,6 +4,8 @@ A session that grows becomes another window, which begins at pane 0. The commit 
 it had emitted, also deletes its result row; a retracting window retracts its pane. Open sessions of a key never
 intersect; windows of a user's function (`user_windows.py`) may.
 
+A session may be only in the store: between firing and expiry (`closed_sessions.py`), or before (`unfired_sessions.py`).
+
 The store has one entry per (key, session): kind WINDOW, subkey "<start>/<end>", fire time the time of expiry.
 """
 
@@ -11,13 +13,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.due_queue import DueQueue
-from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
+from millpy.model.keys import Key, key_from_text, key_texts
 from millpy.model.stage import UNBOUNDED
-from millpy.model.stored_windows import span_of
+from millpy.model.stored_windows import SessionPlace, span_of
 from millpy.model.time import Instant
 from millpy.windowing.accumulation import PaneMerger
 from millpy.windowing.accumulator import AccumulatorSet
@@ -33,13 +36,15 @@ class OpenSession:
     """An open session of a key.
 
     Attributes:
-        alive: false once it has expired or was merged into another session.
+        key_hash: the hash of its key.
+        alive: false once it has expired, left memory, or was merged into another session.
     """
 
-    __slots__ = ("alive", "end", "key", "pane", "start")
+    __slots__ = ("alive", "end", "key", "key_hash", "pane", "start")
 
-    def __init__(self, key: Key, start: int, end: int, pane: OpenPane) -> None:
+    def __init__(self, key: Key, key_hash: int, start: int, end: int, pane: OpenPane) -> None:
         self.key = key
+        self.key_hash = key_hash
         self.start = start
         self.end = end
         self.pane = pane
@@ -48,9 +53,14 @@ class OpenSession:
     def __lt__(self, other: OpenSession) -> bool:
         return (self.start, self.end) < (other.start, other.end)
 
-    def name(self) -> tuple[Key, int]:
-        """Return what orders the windows with one end: the key, and the start (those of a user may overlap)."""
-        return self.key, self.start
+    @property
+    def place(self) -> SessionPlace:
+        """Where it is in the order in which sessions fire."""
+        return SessionPlace(self.end, self.start, self.key_hash)
+
+    def name(self) -> tuple[int, int, Key]:
+        """Return what orders the windows with one end: as their places do, then by key."""
+        return self.start, self.key_hash, self.key
 
     def due(self) -> DuePane:
         """Return the session's pane, to be emitted or taken back."""
@@ -65,7 +75,7 @@ class OpenSessions:
         weights: the memory of the sessions.
         allowed_us: the allowed lateness.
         holds: the times at which sessions hold the low watermark, if they combine the times of their records.
-        spilled: the closed sessions, of which some are only in the store; None if all sessions are in memory.
+        spilled: the sessions that may be only in the store; None if all sessions are in memory.
     """
 
     def __init__(self, accumulators: AccumulatorSet, merger: PaneMerger, allowed_lateness_us: int) -> None:
@@ -74,13 +84,11 @@ class OpenSessions:
         self.allowed_us = allowed_lateness_us
         self.spilled: ClosedSessions | None = None
         self.by_key: dict[Key, list[OpenSession]] = {}
-        self._unfired: DueQueue[OpenSession] = _UnfiredSessions()
+        self._unfired: DueQueue[OpenSession] = _SessionEnds()
         self._unexpired = UnexpiredSessions()
         self._touched: dict[OpenSession, None] = {}
-        self._gone: list[tuple[Key, int, int]] = []
-        self._merged: list[tuple[Key, int, int]] = []  # closed sessions that have become part of others
+        self._gone: list[OpenSession] = []
         self._absorbed: list[DuePane] = []
-        self._hasher = KeyHasher()
         self.holds: PaneHolds[OpenSession] | None = None
         self.weights = Weights(PANE_BYTES + SESSION_BYTES + accumulators.memory_bytes)
 
@@ -91,18 +99,27 @@ class OpenSessions:
 
     def recover(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Load stored sessions; called for each part of the stored state."""
-        for text, subkey, value in zip(entries.keys, entries.subkeys, entries.values, strict=True):
+        columns = entries.keys, entries.key_hashes, entries.subkeys, entries.values
+        for text, key_hash, subkey, value in zip(*columns, strict=True):
             key, (start, end) = key_from_text(text, key_types), span_of(subkey)
             if value is not None:
-                self._recover_one(OpenSession(key, start, end, decode_pane(value, self._accumulators)), text, value)
+                session = self.decoded(key, key_hash, start, end, value)
+                self.put_back(session, text, value)
+                if self.spilled is not None:
+                    self.spilled.note_recovered(session)
             elif self.spilled is not None:
                 self.spilled.note_deleted(key, start, end)
 
-    def _recover_one(self, session: OpenSession, text: bytes, value: bytes) -> None:
+    def decoded(self, key: Key, key_hash: int, start: int, end: int, value: bytes) -> OpenSession:
+        """Return a stored session."""
+        return OpenSession(key, key_hash, start, end, decode_pane(value, self._accumulators))
+
+    def put_back(self, session: OpenSession, text: bytes, value: bytes) -> None:
+        """Put a stored session into memory, given the stored text of its key and its pane."""
         self._add(session)
         self.weights.weigh([session.pane], [text], [value])
-        if self.spilled is not None and self.has_left(session.pane):
-            self.spilled.waiting[session] = None
+        if self.spilled is not None:
+            self.spilled.note_read(session)
 
     def has_left(self, pane: OpenPane) -> bool:
         """Tell whether a session that has fired needs nothing more but late records."""
@@ -112,28 +129,38 @@ class OpenSessions:
         """Tell whether a session is in memory."""
         return any((session.start, session.end) == (start, end) for session in self.by_key.get(key, ()))
 
-    def load_closed(self, key: Key, start: int, end: int, text: bytes, value: bytes) -> None:
-        """Put a stored session back. A row that could not have left memory is out of date, and is passed over."""
-        session = OpenSession(key, start, end, decode_pane(value, self._accumulators))
-        if self.has_left(session.pane):
-            self._recover_one(session, text, value)
-
     def leave(self, session: OpenSession) -> None:
-        """Take a closed session out of memory, which stays in the store."""
+        """Take a session out of memory, which stays in the store."""
         session.alive = False
         self.weights.drop([session.pane])
         self._unlink(session)
 
-    def forget_outdated(self) -> None:
-        """Free what queues still keep of sessions that have left."""
-        self._unexpired.remove_outdated()
+    def leave_unfired(self, key: Key) -> None:
+        """Take the sessions of a key that have not fired out of memory, which stay in the store."""
+        fired = [session for session in self.by_key[key] if session.pane.emitted]
+        for session in self.by_key[key]:
+            session.alive = session.pane.emitted
+        self.weights.drop([session.pane for session in self.by_key[key] if not session.alive])
+        if fired:
+            self.by_key[key] = fired
+        else:
+            del self.by_key[key]
+
+    def forget_outdated(self) -> bool:
+        """Free what one of the queues still keeps of sessions that have left. Return whether that was much."""
+        return any(queue.trim(self.weights.panes) for queue in self._queues())
+
+    def _queues(self) -> tuple[DueQueue[OpenSession], ...]:
+        return self._unfired, self._unexpired
 
     def finish_recovery(self) -> None:
-        """Do nothing: `recover` puts each session in its place."""
+        """Order what `recover` has loaded."""
+        if self.spilled is not None:
+            self.spilled.finish_recovery()
 
-    def open(self, key: Key, start: int, end: int, pane: OpenPane) -> None:
+    def open(self, key: Key, key_hash: int, start: int, end: int, pane: OpenPane) -> None:
         """Open a session that intersects no other."""
-        session = OpenSession(key, start, end, pane)
+        session = OpenSession(key, key_hash, start, end, pane)
         self._add(session)
         self._touched[session] = None
 
@@ -149,12 +176,12 @@ class OpenSessions:
             self._join_triggers(pane, [old.pane for old in olds], end)
         for old in others:
             self._remove(old)
-            if self.spilled is not None and self._has_ended(old.pane):
-                self._merged.append((old.key, old.start, old.end))
+            if self.spilled is not None:
+                self.spilled.note_merged(old)
             if old.pane.pane_index:  # a pane that failed counts as emitted but has no index
                 self._absorbed.append(old.due())
         if same is None:
-            self.open(others[0].key, start, end, pane)
+            self.open(others[0].key, others[0].key_hash, start, end, pane)
             return
         if others:
             self._merger.absorb(same.pane, pane)
@@ -169,12 +196,14 @@ class OpenSessions:
     def due(self, latest_end: Instant, panes_max: int = UNBOUNDED) -> list[DuePane]:
         """Return the panes to emit of sessions that end by `latest_end`: changed ones, and up to `panes_max` others."""
         due = {session: None for session in self._touched if session.end <= latest_end}
-        panes_max += len(due)
-        if len(due) < panes_max:
-            for session in self._unfired.take(latest_end):
-                due[session] = None
-                if len(due) >= panes_max:
-                    break
+        others = (session for session in self._unfired.take(latest_end) if session not in due)
+        if self.spilled is None:
+            chosen = list(islice(others, panes_max))
+        else:
+            chosen, later = self.spilled.next_due(latest_end, others, panes_max)
+            for session in later:
+                self._unfired.add(session.end, session.name(), session)
+        due.update(dict.fromkeys(chosen))
         self._touched.update(due)
         return [session.due() for session in due]
 
@@ -187,7 +216,7 @@ class OpenSessions:
     def _take_trigger(self, pane: OpenPane, new: OpenPane) -> None:
         """Do nothing: the default trigger has no state."""
 
-    def _has_ended(self, pane: OpenPane) -> bool:
+    def has_ended(self, pane: OpenPane) -> bool:
         """Tell whether a session has fired at its end, so that its row may be that of one that has left memory."""
         return pane.emitted
 
@@ -198,36 +227,37 @@ class OpenSessions:
 
     def take_entries(self, watermark: Instant, bundle: int, panes_max: int = UNBOUNDED) -> Entries | None:
         """Expire up to `panes_max` sessions, and return the changes of this bundle as entries; None without any."""
+        spilled = self.spilled
+        fired = [] if spilled is None else [session.key for session in self._touched if session.pane.emitted]
         while (session := self._unexpired.first(watermark)) is not None:
-            if not self._is_done(session) or panes_max <= 0:
+            if not self._is_done(session) or panes_max <= 0 or not (spilled is None or spilled.has_passed(session)):
                 break
             panes_max -= 1
             self._remove(session)
         sessions, self._touched = list(self._touched), {}
         gone, self._gone = self._gone, []
-        spilled = self.spilled
+        if spilled is not None:  # a session that opens, fires and expires within the turn leaves nothing to fold
+            stored = {session.key for session in (*sessions, *gone)} if fired else ()
+            spilled.note_fired((key for key in fired if key in stored), bundle)
         if not sessions and not gone and (spilled is None or spilled.next_expiry() > watermark):
             return None
-        if spilled is not None:
-            spilled.note_stored(sessions, self._merged, bundle)
-            self._merged = []
         for session in sessions:
             session.pane.bundle = bundle
-        names = [(session.key, session.start, session.end) for session in sessions]
         if gone:  # a window of a function may come back in the turn in which it has become part of another
-            written = set(names)
-            gone = [name for name in gone if name not in written]
-            names += gone
+            written = {(session.key, session.start, session.end) for session in sessions}
+            gone = [one for one in gone if (one.key, one.start, one.end) not in written]
+        named = sessions + gone
         entries = Entries(Kind.WINDOW, "")
-        entries.keys = key_texts([key for key, _, _ in names])
-        entries.key_hashes = self._hasher.hashes([key for key, _, _ in names]).tolist()
-        entries.subkeys = [f"{start}/{end}" for _, start, end in names]
+        entries.keys = key_texts([session.key for session in named])
+        entries.key_hashes = [session.key_hash for session in named]
+        entries.subkeys = [f"{session.start}/{session.end}" for session in named]
         panes = [session.pane for session in sessions]
         values = encode_panes(panes, self._accumulators)
         self.weights.weigh(panes, entries.keys, values)
         entries.values = [*values, *([None] * len(gone))]
-        entries.fire_ats = [end + self.allowed_us for _, _, end in names]
+        entries.fire_ats = [session.end + self.allowed_us for session in named]
         if spilled is not None:
+            spilled.note_stored(sessions, bundle)
             spilled.add_expired(entries, watermark, panes_max)
         return entries if entries.keys else None
 
@@ -240,8 +270,9 @@ class OpenSessions:
         return 0
 
     def next_end(self) -> Instant:
-        """Return the end of the oldest session that has not fired; INSTANT_MAX without one."""
-        return self._unfired.next_due()
+        """Return the end of the oldest session that has not fired, or one before it; INSTANT_MAX without one."""
+        due = self._unfired.next_due()
+        return due if self.spilled is None else min(due, self.spilled.unfired_from)
 
     def oldest_end(self) -> Instant:
         """Return the end of the oldest session that holds the low watermark; INSTANT_MAX without one."""
@@ -273,10 +304,10 @@ class OpenSessions:
         self.weights.drop([session.pane])
         self._unlink(session)
         if self.spilled is not None:
-            self.spilled.waiting.pop(session, None)
+            self.spilled.forget(session)
         self._touched.pop(session, None)
         if session.pane.bundle:
-            self._gone.append((session.key, session.start, session.end))
+            self._gone.append(session)
 
     def _unlink(self, session: OpenSession) -> None:
         """Remove a session from those of its key, so that no record joins it."""
@@ -297,7 +328,7 @@ class UnexpiredSessions(DueQueue[OpenSession]):
         return item.alive
 
 
-class _UnfiredSessions(DueQueue[OpenSession]):
+class _SessionEnds(DueQueue[OpenSession]):
     __slots__ = ()
 
     def is_current(self, key: Key | None, item: OpenSession) -> bool:

@@ -66,11 +66,8 @@ class TriggeredSessions(OpenSessions):
         """Tell whether a session is in memory."""
         return (key, start, end) in self.closed or super().is_here(key, start, end)
 
-    def forget_outdated(self) -> None:
-        """Free what queues still keep of sessions that have left."""
-        super().forget_outdated()
-        for queue in (self._unclosed, self._unexpected, self._holding):
-            queue.remove_outdated()
+    def _queues(self) -> tuple[DueQueue[OpenSession], ...]:
+        return *super()._queues(), self._unclosed, self._unexpected, self._holding
 
     def _add(self, session: OpenSession) -> None:
         super()._add(session)
@@ -84,7 +81,8 @@ class TriggeredSessions(OpenSessions):
     def _is_closed(self, session: OpenSession) -> bool:
         return self.closed.get((session.key, session.start, session.end)) is session
 
-    def _has_ended(self, pane: OpenPane) -> bool:
+    def has_ended(self, pane: OpenPane) -> bool:
+        """Tell whether a session has fired at its end, so that its row may be that of one that has left memory."""
         return firing_of(pane).passed
 
     def _take_trigger(self, pane: OpenPane, new: OpenPane) -> None:

@@ -37,13 +37,11 @@ class ClosedPanes(ClosedWindows):
         """Tell whether panes that could leave memory exceed the bound."""
         return self._exceeds(self._bytes_max, first_open_end)
 
-    def is_over(self, first_open_end: int) -> bool:
-        """Tell whether they exceed it by half although all that are folded have left."""
-        limit = self._bytes_max * 3 // 2
-        if not self._exceeds(limit, first_open_end):
-            return False
-        self.spill(self._folded, first_open_end)  # panes that were loaded, and have not changed
-        return self._exceeds(limit, first_open_end)
+    def _scope(self, first_open_end: int) -> tuple[int, ...]:
+        return *super()._scope(first_open_end), sum(map(len, self.awake.values()))
+
+    def _exceeds_by_half(self, first_open_end: int) -> bool:
+        return self._exceeds(self._bytes_max * 3 // 2, first_open_end)
 
     def _exceeds(self, bytes_max: int, first_open_end: int) -> bool:
         if self._weights.total <= bytes_max:

@@ -59,7 +59,7 @@ class AssignedRows(JoinedRows):
         counts = self.counts[rows]
         first = (np.cumsum(self.counts) - self.counts)[rows]
         entries = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
-        columns = (plain.records, plain.codes, plain.keys, plain.watermarks, plain.inputs)
+        columns = (plain.records, plain.codes, plain.keys, plain.hashes, plain.watermarks, plain.inputs)
         return AssignedRows(*columns, counts, self.starts[entries], self.ends[entries])
 
     def entries(self) -> npt.NDArray[np.int64]:
@@ -102,7 +102,8 @@ class FunctionCalls:
                 starts.append(start)
                 ends.append(end)
         found = (np.array(column, np.int64) for column in (counts, starts, ends))
-        return AssignedRows(rows.records, rows.codes, rows.keys, rows.watermarks, rows.inputs, *found), refused
+        of_rows = (rows.records, rows.codes, rows.keys, rows.hashes, rows.watermarks, rows.inputs)
+        return AssignedRows(*of_rows, *found), refused
 
     def merge(self, record: Any, span: Span, others: Sequence[Span]) -> list[Span]:
         """Return with which of the other spans, by start, a record's span becomes one: the first ones that fit.

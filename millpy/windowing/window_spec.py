@@ -106,10 +106,12 @@ class WindowSpec:
         """Tell whether windows that have not fired may leave memory, too, until a record comes or they end.
 
         They may if nothing but the watermark makes their panes due, if a pane holds the low watermark only at its end,
-        and if all panes of a turn's records fit into memory (`unfired_windows.py`). Slices make several panes each.
+        and if all panes of a turn's records fit into memory (`unfired_windows.py`, `unfired_sessions.py`). Slices make
+        several panes each.
         """
         waits_for_end = not self.by_pane and self.timestamps is TimestampCombiner.END_OF_WINDOW
-        return self.spills and waits_for_end and not self.sliced and accumulators.is_small
+        may_spill = self.spills or self.sessions_spill
+        return may_spill and waits_for_end and not self.sliced and accumulators.is_small
 
     @property
     def sessions_spill(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -13,14 +14,18 @@ from millpy.model.checkpoint import Cursor, DedupeRun, Entries, Kind
 from millpy.model.stage import StoredInterval
 from millpy.model.stored_windows import (
     FIRST_PLACE,
+    FIRST_SESSION,
     ClosedKind,
     EndedSessions,
     PanePlace,
-    SessionName,
+    SessionPlace,
     TouchedSessions,
     UnfiredPanes,
+    WindowQuery,
+    place_of,
 )
-from millpy.model.time import INSTANT_MIN, Instant
+from millpy.model.stored_windows import panes_of as panes_in
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from tests.conformance.store_builders import NULL, Owner, World, a_segment, a_slice, contents, entries
 
 STATE, TIMER, WINDOW = Kind.STATE, Kind.TIMER, Kind.WINDOW
@@ -161,12 +166,13 @@ class KeyedSuite:
         spans = TouchedSessions(keys, [45, 200, 0, 40, 0], [60, 210, 31, 41, 10**6])
         touched = await owner.store.query_windows(grant, 1, spans)
         ended: list[tuple[bytes, str, int]] = []
-        after = None
-        while len(ended) % 4 == 0:
-            found = await owner.store.query_windows(grant, 1, EndedSessions(260, after, 4))
+        places = [FIRST_SESSION]
+        while len(places) % 4 == 1:
+            found = await owner.store.query_windows(grant, 1, EndedSessions(260, places[-1], 4))
             assert set(found.values) <= {None}
             ended += zip(found.keys, found.subkeys, found.fire_ats, strict=True)
-            after = SessionName(found.keys[-1], found.subkeys[-1], found.key_hashes[-1])
+            places += map(place_of, panes_in(found))
+        assert places == sorted(places)
 
         expected = {("a", f"{30 * n}/{30 * n + 20}"): [n] for n in range(33, 40)}
         expected |= {("w", "0/9"): waiting[1], ("a", "0/20"): [50]}
@@ -181,6 +187,87 @@ class KeyedSuite:
         assert sorted(ended) == sorted((json.dumps(key).encode(), subkey, at) for key, _, subkey, at in names)
         with pytest.raises(TransientError, match="lost a fold"):
             await owner.store.query_windows(grant, 2, spans)
+
+    async def test_unfired_sessions_stay_in_the_store_until_records_touch_them_or_they_end(self, world: World) -> None:
+        owner, sums = await world.owner(world.sums[0]), world.sums[0]
+        open_ones = [(f"k{n}", {"values": [n]}, f"{n}/{60 + n}", 70 + n) for n in range(20)]
+        alike = [(f"t{n}", {"values": [n]}, "5/65", 75) for n in range(6)]  # as many have the same place
+        many = [("m", {"values": [n]}, f"{100 * n}/{100 * n + 90}", 100 * n + 100) for n in range(1, 9)]
+        fired = [(f"f{n}", {"values": ['"emitted":false'], "emitted": True}, "1/31", 41) for n in range(5)]
+        fired.append(("g", {"values": [], "emitted": True}, "2/61", 71))
+        stored = entries(WINDOW, "", *open_ones, *alike, *many, *fired, ("l", {"values": []}, "10/70", 80))
+        stored.key_hashes = [7 if key.startswith(b'"t') else 9 + place for place, key in enumerate(stored.keys)]
+        of = {"low_watermark": Instant(59), "input_watermark": Instant(62), "oldest_work": Instant(59)}
+        await owner.commit(owner.checkpoint(sums, **of, delta=(stored,)))
+        await owner.fold(sums)
+        later = entries(WINDOW, "", ("k1", None, "1/61", 71), ("k1", {"values": [9]}, "1/64", 74))
+        await owner.commit(owner.checkpoint(sums, **of, delta=(later,)))
+        grant = owner.grants[sums.interval_id]
+
+        async def query(asked: WindowQuery) -> list[tuple[str, str]]:
+            answer = await owner.store.query_windows(grant, 1, asked)
+            return [(json.loads(key), subkey) for key, subkey in zip(answer.keys, answer.subkeys, strict=True)]
+
+        kind = ClosedKind.UNFIRED_SESSIONS
+        (read,) = await owner.store.read([grant], state_rows_max=0, closed_rows_max=len(stored), closed=kind)
+        (left,) = await owner.store.read([grant], state_rows_max=0, closed_rows_max=len(stored) - 1, closed=kind)
+        one = await query(EndedSessions(65, SessionPlace(60, 0, 50), 3, unfired=True))
+        tied = await query(EndedSessions(65, SessionPlace(64, 4, 99), 2, unfired=True))
+        following = await query(EndedSessions(INSTANT_MAX, SessionPlace(79, 19, 99), 1, unfired=True))
+        touched = TouchedSessions([b'"m"', b'"k3"', b'"f1"', b'"x"'], [400, 70, 200, 0], [450, 75, 210, 99], 4)
+
+        assert (read.recovered.unfired_from, read.recovered.closed_ends) == (INSTANT_MAX, None)
+        assert len(panes_of(read.recovered.entries)) == len(stored)
+        assert (left.recovered.unfired_from, left.recovered.closed_ends) == (60, (31, 62))
+        assert panes_of(left.recovered.entries) == {("k1", "1/64"): {"values": [9]}}
+        assert [
+            subkey for e in left.recovered.entries for subkey, v in zip(e.subkeys, e.values, strict=True) if v is None
+        ] == ["1/61"]
+        assert one == [("k1", "1/61"), ("k2", "2/62"), ("k3", "3/63")]
+        assert sorted(tied) == [(f"t{n}", "5/65") for n in range(6)]
+        assert following == [("m", "100/190")]
+        assert sorted(await query(touched)) == [
+            ("k3", "3/63"),
+            *[("m", f"{100 * n}/{100 * n + 90}") for n in (1, 2, 3, 4, 5)],
+        ]
+
+    @pytest.mark.parametrize("seed", range(3))
+    async def test_queries_of_sessions_read_what_a_loop_over_the_rows_reads(self, world: World, seed: int) -> None:
+        owner, sums, rng = await world.owner(world.sums[0]), world.sums[0], random.Random(seed)
+        rows: list[tuple[str, object, str, int]] = []
+        for key in "abcdefgh"[: rng.choice([2, 8])]:
+            end = 0
+            for n in range(40 if key == "a" else rng.choice([0, 1, 3, 40])):
+                start = end + rng.choice([0, 1, 20])
+                end = start + rng.randrange(1, 30)
+                rows.append(
+                    (
+                        key,
+                        {"values": [n], "emitted": True} if rng.random() < 0.4 else {"values": [n]},
+                        f"{start}/{end}",
+                        end,
+                    )
+                )
+        stored = entries(WINDOW, "", *rows)
+        stored.key_hashes = [key[1] % 3 for key in stored.keys]  # many have the same place
+        await owner.commit(owner.checkpoint(sums, delta=(stored,)))
+        await owner.fold(sums)
+        grant, found = owner.grants[sums.interval_id], 0
+
+        for _ in range(40):
+            keys = sorted(rng.choice([b'"a"', b'"b"', b'"h"', b'"x"']) for _ in range(rng.randrange(1, 6)))
+            lows = [rng.randrange(400) for _ in keys]
+            highs = [low + rng.choice([1, 20, 300]) for low in lows]
+            after = rng.choice([FIRST_SESSION, SessionPlace(rng.randrange(400), rng.randrange(400), rng.randrange(3))])
+            ended = EndedSessions(
+                rng.choice([rng.randrange(400), INSTANT_MAX]), after, rng.choice([1, 3, 50]), rng.random() < 0.5
+            )
+            for query in (TouchedSessions(keys, lows, highs, rng.choice([0, 1, 4])), ended):
+                answer = await owner.store.query_windows(grant, 1, query)
+                wanted = query.answer(panes_in(stored))
+                assert sorted(panes_in(answer)) == sorted(panes_in(wanted)), query
+                found += len(answer)
+        assert found > 20
 
     async def test_unfired_windows_stay_in_the_store_until_their_panes_are_next(self, world: World) -> None:
         owner, sums = await world.owner(world.sums[0]), world.sums[0]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import LiteralString
 
 import msgspec
 import psycopg
+import pytest
 
-from millpy import Count, EventTime, FixedWindows, Graph, Last, minutes, seconds
+from millpy import Count, EventTime, FixedWindows, Graph, Last, SessionWindows, minutes, seconds
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
+from millpy.store.postgres.arrays import Bigints, Texts, register_arrays
+from millpy.store.postgres.statements import statement
+from millpy.windowing.unfired_sessions import UnfiredSessions
 from tests.conformance.test_users_tables import fetch
 from tests.feed import Feed
 
@@ -25,6 +29,13 @@ FULL = Limits(open_windows_bytes_max=4 * 80_000)
 class Reading(msgspec.Struct):
     device: str
     at: datetime
+
+
+def visits(feed: Feed) -> Graph:
+    graph = Graph("flood")
+    readings = graph.inject("readings", feed, schema=Reading, event_time=EventTime("at", max_disorder=minutes(3)))
+    readings.key_by("device").window(SessionWindows(minutes(1)), name="counted").aggregate(n=Count()).to_table("counts")
+    return graph
 
 
 def a_graph(feed: Feed) -> Graph:
@@ -40,10 +51,12 @@ def readings(name: str, count: int, at: str = "2026-01-01T00:00:00Z") -> list[by
 
 
 @asynccontextmanager
-async def working(url: str, feed: Feed, limits: Limits) -> AsyncIterator[None]:
+async def working(
+    url: str, feed: Feed, limits: Limits, graph: Callable[[Feed], Graph] = a_graph
+) -> AsyncIterator[None]:
     """Run a worker that takes over from the one before."""
     stop = asyncio.Event()
-    worker = asyncio.create_task(run_worker(a_graph(feed), url, limits=limits, stop=stop))
+    worker = asyncio.create_task(run_worker(graph(feed), url, limits=limits, stop=stop))
     yield
     stop.set()
     await worker
@@ -89,3 +102,58 @@ async def test_records_without_room_are_counted_across_takeovers_and_can_be_repl
     devices = "SELECT count(*)::int, sum(n) FILTER (WHERE device LIKE 'old%')::int FROM flood.counts"
     assert fetch(database_url, devices) == [(1_504, 28)]
     assert fetch(database_url, "SELECT count(*) FROM millpy.accounting WHERE NOT balanced") == [(0,)]
+
+
+async def test_sessions_beyond_the_bound_leave_memory_and_count_every_record(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2,000 open sessions, memory has room for 200; their devices come again after a takeover, and they merge."""
+    in_memory: list[int] = []
+    spill, bytes_max = UnfiredSessions.spill, FULL.unfired_bytes_max // 4
+
+    def watched(self: UnfiredSessions, folded_bundle: int) -> None:
+        spill(self, folded_bundle)
+        in_memory.append(self._sessions.weights.total - self.bytes_in_memory)
+
+    monkeypatch.setattr(UnfiredSessions, "spill", watched)
+    feed = Feed()
+    async with working(database_url, feed, FULL, visits):
+        for part in range(20):
+            feed.push(*readings(f"part{part}-", 100))
+            await until(database_url, JUDGED, 100 * (part + 1))
+        feed.push(*readings("part0-", 100, at="2026-01-01T00:01:30Z"))  # a second session
+        await until(database_url, JUDGED, 2_100)
+        assert max(in_memory) <= 3 * bytes_max // 2 + 40_000  # input waits there, and a part is some 25 sessions
+        assert fetch(database_url, "SELECT count(*)::int FROM millpy.windows") == [(2_100,)]
+        assert fetch(database_url, "SELECT count(*) FROM flood.counts") == [(0,)]
+    async with working(database_url, feed, FULL, visits):
+        feed.push(*readings("part1-", 50, at="2026-01-01T00:00:30Z"))
+        feed.push(*readings("part0-", 50, at="2026-01-01T00:00:45Z"))  # it joins both
+        await until(database_url, JUDGED, 2_200)
+        feed.push(*readings("last", 1, at="2026-01-01T00:05:10Z"))
+        await until(database_url, "SELECT count(*)::int FROM flood.counts", 2_000 - 50)
+        await until(database_url, "SELECT count(*)::int FROM millpy.windows", 101)
+        feed.end()
+        await until(database_url, "SELECT count(*)::int FROM flood.counts", 2_051)
+
+    found = fetch(database_url, "SELECT n::int, count(*)::int FROM flood.counts GROUP BY 1 ORDER BY 1")
+    assert found == [(1, 1_951), (2, 50), (3, 50)]
+    assert fetch(database_url, "SELECT count(*) FROM millpy.dead_letters") == [(0,)]
+    assert fetch(database_url, "SELECT count(*) FROM millpy.accounting WHERE NOT balanced") == [(0,)]
+    assert fetch(database_url, "SELECT count(*) FROM mill.keyed WHERE kind = 'window'") == [(0,)]
+
+
+async def test_sessions_of_new_keys_are_read_by_index_though_most_rows_are_of_another_key(database_url: str) -> None:
+    """The planner must not read the whole table for each key when it knows nothing of the new ones yet."""
+    asked = {"interval": 1, "others_max": 4, "keys": Texts([b'"new"']), "lows": Bigints([1]), "highs": Bigints([2])}
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        register_arrays(connection)
+        await connection.execute(
+            "INSERT INTO mill.keyed (interval_id, kind, namespace, key, subkey, key_hash, fire_at, bundle, value)"
+            " SELECT 1, 'window', '', '\"old\"', format('%s/%s', n, n + 1), 1, n + 1, 1, '{}'"
+            " FROM generate_series(1, 20000) AS n"
+        )
+        await connection.execute("ANALYZE mill.keyed")
+        found = await connection.execute(b"EXPLAIN " + statement("load_sessions"), asked)
+        plan = [line async for (line,) in found]
+    assert any("Index Scan using keyed_identity" in line for line in plan), plan

@@ -1,6 +1,6 @@
-"""Early panes, users' windows, bounded sessions, histories and tools per key under SIGKILL; canaries of the checkers.
+"""Early panes, users' windows, bounded and stored sessions, histories and tools per key under SIGKILL; canaries.
 
-All points: `make crash ONLY=early`, `make crash ONLY="own windows"`, `make crash ONLY="tools per key"`.
+All points: `make crash ONLY=early`, `ONLY="own windows"`, `ONLY="sessions in"`, `ONLY="tools per key"`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import psycopg
 from millpy.hosting.failpoints import Failpoint
 from tests.crash.cases.early import early_case
 from tests.crash.cases.panes import pane_case
+from tests.crash.cases.sessions import session_case
 from tests.crash.cases.tools import tool_case
 from tests.crash.checks import Fault
 from tests.crash.conftest import Survives
@@ -64,6 +65,18 @@ def test_no_kill_changes_own_windows_or_a_history(survives: Survives) -> None:
         "DELETE FROM panes.visits_history WHERE NOT is_retraction AND (device, window_start, pane_index) IN"
         " (SELECT device, window_start, pane_index FROM panes.visits)",
         "UPDATE panes.most_history SET pane_last = NOT pane_last WHERE device = 'd2'",
+    )
+
+    assert survives(case).kills == 1
+
+
+def test_no_kill_changes_sessions_in_the_database(survives: Survives) -> None:
+    case = with_canary(
+        session_case(Failpoint.AFTER_COMMIT),
+        "DELETE FROM stays.plain_history WHERE pane_index = 0 AND is_retraction",
+        "DELETE FROM stays.plain WHERE device = 'd1'",
+        "UPDATE stays.cut SET total = total + 1 WHERE device = 'd1'",
+        "UPDATE stays.full SET window_end = window_end + interval '1 us' WHERE device = 'd1'",
     )
 
     assert survives(case).kills == 1

@@ -11,6 +11,7 @@ POSTGRES = "tests/conformance/test_postgres_store.py::TestPostgresStore::"
 FUNCTIONS = "migrations/versions/0002_functions.sql"
 DEPLOY = "millpy/store/sql/deploy.sql"
 CLOSED, SESSIONS = "millpy/windowing/closed_windows.py", "millpy/windowing/closed_sessions.py"
+UNFIRED_SESSIONS = "millpy/windowing/unfired_sessions.py"
 HORIZONS = "A changed lateness or horizon loses nothing"
 STORED = "Windows that leave memory give the same panes"
 CORRECTED = "A correction is made once and is audited"
@@ -23,12 +24,21 @@ UNIT = "tests/unit/runtime/test_sources_that_ended.py::"
 RETENTION = "tests/conformance/test_retention.py::"
 COPIES = "tests/conformance/test_copied_results.py::"
 SPILLED = "tests/property/test_spilled_windows.py::test_a_turn_does_not_depend_on_what_is_in_memory"
+UNREAD_IN_ANY_WORLD = (
+    "tests/property/test_unread_sessions.py::test_a_turn_does_not_depend_on_bounds_folds_and_takeovers"
+)
+UNREAD_SESSIONS = f"{POSTGRES}test_unfired_sessions_stay_in_the_store_until_records_touch_them_or_they_end"
 CLOSED_PANES = f"{POSTGRES}test_closed_windows_stay_in_the_store_until_they_are_loaded"
 IN_MEMORY = "tests/crash/test_corrections.py::"
 
 
 def _of(line: str, killer: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(file, old, new, (killer,), line=line)
+
+
+def _unread(killer: str, old: str, new: str, file: str = UNFIRED_SESSIONS) -> Mutant:
+    """Return a mutant of sessions that leave memory before they fire."""
+    return Mutant(file, old, new, (f"tests/unit/windowing/test_unfired_sessions.py::test_{killer}",))
 
 
 MUTANTS = [
@@ -44,6 +54,29 @@ MUTANTS = [
         "if 0 < pane.bundle and self._has_left(pane)]"),
     _of(STORED, SPILLED, SESSIONS,
         "name not in self._deleted and not self._sessions", "not self._sessions"),
+    _of(STORED, UNREAD_IN_ANY_WORLD, UNFIRED_SESSIONS, "and session.place > self._upto and", "and"),
+    _unread("the_row_of_a_session_that_grows_in_the_turn_in_which_it_ends_is_no_session",
+            "            self._deleted[name] = UNBOUNDED\n", "", SESSIONS),
+    _unread("a_row_that_is_not_folded_away_is_no_session",
+            "return key in self._fired or self._has_unfired(key)", "return self._has_unfired(key)"),
+    _unread("the_row_of_a_session_that_grows_in_the_turn_in_which_it_ends_is_no_session",
+            "super()._may_have_left(session) or (session.pane.bundle > 0 and session.key in self._many)",
+            "super()._may_have_left(session)"),
+    _unread("the_row_of_a_session_that_has_become_shorter_is_none_though_its_key_has_left",
+            "            if self._has_unfired(key):\n                self._note_changed(key, bundle)\n            else:",
+            "            if not self._has_unfired(key):"),
+    _unread("a_key_of_which_a_stored_session_has_fired_may_have_others", "else self._next_end(self._upto)", "else INSTANT_MAX"),
+    _unread("a_key_of_which_a_stored_session_has_fired_may_have_others", "                self._read.add(session.key)\n", ""),
+    _unread("a_new_owner_knows_that_a_key_with_changes_may_have_other_sessions",
+            "            self._many.add(session.key)\n", "            pass\n"),
+    _unread("a_key_with_many_sessions_reads_some_and_loses_none",
+            "            if bundle > self._folded:\n                return False\n", ""),
+    _unread("keys_of_sessions_that_open_and_end_within_a_turn_are_not_remembered",
+            "        self._many -= {key for key in self._asked if not self._has_unfired(key)}", "        pass"),
+    _unread("keys_of_sessions_that_open_and_end_within_a_turn_are_not_remembered",
+            "(key for key in fired if key in stored)", "fired", "millpy/windowing/session_state.py"),
+    _of(STORED, UNREAD_SESSIONS, "millpy/store/sql/sessions.sql",
+        "   AND k.value::json ->> 'emitted' IS DISTINCT FROM 'true'\n ORDER", " ORDER"),
     _of(STORED, CLOSED_PANES, "millpy/store/sql/reading.sql", "least(low_watermark, oldest_work)", "low_watermark"),
     _of(CORRECTED, f"{IN_MEMORY}test_correction_computed_from_a_row_that_was_changed_meanwhile_is_computed_again",
         "millpy/store/memory/requests.py", "self._row_of(window) != window.row:", "False:"),
@@ -77,10 +110,10 @@ MUTANTS = [
     _of(RESET, "tests/crash/test_changed_in_place.py::test_reset_computation_begins_anew_and_the_others_stay",
         "millpy/store/postgres/deployment/reset.py",
         "    await deploy(connection, lacking, on_purpose=True, back=True)\n", ""),
-    Mutant(SESSIONS, "<= folded_bundle or session.end <= passed:", "<= folded_bundle:",
+    Mutant(SESSIONS, "<= self._folded and session.end > passed:", "<= self._folded:",
            ("tests/property/test_spilled_windows.py"
             "::test_a_session_that_is_over_stays_in_memory_while_stored_ones_are_deleted",)),
-    Mutant(SESSIONS, "if end > over_by and name", "if name",
+    Mutant(SESSIONS, "return session.end > over_by and self", "return self",
            equivalent="a session that is over takes no record, wherever it is, and expires in the turn that loads it"),
     Mutant("millpy/store/sql/sessions.sql", """k.value ~ '"waits": ?true'""", """strpos(k.value, '"waits":true') > 0""",
            ("tests/conformance/test_taking_back.py::test_panes_that_wait_are_read_after_an_aggregate_was_taken_back",)),

@@ -218,7 +218,7 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/windowing/session_state.py",
-        "            gone = [name for name in gone if name not in written]\n",
+        "            gone = [one for one in gone if (one.key, one.start, one.end) not in written]\n",
         "            pass\n",
         killers=(
             "tests/property/test_user_windows.py::test_windows_that_merge_with_some_others_lose_no_record_in_any_mode",

@@ -12,9 +12,10 @@ from itertools import groupby
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind, Segment
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.stage import UNBOUNDED, StoredInterval
-from millpy.model.stored_windows import ClosedKind, SpanOfEnds, StoredPane, WindowQuery, span_of
+from millpy.model.stored_windows import ClosedKind, SpanOfEnds, StoredPane, WindowQuery, is_emitted, span_of
+from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.memory.database import MemoryDatabase, Transaction
-from millpy.store.memory.tables import entries_of, overlaid, without_closed
+from millpy.store.memory.tables import Header, entries_of, overlaid, without_closed
 from millpy.store.protocol import OwnerSnapshot, PolledSegment, PollResult, SegmentQuery, check_fold
 
 
@@ -46,18 +47,21 @@ class MemoryState:
         header = self.database.headers[grant.interval_id]
         deltas = self.database.unfolded(header)
         keyed, left, unfired = header.keyed, frozenset[str](), frozenset[str]()
+        fired_by = min(header.low_watermark, header.oldest_work)  # a late record opens a window behind the watermark
         if sum(name[0] is Kind.WINDOW for name in keyed) > closed_rows_max:
-            fired_by = min(
-                header.low_watermark, header.oldest_work
-            )  # a late record opens a window behind the watermark
             keyed, left = without_closed(keyed, fired_by, closed)
-            if closed is ClosedKind.UNFIRED:
+            if closed in (ClosedKind.UNFIRED, ClosedKind.UNFIRED_SESSIONS):
                 unfired = frozenset(name[3] for name in keyed if name[0] is Kind.WINDOW)
                 keyed = {name: row for name, row in keyed.items() if name[0] is not Kind.WINDOW}
         newest = overlaid(keyed, deltas)
-        ends = [span_of(subkey)[1] for subkey in left] if closed is ClosedKind.SESSIONS else []
-        may_leave = closed is ClosedKind.SESSIONS and closed_rows_max < UNBOUNDED
-        if may_leave or unfired:
+        ends, unfired_from = list[int](), INSTANT_MAX
+        if closed is ClosedKind.UNFIRED_SESSIONS and (left or unfired):
+            left, ends, unfired_from = frozenset(), *self._unread(header, fired_by)
+            unfired = frozenset()
+        elif closed is ClosedKind.SESSIONS:
+            ends = [span_of(subkey)[1] for subkey in left]
+        of_sessions = closed in (ClosedKind.SESSIONS, ClosedKind.UNFIRED_SESSIONS)
+        if unfired or (of_sessions and closed_rows_max < UNBOUNDED):
             everything = overlaid(keyed, deltas, tombstones=True)
             newest |= {n: row for n, row in everything.items() if n[0] is Kind.WINDOW and row.value is None}
         state_complete = sum(name[0] is Kind.STATE for name in newest) <= state_rows_max
@@ -76,10 +80,17 @@ class MemoryState:
             closed_windows=[] if ends else sorted(left),
             unfired_windows=sorted(unfired),
             closed_ends=SpanOfEnds(min(ends), max(ends)) if ends else None,
+            unfired_from=unfired_from,
             outbox=self.database.outbox_state(grant.interval_id),
         )
         unfolded_bytes = sum(delta.size for delta in deltas)
         return OwnerSnapshot(recovered, dict(header.cursors), dict(header.last_segments), unfolded_bytes)
+
+    def _unread(self, header: Header, fired_by: Instant) -> tuple[list[int], Instant]:
+        """Return the ends of folded sessions that may have fired, and that of the first other one."""
+        rows = [(span_of(name[3])[1], row.value) for name, row in header.keyed.items() if name[0] is Kind.WINDOW]
+        unfired = [end for end, value in rows if end > fired_by and not is_emitted(value)]
+        return [end for end, _ in rows if end <= header.input_watermark], Instant(min(unfired, default=INSTANT_MAX))
 
     def load_state(self, grant: Grant, keys: Sequence[bytes]) -> list[Entries]:
         """Read the STATE entries of these keys."""

@@ -45,6 +45,7 @@ _OTHERS = (("", "state"), ("state\x01", "\x7f"))
 """Ranges [from, to) of the names of all kinds but STATE."""
 _WITHOUT_WINDOWS = (("", "state"), ("state\x01", "window"), ("window\x01", "\x7f"))
 _STATE = ("state", "state\x01")
+_OF_SESSIONS = (ClosedKind.SESSIONS, ClosedKind.UNFIRED_SESSIONS)
 _BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 _MAY_IDLE = b"SET LOCAL idle_in_transaction_session_timeout = '60s'"
 """The transaction does not block writers, and over a slow link the server idles while this worker receives."""
@@ -112,19 +113,19 @@ async def _read_under(
         progressed()
     ((states, has_outbox),) = await all_rows(connection, statement("count_state"), of_interval)
     groups: Groups = {}
-    subkeys, ends = None, None
-    may_leave = kind is ClosedKind.SESSIONS and closed_rows_max < UNBOUNDED
-    if may_leave:
-        ends = await stored_sessions.closed_ends(connection, grant, fired_by, closed_rows_max)
+    subkeys, left = None, None
+    if may_leave := kind in _OF_SESSIONS and closed_rows_max < UNBOUNDED:
+        ended_by = input_watermark if kind is ClosedKind.UNFIRED_SESSIONS else None
+        left = await stored_sessions.left(connection, grant, fired_by, ended_by, closed_rows_max)
     elif closed_rows_max < UNBOUNDED:
         subkeys = await stored_windows.subkeys(connection, grant, closed_rows_max)
     closed_ones, others = _by_end(subkeys or (), fired_by)
     unfired = others if kind is ClosedKind.UNFIRED else []
     for subkey in others if kind is ClosedKind.WINDOWS else ():
         await _add_windows(stored_windows.read_window(connection, grant, subkey), newest, groups, progressed)
-    if ends is not None or (subkeys is not None and kind is ClosedKind.PANES):
+    if (left is not None and kind is ClosedKind.SESSIONS) or (subkeys is not None and kind is ClosedKind.PANES):
         await _add_windows(stored_sessions.read_open(connection, grant, fired_by), newest, groups, progressed)
-    for kinds in _OTHERS if subkeys is None and ends is None else _WITHOUT_WINDOWS:
+    for kinds in _OTHERS if subkeys is None and left is None else _WITHOUT_WINDOWS:
         await _read_kinds(connection, grant.interval_id, kinds, newest, groups, progressed)
     complete = states + _states(newest) <= state_rows_max
     if complete and states:
@@ -147,8 +148,8 @@ async def _read_under(
             horizon_floor=Instant(horizon_floor),
             closed_windows=closed_ones,
             unfired_windows=unfired,
-            closed_ends=ends,
             outbox=await outbox.read_state(connection, grant) if has_outbox else OutboxState(),
+            **({} if left is None else left._asdict()),
         ),
         cursors={producer: (seq, Instant(watermark)) for producer, seq, watermark in cursors},
         last_segments=dict(last_segments),

@@ -80,8 +80,8 @@ WITH owned AS MATERIALIZED (
             CROSS JOIN LATERAL (
                   SELECT o.ctid AS place FROM mill.keyed AS o
                    WHERE o.interval_id = %(interval)s AND o.kind = 'window'
-                     AND hashtextextended(o.subkey, 0) = hashtextextended(e.subkey COLLATE "C", 0)
-                     AND o.subkey = e.subkey
+                     AND split_part(o.subkey, '/', 2)::bigint = split_part(e.subkey, '/', 2)::bigint
+                     AND split_part(o.subkey, '/', 1)::bigint = split_part(e.subkey, '/', 1)::bigint
                   OFFSET 0) AS found
             LIMIT %(rows_max)s::integer))
     RETURNING 1)

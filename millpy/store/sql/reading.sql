@@ -79,19 +79,20 @@ SELECT count(*) FROM (SELECT FROM mill.keyed WHERE interval_id = %(interval)s AN
 -- name: read_subkeys
 -- Reads the subkeys of the interval's folded windows, with one index probe for each. Zero rows: it has no window.
 WITH RECURSIVE found AS (
-    (SELECT hashtextextended(k.subkey, 0) AS hash, k.subkey
+    (SELECT split_part(k.subkey, '/', 2)::bigint AS ends, split_part(k.subkey, '/', 1)::bigint AS starts, k.subkey
        FROM mill.keyed AS k
       WHERE k.interval_id = %(interval)s AND k.kind = 'window'
-      ORDER BY hashtextextended(k.subkey, 0)
+      ORDER BY split_part(k.subkey, '/', 2)::bigint, split_part(k.subkey, '/', 1)::bigint
       LIMIT 1)
     UNION ALL
-    SELECT following.hash, following.subkey
+    SELECT following.ends, following.starts, following.subkey
       FROM found
      CROSS JOIN LATERAL (
-           SELECT hashtextextended(k.subkey, 0) AS hash, k.subkey
+           SELECT split_part(k.subkey, '/', 2)::bigint AS ends, split_part(k.subkey, '/', 1)::bigint AS starts, k.subkey
              FROM mill.keyed AS k
-            WHERE k.interval_id = %(interval)s AND k.kind = 'window' AND hashtextextended(k.subkey, 0) > found.hash
-            ORDER BY hashtextextended(k.subkey, 0)
+            WHERE k.interval_id = %(interval)s AND k.kind = 'window'
+              AND (split_part(k.subkey, '/', 2)::bigint, split_part(k.subkey, '/', 1)::bigint) > (found.ends, found.starts)
+            ORDER BY split_part(k.subkey, '/', 2)::bigint, split_part(k.subkey, '/', 1)::bigint
             LIMIT 1) AS following
 )
 SELECT subkey FROM found;
@@ -105,8 +106,8 @@ SELECT p.subkey, p.key, p.key_hash, p.fire_at, p.value, p.found
           FROM (SELECT k.subkey, k.key, k.key_hash, k.fire_at, k.value, octet_length(k.value) AS bytes
                   FROM mill.keyed AS k
                  WHERE k.interval_id = %(interval)s AND k.kind = 'window'
-                   AND hashtextextended(k.subkey, 0) = hashtextextended(%(subkey)s::text COLLATE "C", 0)
-                   AND k.subkey = %(subkey)s::text
+                   AND split_part(k.subkey, '/', 2)::bigint = split_part(%(subkey)s::text, '/', 2)::bigint
+                   AND split_part(k.subkey, '/', 1)::bigint = split_part(%(subkey)s::text, '/', 1)::bigint
                    AND k.key_hash >= %(key_hash)s::bigint
                    AND (k.key_hash, k.key) > (%(key_hash)s::bigint, %(key)s::text)
                  ORDER BY k.key_hash, k.key
@@ -122,8 +123,8 @@ SELECT p.key, p.key_hash, p.fire_at, p.value
           FROM (SELECT k.key, k.key_hash, k.fire_at, k.value, octet_length(k.value) AS bytes
                   FROM mill.keyed AS k
                  WHERE k.interval_id = %(interval)s AND k.kind = 'window'
-                   AND hashtextextended(k.subkey, 0) = hashtextextended(%(subkey)s::text COLLATE "C", 0)
-                   AND k.subkey = %(subkey)s::text
+                   AND split_part(k.subkey, '/', 2)::bigint = split_part(%(subkey)s::text, '/', 2)::bigint
+                   AND split_part(k.subkey, '/', 1)::bigint = split_part(%(subkey)s::text, '/', 1)::bigint
                    AND k.key_hash >= %(key_hash)s::bigint
                    AND (k.key_hash, k.key) > (%(key_hash)s::bigint, %(key)s::text)
                    AND k.value::json ->> 'emitted' IS DISTINCT FROM 'true'

@@ -19,6 +19,7 @@ from tests.crash.cases import (
     panes,
     pressure,
     retention,
+    sessions,
     sinks,
     sources,
     takes,
@@ -32,7 +33,7 @@ def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
     first = (killing, freezing, database, network, pressure, failover, broker, sources, database_sources)
     leaving = (sinks, kafka_to_kafka, mqtt_sinks, webhooks)
-    parts = (*first, takes, early, panes, retention, live, tools, joins, lookups, *leaving)
+    parts = (*first, takes, early, panes, sessions, retention, live, tools, joins, lookups, *leaving)
     return [case for part in parts for case in part.cases()]
 
 

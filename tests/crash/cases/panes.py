@@ -130,7 +130,7 @@ def faults_of(url: str, readings: Sequence[Reading], since: Sequence[datetime] =
         for table, rows in wanted.items():
             found += differences(table, rows_of(connection, table), rows)
         for table in ("shifts", "most"):
-            found += differences(f"{table}_totals", _totals(connection, table), grouped(wanted[table]))
+            found += differences(f"{table}_totals", totals_of(connection, table), grouped(wanted[table]))
         found += differences("late of full", late_of(connection, "full"), late)
         found += _closing_faults(connection, fixed, Counter(device for device, _, _, _ in readings))
         found += _pane_faults(connection)
@@ -141,11 +141,11 @@ def faults_of(url: str, readings: Sequence[Reading], since: Sequence[datetime] =
         return [*found, *accounting_faults(connection)]
 
 
-def rows_of(connection: psycopg.Connection, table: str) -> dict[Any, Any]:
+def rows_of(connection: psycopg.Connection, table: str, schema: str = "panes") -> dict[Any, Any]:
     """Return the rows of a table of devices."""
     query = (
         f"SELECT device, (extract(epoch FROM window_start) * {US})::bigint,"
-        f" (extract(epoch FROM window_end) * {US})::bigint, n::int, coalesce(total, 0)::int FROM panes.{table}"
+        f" (extract(epoch FROM window_end) * {US})::bigint, n::int, coalesce(total, 0)::int FROM {schema}.{table}"
     )
     return {row[:3]: row[3:] for row in connection.execute(query).fetchall()}  # type: ignore[call-overload]
 
@@ -156,8 +156,10 @@ def late_of(connection: psycopg.Connection, step: str) -> Counter[str]:
     return Counter(dict(connection.execute(query, [step]).fetchall()))
 
 
-def _totals(connection: psycopg.Connection, table: str) -> dict[Any, Any]:
-    query = f'SELECT "group"::int, extract(epoch FROM window_start)::int, n::int, total::int FROM panes.{table}_totals'
+def totals_of(connection: psycopg.Connection, table: str, schema: str = "panes") -> dict[Any, Any]:
+    """Return the rows of the totals over a table."""
+    columns = '"group"::int, extract(epoch FROM window_start)::int, n::int, total::int'
+    query = f"SELECT {columns} FROM {schema}.{table}_totals"
     return {row[:2]: row[2:] for row in connection.execute(query).fetchall()}  # type: ignore[call-overload]
 
 

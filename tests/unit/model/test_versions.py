@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -423,7 +424,15 @@ def test_lateness_cannot_grow_where_each_site_has_a_watermark() -> None:
         return graph.spec().description()
 
     assert [change.kind for change in changes_between(sites(5), sites(1))] == ["setting"]
-    assert [change.kind for change in changes_between(sites(1), sites(5))] == ["setting", "meaning"]
+    longer = changes_between(sites(1), sites(5))
+    assert [change.kind for change in longer] == ["setting", "meaning"]
+    refused = partial(refuse_changes, "factory", stored=sites(1), wanted=sites(5), changes=longer)
+    with pytest.raises(GraphVersionError, match="other settings than deployed version 2"):  # the file from before
+        refused(version=2, on_purpose=False)
+    for version, on_purpose in ((1, False), (2, True)):
+        with pytest.raises(GraphError, match="cannot grow") as error:
+            refused(version=version, on_purpose=on_purpose)
+        assert not isinstance(error.value, GraphVersionError)
 
 
 def feeds(*filters: str) -> Any:
