@@ -11,20 +11,23 @@ SELECT k.subkey, k.key, k.key_hash, k.fire_at, k.value
           FROM unnest(%(keys)s, %(lows)s, %(highs)s) AS s (key, low, high)
          GROUP BY s.key) AS asked
  CROSS JOIN LATERAL (
-       SELECT n.*, count(*) FILTER (WHERE n.is_other) OVER (ORDER BY n.ends, n.starts) AS nth
-         FROM (SELECT m.*, %(others_max)s::bigint > 0 AND NOT m.is_touched
-                           AND m.value::json ->> 'emitted' IS DISTINCT FROM 'true' AS is_other
-                 FROM (SELECT o.*, asked.spans && int8range(o.starts, o.ends) AS is_touched
-                         FROM (SELECT w.subkey, w.key, w.key_hash, w.fire_at, w.value,
-                                      split_part(w.subkey, '/', 1)::bigint AS starts,
-                                      split_part(w.subkey, '/', 2)::bigint AS ends
-                                 FROM mill.keyed AS w
-                                WHERE w.interval_id = %(interval)s AND w.kind = 'window' AND w.namespace = ''
-                                  AND hashtextextended(w.key, 0) = hashtextextended(asked.key COLLATE "C", 0)
-                                  AND hashtextextended(w.subkey, 0) BETWEEN asked.least AND asked.most
-                                  AND w.key = asked.key
-                               OFFSET 0) AS o) AS m) AS n) AS k
- WHERE k.is_touched OR (k.is_other AND k.nth <= %(others_max)s::bigint);
+       WITH own AS MATERIALIZED (
+            SELECT s.*, asked.spans && int8range(s.starts, s.ends) AS is_touched
+              FROM (SELECT w.subkey, w.key, w.key_hash, w.fire_at, w.value,
+                           split_part(w.subkey, '/', 1)::bigint AS starts,
+                           split_part(w.subkey, '/', 2)::bigint AS ends
+                      FROM mill.keyed AS w
+                     WHERE w.interval_id = %(interval)s AND w.kind = 'window' AND w.namespace = ''
+                       AND hashtextextended(w.key, 0) = hashtextextended(asked.key COLLATE "C", 0)
+                       AND hashtextextended(w.subkey, 0) BETWEEN asked.least AND asked.most
+                       AND w.key = asked.key) AS s)
+       SELECT o.* FROM own AS o WHERE o.is_touched
+       UNION ALL
+       (SELECT o.* FROM own AS o
+         WHERE %(others_max)s::bigint > 0 AND NOT o.is_touched
+           AND o.value::json ->> 'emitted' IS DISTINCT FROM 'true'
+         ORDER BY o.ends, o.starts
+         LIMIT %(others_max)s::bigint)) AS k;
 
 -- name: read_ended_sessions
 -- Reads the next folded sessions that end by a time, in order of their places, and those with the place of the last one.
