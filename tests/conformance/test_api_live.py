@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import resource
 import signal
 import socket
 import threading
@@ -13,18 +14,23 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 
 from millpy.admin.tokens import Role
+from millpy.api.failures import FAILURES_MAX
 from millpy.api.live import BUFFER_BYTES_MAX, ViewerStream
+from millpy.api.protocol import HEAD_S_MAX
+from millpy.api.server import CONNECTIONS_MAX
 from millpy.embedded import EmbeddedPostgres
 from tests.api_server import ApiServer, running_api
 from tests.conformance.test_api import ran
 from tests.databases import fresh_database
 
 VIEWERS = 200
-CONNECTIONS_MAX = 7
+WRONG = 1_000
+DATABASE_CONNECTIONS_MAX = 7
 """Four that read, one each that authenticates, acts and listens."""
 
 
@@ -127,8 +133,61 @@ def test_viewers_share_few_connections_and_see_news_within_two_seconds(api: ApiS
             reader.close()
 
     assert took_s < 2
-    assert 4 <= counting.most <= CONNECTIONS_MAX
+    assert 4 <= counting.most <= DATABASE_CONNECTIONS_MAX
     assert [state for state, _ in counting.last if state.startswith("idle in transaction")] == []
+
+
+def test_connections_beyond_the_limit_are_closed_and_leave_room_for_others(api: ApiServer) -> None:
+    token = api.token("patient")
+    assert api.get("/v1/graphs", token).status == 200
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    idle: list[socket.socket] = []
+    try:
+        for _ in range(CONNECTIONS_MAX + 200):
+            idle.append(socket.create_connection((api.host, api.port), timeout=20))
+        most, statuses = 0, []
+        for _ in range(30):  # those that send nothing are closed after HEAD_S_MAX
+            threading.Event().wait(HEAD_S_MAX / 20)
+            most = max(most, len(psutil.Process(api.process.pid).net_connections()))
+            with suppress(OSError, http.client.HTTPException):
+                statuses.append(api.get("/v1/graphs", token).status)
+    finally:
+        for one in idle:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert CONNECTIONS_MAX / 2 < most <= CONNECTIONS_MAX + 50
+    assert 200 in statuses
+
+
+def test_wrong_tokens_cost_no_memory_and_no_query(api: ApiServer) -> None:
+    good = api.token("good")
+    assert api.get("/v1/graphs", good).status == 200
+    process = psutil.Process(api.process.pid)
+    answered = [wrong_tokens(api, 0)]
+    before = process.memory_info().rss
+    answered += [wrong_tokens(api, number) for number in range(1, 10)]
+    grown = process.memory_info().rss - before
+
+    assert sum(found.count(b" 401 ") for found in answered) == FAILURES_MAX
+    assert sum(found.count(b" 429 ") for found in answered) == 10 * WRONG - FAILURES_MAX
+    assert grown < 20_000_000
+    assert api.get("/v1/graphs", good).status == 200
+
+
+def wrong_tokens(api: ApiServer, number: int) -> bytes:
+    """Send WRONG requests, each with another wrong token, on one connection; return the answers."""
+    found = b""
+    with socket.create_connection((api.host, api.port), timeout=60) as client:
+        for place in range(WRONG):
+            last = "Connection: close\r\n" if place == WRONG - 1 else ""
+            head = f"GET /v1/graphs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer no-{number}-{place}\r\n{last}\r\n"
+            client.sendall(head.encode())
+            if place % 50 == 49:  # so that neither side waits for the other to read
+                while found.count(b"HTTP/1.1 ") <= place - 50:
+                    found += client.recv(65_536)
+        return found + b"".join(iter(lambda: client.recv(65_536), b""))
 
 
 def test_a_revoked_token_ends_its_stream(api: ApiServer) -> None:
