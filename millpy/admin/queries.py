@@ -26,7 +26,8 @@ NO_TABLE = "42P01"
 OUR_SCHEMAS = ("mill", "millpy")
 NOT_MIGRATED = {NO_TABLE, "42883", "3F000"}  # no such table, function, schema
 NOT_ONE_COMPUTATION = {"P0002", "42P09"}  # no such computation, or in several graphs
-NOT_A_VALUE = {"22P02", "22007", "22008", "22003"}  # text that is not a number, time, uuid, …
+# Text that is not a number, a time, a zone, a uuid, …
+NOT_A_VALUE = {"22P02", "22P05", "22003", "22007", "22008", "22009", "22015", "22021"}
 CANCELLED = "57014"
 PROTOCOL_VIOLATION = "08P01"
 RIGHTS_HINT = "log in as a member of a role with these rights; `millpy migrate --roles` creates the roles"
