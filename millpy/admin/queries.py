@@ -79,7 +79,8 @@ class Admin:
 
     Args:
         database_url: a URL that libpq takes.
-        statement_s_max: the seconds after which a statement is cancelled; None for no limit.
+        statement_s_max: the seconds after which a statement is cancelled, and a transaction that waits for its client
+            ends; None for no limit.
         connections_max: how many connections are kept and reused, and the maximum; None for one for each statement.
     """
 
@@ -89,7 +90,9 @@ class Admin:
         self.url = database_url
         self._role: str | None = None
         self._limited = statement_s_max is not None
-        own = {"statement_timeout": str(int((statement_s_max or 0) * 1000))}  # 0 is no limit
+        limit = str(int((statement_s_max or 0) * 1000))  # 0 is no limit
+        # A process that hangs between two statements must not hold the locks of the first.
+        own = {"statement_timeout": limit, "idle_in_transaction_session_timeout": limit}
         self._engine = make_engine(database_url, own, connections_max=connections_max)
         event.listen(self._engine, "connect", lambda connection, _: load_any_value(connection))
 

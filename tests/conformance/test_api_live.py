@@ -243,6 +243,32 @@ def test_an_api_that_is_killed_leaves_nothing_behind(database: str) -> None:
     assert (state, noted) in [(("open",), (0,)), (("discarded",), (1,))]
 
 
+def test_an_api_that_hangs_in_an_action_gives_its_locks_back_and_has_done_nothing(database: str) -> None:
+    answers: list[int] = []
+    with running_api(database) as api:
+        token = api.token("frozen", Role.OPERATOR)
+        number = api.get("/v1/graphs/plant/dead-letters", token).rows[-1]["dead_letter_id"]
+        path = "/v1/graphs/plant/dead-letters/discard"
+        waiting = threading.Thread(target=lambda: answers.append(api.post(path, token, {"ids": [number]}).status))
+        with psycopg.connect(database) as holder:
+            holder.execute("SELECT FROM mill.dead_letters WHERE dead_letter_id = %s FOR UPDATE", [number])
+            waiting.start()
+            await_lock(database)
+            api.process.send_signal(signal.SIGSTOP)
+        try:
+            with psycopg.connect(database) as engine:
+                engine.execute("SET LOCAL lock_timeout = '20s'")
+                engine.execute("SELECT FROM mill.dead_letters WHERE dead_letter_id = %s FOR UPDATE", [number])
+        finally:
+            api.process.send_signal(signal.SIGCONT)
+        waiting.join()
+    with psycopg.connect(database) as connection:
+        state = connection.execute("SELECT state FROM mill.dead_letters WHERE dead_letter_id = %s", [number]).fetchone()
+        noted = connection.execute("SELECT count(*) FROM mill.events WHERE detail ->> 'by' = 'frozen'").fetchone()
+
+    assert (answers, state, noted) == ([503], ("open",), (0,))
+
+
 def await_lock(url: str) -> None:
     ended_at = time.monotonic() + 20
     while time.monotonic() < ended_at:
