@@ -4,7 +4,8 @@
 
 *Viewers.* W2 with one stage runs alone, and then beside `--viewers` viewers: each has a stream of live events open and
 asks for a list every five seconds (`viewers.py`). `p99_ratio` is W2's p99 beside them by that without them,
-`api_p95_ms` the time of an answer as a viewer sees it, `failures` what was not answered with 200.
+`api_p95_ms` the time of an answer as a viewer sees it, `failures` what was not answered with 200,
+`api_cores` the CPU time of the API by the time.
 
 *Large tables.* A worker reads readings of `--devices` devices and makes windows of them; rows of further windows are
 inserted into the result table, until it has `--rows`. Then each list is asked for ten times: `slowest_p95_ms` is the
@@ -26,6 +27,7 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+import psutil
 import psycopg
 
 from benchmarks.harness import Bench, arguments, peak_rss_mb, percentile
@@ -108,6 +110,7 @@ def watched(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     text, _ = found["child"].communicate(timeout=options.seconds + 120)
     seen = json.loads(text.splitlines()[-1])
     bench.show("viewers", seen)
+    spent = psutil.Process(found["api"].process.pid).cpu_times()
     peak = found["api"].end()
     return {
         "p99_alone_ms": alone["one_stage_p99_ms"],
@@ -115,6 +118,7 @@ def watched(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
         "api_p50_ms": seen["p50_ms"],
         "api_p95_ms": seen["p95_ms"],
         "failures": seen["failures"],
+        "api_cores": (spent.user + spent.system) / (options.warm_up + options.seconds),
         "api_rss_mb": peak,
     }
 
