@@ -215,13 +215,21 @@ async def test_a_viewer_that_does_not_read_is_dropped() -> None:
         assert [part async for part in stream.chunks(b"first")] == [b"first"]
 
 
-def test_an_api_that_is_killed_leaves_nothing_behind(database: str) -> None:
+LOCKED = {
+    "the record": "SELECT FROM mill.dead_letters WHERE state = 'open' FOR UPDATE",
+    "the events": "LOCK TABLE mill.events IN SHARE ROW EXCLUSIVE MODE",
+}
+"""What the action waits for, in the middle of its transaction."""
+
+
+@pytest.mark.parametrize("what", LOCKED)
+def test_an_api_that_is_killed_leaves_nothing_behind(database: str, what: str) -> None:
     with running_api(database) as api:
-        token = api.token("killed", Role.OPERATOR)
-        number = api.get("/v1/graphs/plant/dead-letters", token).rows[0]["dead_letter_id"]
+        by = f"killed at {what}"
+        token = api.token(by, Role.OPERATOR)
+        number = open_letter(api, token)
         with psycopg.connect(database) as holder:
-            # The action waits for this row, in the middle of its transaction.
-            holder.execute("SELECT FROM mill.dead_letters WHERE dead_letter_id = %s FOR UPDATE", [number])
+            holder.execute(LOCKED[what].encode())
             body = {"ids": [number]}
             path = "/v1/graphs/plant/dead-letters/discard"
 
@@ -237,7 +245,7 @@ def test_an_api_that_is_killed_leaves_nothing_behind(database: str) -> None:
             waiting.join()
     with psycopg.connect(database) as connection:
         state = connection.execute("SELECT state FROM mill.dead_letters WHERE dead_letter_id = %s", [number]).fetchone()
-        noted = connection.execute("SELECT count(*) FROM mill.events WHERE kind = 'requested'").fetchone()
+        noted = connection.execute("SELECT count(*) FROM mill.events WHERE detail ->> 'by' = %s", [by]).fetchone()
 
     # The server may not have noticed the death before the lock was free: then both happened.
     assert (state, noted) in [(("open",), (0,)), (("discarded",), (1,))]
@@ -247,7 +255,7 @@ def test_an_api_that_hangs_in_an_action_gives_its_locks_back_and_has_done_nothin
     answers: list[int] = []
     with running_api(database) as api:
         token = api.token("frozen", Role.OPERATOR)
-        number = api.get("/v1/graphs/plant/dead-letters", token).rows[-1]["dead_letter_id"]
+        number = open_letter(api, token)
         path = "/v1/graphs/plant/dead-letters/discard"
         waiting = threading.Thread(target=lambda: answers.append(api.post(path, token, {"ids": [number]}).status))
         with psycopg.connect(database) as holder:
@@ -267,6 +275,10 @@ def test_an_api_that_hangs_in_an_action_gives_its_locks_back_and_has_done_nothin
         noted = connection.execute("SELECT count(*) FROM mill.events WHERE detail ->> 'by' = 'frozen'").fetchone()
 
     assert (answers, state, noted) == ([503], ("open",), (0,))
+
+
+def open_letter(api: ApiServer, token: str) -> int:
+    return int(api.get("/v1/graphs/plant/dead-letters", token, state="open").rows[0]["dead_letter_id"])
 
 
 def await_lock(url: str) -> None:
