@@ -15,6 +15,7 @@ dedupe ids are on.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,10 @@ ARRANGEMENTS: dict[str, tuple[int, list[list[str]], dict[str, str]]] = {
 """Name -> (stages, computations of each worker or all, settings of the graph)."""
 
 
-def measure(bench: Bench, port: int, name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one arrangement; return its percentiles."""
+def measure(
+    bench: Bench, port: int, name: str, options: argparse.Namespace, *, beside: Callable[[str], None] = lambda url: None
+) -> dict[str, Any]:
+    """Run one arrangement; return its percentiles. `beside` starts what runs meanwhile, on the database."""
     stages, placement, setting = ARRANGEMENTS[name]
     url = bench.database()
     environment = {"BENCH_PORT": str(port), "BENCH_STAGES": str(stages), **setting}
@@ -45,6 +48,7 @@ def measure(bench: Bench, port: int, name: str, options: argparse.Namespace) -> 
         worker.wait_claimed()
     await_flow(url, TABLE, port)
     total = int(options.rate * (options.warm_up + options.seconds))
+    beside(url)
     reader = start_reader(bench, url, TABLE, total)
     publisher = start_publisher(bench, port, options.rate, options.warm_up + options.seconds)
     published = result_of(publisher, options.warm_up + options.seconds + 60)

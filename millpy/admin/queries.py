@@ -26,7 +26,8 @@ NO_TABLE = "42P01"
 OUR_SCHEMAS = ("mill", "millpy")
 NOT_MIGRATED = {NO_TABLE, "42883", "3F000"}  # no such table, function, schema
 NOT_ONE_COMPUTATION = {"P0002", "42P09"}  # no such computation, or in several graphs
-NOT_A_VALUE = {"22P02", "22007", "22008", "22003"}  # text that is not a number, time, uuid, …
+# Text that is not a number, a time, a zone, a uuid, …
+NOT_A_VALUE = {"22P02", "22P05", "22003", "22007", "22008", "22009", "22015", "22021"}
 CANCELLED = "57014"
 PROTOCOL_VIOLATION = "08P01"
 RIGHTS_HINT = "log in as a member of a role with these rights; `millpy migrate --roles` creates the roles"
@@ -78,7 +79,8 @@ class Admin:
 
     Args:
         database_url: a URL that libpq takes.
-        statement_s_max: the seconds after which a statement is cancelled; None for no limit.
+        statement_s_max: the seconds after which a statement is cancelled, and a transaction that waits for its client
+            ends; None for no limit.
         connections_max: how many connections are kept and reused, and the maximum; None for one for each statement.
     """
 
@@ -88,7 +90,9 @@ class Admin:
         self.url = database_url
         self._role: str | None = None
         self._limited = statement_s_max is not None
-        own = {"statement_timeout": str(int((statement_s_max or 0) * 1000))}  # 0 is no limit
+        limit = str(int((statement_s_max or 0) * 1000))  # 0 is no limit
+        # A process that hangs between two statements must not hold the locks of the first.
+        own = {"statement_timeout": limit, "idle_in_transaction_session_timeout": limit}
         self._engine = make_engine(database_url, own, connections_max=connections_max)
         event.listen(self._engine, "connect", lambda connection, _: load_any_value(connection))
 

@@ -10,6 +10,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Double,
+    Interval,
     LargeBinary,
     Numeric,
     Select,
@@ -52,6 +53,15 @@ TABLES = """
 LIVE_VIEW = """
 SELECT to_regclass(format('%I.%I', CAST(:graph AS text), CAST(:name AS text) || '_live')) IS NOT NULL AS found
 """
+LAST_PAGES = """
+SELECT CASE WHEN c.relkind = 'r'
+            THEN greatest(0, pg_relation_size(c.oid) / current_setting('block_size')::bigint - 32) END AS page,
+       CAST(now() AS text) AS moment
+  FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = CAST(:schema AS text) AND c.relname = CAST(:name AS text)
+"""
+SPANS = ("1 minute", "8 minutes", "1 hour", "8 hours", "64 hours", "21 days", "6 months")
+"""How much of a large table is looked through for the newest rows, one after another, and then all of it."""
 PROGRESS = "SELECT interval_id, bundle FROM millpy.watermarks WHERE graph = :graph AND computation = :computation"
 
 
@@ -168,22 +178,60 @@ def newest(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> list
 def page(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> RowPage:
     """Return a page of rows in the order of `newest`: the newest first, behind `wanted.after`.
 
+    Of a large table, only the newest minutes are sorted if they have enough rows, and otherwise more and more.
+
     Raises:
         UsageError: a column is unknown, a value does not fit its type, or the table is too large for one scan.
     """
+    if wanted.after and len(wanted.after) != len(result_table.identity) + (result_table.kind != "windowed"):
+        raise UsageError("the cursor belongs to another table", hint="begin without a cursor")
+    last = wanted.after[0] if wanted.after else _newest_time(admin, result_table, wanted)
+    for span in (*SPANS, ""):
+        if span and not last:
+            continue
+        found = admin.select(_page_statement(result_table, wanted, (last, span) if span else None))
+        if not span or (found and found[0]["page_found"] > wanted.limit):
+            break
+    return cut(found, wanted.limit)
+
+
+def _newest_time(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> str:
+    """Return a time that is about that of the newest row, by those that were written last; empty if none is known.
+
+    The column's index (BRIN) finds spans of time, and not the greatest one.
+    """
+    if next(iter(result_table.keys), "") in wanted.values:
+        return ""  # the primary key finds the rows of a key
+    found = admin.ask(LAST_PAGES, schema=result_table.graph, name=result_table.name)
+    if not found or found[0]["page"] is None:  # a table with partitions, which a retention keeps near to the present
+        return str(found[0]["moment"]) if found else ""
+    written = table(result_table.name, column("ctid"), column(result_table.time), schema=result_table.graph)
+    time: ColumnElement[Any] = func.max(written.c[result_table.time])
+    if wanted.end:
+        time = func.least(time, cast(literal(wanted.end, Text), TIMESTAMP(timezone=True)))
+    beginning = literal_column(f"CAST('({int(found[0]['page'])},0)' AS tid)")
+    (row,) = admin.select(select(cast(time, Text).label("newest")).where(written.c.ctid >= beginning))
+    return str(row["newest"] or "")
+
+
+def _page_statement(result_table: DeployedTable, wanted: RowFilter, since: tuple[str, str] | None) -> Select[Any]:
+    """Return the statement of a page; with `since`, of rows that are not older than a time minus a span."""
     names = [result_table.time, *(name for name in result_table.identity if name != result_table.time)]
     keys: list[ColumnElement[Any]] = [column(name) for name in names]
     order: list[ColumnElement[Any]] = [desc(keys[0]), *map(asc, keys[1:])]
     cursor = func.jsonb_build_array(*(cast(key, Text) for key in keys)).label("page_cursor")
     chosen = _select(result_table, wanted).add_columns(cursor)
     if wanted.after:
-        if len(wanted.after) != len(names):
-            raise UsageError("the cursor belongs to another table", hint="begin without a cursor")
         last = [
             cast(literal(text, Text), result_table.type_in_order(name))
             for name, text in zip(names, wanted.after, strict=True)
         ]
         chosen = chosen.where(or_(keys[0] < last[0], and_(keys[0] == last[0], tuple_(*keys[1:]) > tuple_(*last[1:]))))
+        chosen = chosen.where(keys[0] <= last[0])  # for the index
+    if since is not None:
+        chosen = chosen.where(
+            keys[0] >= cast(literal(since[0], Text), TIMESTAMP(timezone=True)) - cast(literal(since[1], Text), Interval)
+        )
     rows = chosen.order_by(*order).limit(wanted.limit + 1).subquery("page rows")
     over: dict[str, Any] = {"order_by": [desc(rows.c[names[0]]), *(asc(rows.c[name]) for name in names[1:])]}
     size = func.octet_length(cast(literal_column('"page rows"'), Text))
@@ -194,7 +242,7 @@ def page(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> RowPag
         func.sum(size).over(**over).label("page_bytes"),
     ).subquery("numbered")
     kept = or_(numbered.c.page_row == 1, numbered.c.page_bytes <= BYTES_MAX)
-    return cut(admin.select(select(*numbered.c).where(kept).order_by(numbered.c.page_row)), wanted.limit)
+    return select(*numbered.c).where(kept).order_by(numbered.c.page_row)
 
 
 def progress(admin: Admin, result_table: DeployedTable) -> dict[int, int]:

@@ -78,6 +78,9 @@ class Gate:
             ProblemError: the user is unknown, the CSRF token is missing, or the address has failed too often.
         """
         address = self.address_of(request)
+        for name in ("Authorization", self._configuration.identity_header):
+            if name and len(request.headers.getlist(name)) > 1:  # which of them a reverse proxy checked is unknown
+                raise unauthorized(f"{name} is given twice")
         if bearer is not None:
             return Caller(await self._of_secret(address, "token", tokens.of_token, bearer))
         if cookie is not None:
@@ -100,9 +103,8 @@ class Gate:
         """Return the address of the client: behind a reverse proxy, the one that the proxy names last."""
         peer = request.client.host if request.client else ""
         if self._configuration.trusts(peer):
-            named = request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
             try:
-                return str(ipaddress.ip_address(named))
+                return str(ipaddress.ip_address(_last(request, "X-Forwarded-For")))
             except ValueError:
                 return peer
         return peer
@@ -110,7 +112,7 @@ class Gate:
     def is_encrypted(self, request: Request) -> bool:
         """Tell whether the browser reaches the API by HTTPS."""
         peer = request.client.host if request.client else ""
-        said = request.headers.get("X-Forwarded-Proto", "") if self._configuration.trusts(peer) else ""
+        said = _last(request, "X-Forwarded-Proto") if self._configuration.trusts(peer) else ""
         return request.url.scheme == "https" or said == "https"
 
     def forget(self, secret: str) -> None:
@@ -158,6 +160,11 @@ class Gate:
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
         return found
+
+
+def _last(request: Request, name: str) -> str:
+    """Return the last value of a header, which is the reverse proxy's: a client may have sent others before it."""
+    return ",".join(request.headers.getlist(name)).rpartition(",")[2].strip()
 
 
 def unauthorized(detail: str) -> ProblemError:

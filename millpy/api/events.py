@@ -13,7 +13,7 @@ from millpy.admin.doctor import examine
 from millpy.admin.events import PLACES, describe
 from millpy.admin.pages import PagedView, decoded, page_of
 from millpy.admin.queries import Admin, Row
-from millpy.api.answers import ROWS, as_json, check_graph, databases_of, described, shown
+from millpy.api.answers import ROWS, answer_shared, as_json, check_graph, databases_of, described, shown
 from millpy.api.authentication import Viewer
 from millpy.api.database import STATEMENT_S_MAX
 from millpy.api.parameters import LIMIT, Cursor, End, GraphName, Limit, Start, Word
@@ -58,8 +58,7 @@ async def list_events(
             check_graph(admin, graph)
         return shown(dataclasses.replace(page, rows=sentences(admin, page.rows)))
 
-    text = await databases_of(request).reading.run(read, caller.principal.database_role)
-    return Response(text, media_type="application/json")
+    return await answer_shared(request, caller, read)
 
 
 class Doctor:

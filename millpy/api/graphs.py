@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from millpy.admin.json_output import json_text
 from millpy.admin.pages import PagedView
 from millpy.admin.queries import Admin, Row
-from millpy.api.answers import OBJECT, ROWS, add_pages, as_json, databases_of, described
+from millpy.api.answers import OBJECT, ROWS, add_pages, answer_shared, described
 from millpy.api.authentication import Viewer
 from millpy.api.parameters import GraphName
 from millpy.api.problems import not_found
@@ -43,7 +43,7 @@ async def list_graphs(request: Request, caller: Viewer) -> Response:
     def read(admin: Admin) -> str:
         return json_text({"rows": graphs(admin, caller.principal.database_role), "next": None}, indent=0)
 
-    return Response(await databases_of(request).reading.run(read, None), media_type="application/json")
+    return await answer_shared(request, caller, read, as_login=True)
 
 
 @router.get("/v1/graphs/{graph}", responses=described(OBJECT, "A graph"), response_class=Response)
@@ -57,7 +57,7 @@ async def describe_graph(request: Request, caller: Viewer, graph: GraphName) -> 
         row = dict(found[0])
         return {**row, **drawn(row.pop("description"))}
 
-    return as_json(await databases_of(request).reading.run(read, caller.principal.database_role))
+    return await answer_shared(request, caller, read)
 
 
 def drawn(description: Any) -> dict[str, Any]:

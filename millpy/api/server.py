@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 
 import structlog
@@ -16,6 +17,8 @@ from millpy.errors import ConfigError
 
 log = structlog.get_logger(__name__)
 CONNECTIONS_MAX = 2_000
+SPARE_FILES = 100
+"""Files besides the connections of clients."""
 HEAD_BYTES_MAX = 16_384
 STOP_S_MAX = 5
 KEPT_S = 5
@@ -59,13 +62,27 @@ def _uvicorn_config(configuration: ApiConfiguration) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=CONNECTIONS_MAX,
+        limit_concurrency=_connections_max(),
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
         timeout_keep_alive=KEPT_S,
         timeout_graceful_shutdown=STOP_S_MAX,
         ssl_certfile=configuration.certificate or None,
         ssl_keyfile=configuration.key or None,
     )
+
+
+def _connections_max() -> int:
+    """Raise the soft limit of files as far as needed and allowed; return how many connections fit into it."""
+    needed = CONNECTIONS_MAX + SPARE_FILES
+    soft, hard = (needed if limit == resource.RLIM_INFINITY else limit for limit in _files())
+    if soft < needed:
+        soft = min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, _files()[1]))
+    return max(16, min(CONNECTIONS_MAX, soft - SPARE_FILES))
+
+
+def _files() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def _bound(host: str, port: int) -> socket.socket:

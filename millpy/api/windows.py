@@ -8,11 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from millpy.admin.pages import decoded
-from millpy.admin.queries import Admin, Row
+from millpy.admin.queries import Admin
 from millpy.admin.results import DeployedTable, RowFilter, page, result_tables
 from millpy.admin.state import stored_page
-from millpy.api.answers import ROWS, as_json, check_graph, databases_of, described, shown
-from millpy.api.authentication import Viewer
+from millpy.api.answers import ROWS, answer_shared, check_graph, databases_of, described, shown
+from millpy.api.authentication import Caller, Viewer
 from millpy.api.parameters import (
     KEY_CHARACTERS_MAX,
     LIMIT,
@@ -47,16 +47,15 @@ async def list_tables(request: Request, caller: Viewer, graph: GraphName) -> Res
     """List the result tables of a graph with their columns; with a role of the database, those that it may read."""
     role = caller.principal.database_role
 
-    def read(admin: Admin) -> list[Row]:
+    def read(admin: Admin) -> Mapping[str, object]:
         check_graph(admin, graph)
         readable = _readable(admin, graph, role)
-        return [
-            row for row in admin.ask(TABLES, graph=graph) if readable is None or f"{graph}.{row['name']}" in readable
-        ]
+        found = admin.ask(TABLES, graph=graph)
+        rows = [row for row in found if readable is None or f"{graph}.{row['name']}" in readable]
+        return {"rows": rows, "next": None}
 
     # Names of tables and columns come through the login of the API: the role may have no right to the catalog.
-    rows = await databases_of(request).reading.run(read, None)
-    return as_json({"rows": rows, "next": None})
+    return await answer_shared(request, caller, read, as_login=True)
 
 
 @router.get("/v1/graphs/{graph}/tables/{table}/rows", responses=described(ROWS, "Rows"), response_class=Response)
@@ -79,7 +78,7 @@ async def list_rows(
     wanted = RowFilter(
         values=_pairs(where or []), start=start or "", end=end or "", final=final, after=decoded(after), limit=limit
     )
-    role, lane = caller.principal.database_role, databases_of(request).reading
+    role = caller.principal.database_role
 
     def find(admin: Admin) -> DeployedTable:
         found = [one for one in result_tables(admin) if (one.graph, one.name) == (graph, table)]
@@ -90,11 +89,12 @@ async def list_rows(
             )
         return found[0]
 
-    def read(admin: Admin, result_table: DeployedTable) -> str:
-        return shown(page(admin, result_table, wanted))
+    found = None if role is None else await databases_of(request).reading.run(find, None)
 
-    found = await lane.run(find, None)
-    return Response(await lane.run(read, role, found), media_type="application/json")
+    def read(admin: Admin) -> str:
+        return shown(page(admin, found or find(admin), wanted))
+
+    return await answer_shared(request, caller, read)
 
 
 @router.get(
@@ -106,7 +106,7 @@ async def list_open_windows(
     key: Key | None = None, after: Cursor = "", limit: Limit = LIMIT,
 ) -> Response:  # fmt: skip
     """List the windows that are not over, the oldest first, with the contents of their accumulators."""
-    return await _stored(request, caller.principal.database_role, "windows", graph, computation, key, after, limit)
+    return await _stored(request, caller, "windows", graph, computation, key, after, limit)
 
 
 @router.get(
@@ -118,7 +118,7 @@ async def list_state(
     key: Key | None = None, after: Cursor = "", limit: Limit = LIMIT,
 ) -> Response:  # fmt: skip
     """List the cells of one key, or of all keys."""
-    return await _stored(request, caller.principal.database_role, "state", graph, computation, key, after, limit)
+    return await _stored(request, caller, "state", graph, computation, key, after, limit)
 
 
 @router.get(
@@ -130,11 +130,11 @@ async def list_timers(
     key: Key | None = None, after: Cursor = "", limit: Limit = LIMIT,
 ) -> Response:  # fmt: skip
     """List the timers and holds that are set, the next to fire first."""
-    return await _stored(request, caller.principal.database_role, "timers", graph, computation, key, after, limit)
+    return await _stored(request, caller, "timers", graph, computation, key, after, limit)
 
 
 async def _stored(
-    request: Request, role: str | None, what: str, graph: str, computation: str, key: str | None, after: str, limit: int
+    request: Request, caller: Caller, what: str, graph: str, computation: str, key: str | None, after: str, limit: int
 ) -> Response:  # fmt: skip
     cursor = decoded(after)
 
@@ -142,7 +142,7 @@ async def _stored(
         check_graph(admin, graph)
         return shown(stored_page(admin, what, graph, computation, key, cursor, limit))
 
-    return Response(await databases_of(request).reading.run(read, role), media_type="application/json")
+    return await answer_shared(request, caller, read)
 
 
 def _readable(admin: Admin, graph: str, role: str | None) -> set[str] | None:

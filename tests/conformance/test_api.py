@@ -131,6 +131,7 @@ def test_rows_are_chosen_by_key_time_and_whether_they_are_final(api: ApiServer, 
     assert api.get(path, viewer, final="false").rows == [row for row in everything if not row["is_final"]][:100]
     assert api.get(path, viewer, where="nope=1").status == 400
     assert api.get(path, viewer, where="n=x").status == 400
+    assert api.get(path, viewer, from_="2026-01-01T00:00:00+00:60").status == 400
 
 
 def test_hostile_text_is_plain_json_text(api: ApiServer, viewer: str) -> None:

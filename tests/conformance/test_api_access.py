@@ -18,6 +18,7 @@ import trustme
 from millpy.admin.queries import Admin
 from millpy.admin.tokens import SESSIONS_MAX, Role, create, revoke
 from millpy.api.authentication import KNOWN_S
+from millpy.api.failures import FAILURES_MAX
 from millpy.embedded import EmbeddedPostgres
 from tests.api_server import Answer, ApiServer, running_api
 from tests.commands import millpy, millpy_json, run_millpy
@@ -156,6 +157,36 @@ def test_an_identity_comes_only_from_a_proxy_and_acts_only_with_a_session(api: A
     assert "Secure" in opened.headers["Set-Cookie"]
     both = {"Cookie": opened.headers["Set-Cookie"].partition(";")[0], "X-CSRF-Token": opened.json["csrf_token"]}
     assert through_proxy(api, "POST", ACTIONS[0][1], {**headers, **both}, ACTIONS[0][2]).status == 200
+
+
+def test_of_repeated_headers_the_one_that_the_proxy_added_counts(api: ApiServer) -> None:
+    create(Admin(api.database_url), "lou@example.com", Role.VIEWER, identity=True)
+    wrong = [("Authorization", "Bearer wrong"), ("X-Forwarded-For", "203.0.113.9")]
+    statuses = [
+        repeated(api, [("X-Forwarded-For", f"198.51.100.{number}"), *wrong]).status
+        for number in range(FAILURES_MAX + 1)
+    ]
+    twice = [("X-Forwarded-User", "lou@example.com")] * 2
+    token = api.token("twice")
+
+    assert statuses == [401] * FAILURES_MAX + [429]
+    assert repeated(api, twice[:1]).status == 200
+    assert repeated(api, twice).status == 401
+    assert repeated(api, [("Authorization", f"Bearer {token}"), ("Authorization", "Bearer x")]).status == 401
+    assert repeated(api, [("Authorization", "Bearer x"), ("Authorization", f"Bearer {token}")]).status == 401
+
+
+def repeated(api: ApiServer, headers: list[tuple[str, str]]) -> Answer:
+    """A request from the reverse proxy, with headers that may be there several times."""
+    connection = http.client.HTTPConnection(api.host, api.port, timeout=30, source_address=("127.0.0.2", 0))
+    connection.putrequest("GET", "/v1/graphs")
+    for name, value in headers:
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    found = Answer(answer.status, answer.headers, answer.read())
+    connection.close()
+    return found
 
 
 def through_proxy(api: ApiServer, method: str, path: str, headers: dict[str, str], body: object = None) -> Answer:

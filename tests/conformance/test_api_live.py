@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import resource
 import signal
 import socket
 import threading
@@ -13,18 +14,23 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 
 from millpy.admin.tokens import Role
+from millpy.api.failures import FAILURES_MAX
 from millpy.api.live import BUFFER_BYTES_MAX, ViewerStream
+from millpy.api.protocol import HEAD_S_MAX
+from millpy.api.server import CONNECTIONS_MAX
 from millpy.embedded import EmbeddedPostgres
 from tests.api_server import ApiServer, running_api
 from tests.conformance.test_api import ran
 from tests.databases import fresh_database
 
 VIEWERS = 200
-CONNECTIONS_MAX = 7
+WRONG = 1_000
+DATABASE_CONNECTIONS_MAX = 7
 """Four that read, one each that authenticates, acts and listens."""
 
 
@@ -127,8 +133,66 @@ def test_viewers_share_few_connections_and_see_news_within_two_seconds(api: ApiS
             reader.close()
 
     assert took_s < 2
-    assert 4 <= counting.most <= CONNECTIONS_MAX
+    assert 4 <= counting.most <= DATABASE_CONNECTIONS_MAX
     assert [state for state, _ in counting.last if state.startswith("idle in transaction")] == []
+
+
+def test_connections_beyond_the_limit_are_closed_and_leave_room_for_others(api: ApiServer) -> None:
+    token = api.token("patient")
+    assert api.get("/v1/graphs", token).status == 200
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        settled = any(is_settled(api) for _ in range(3))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert settled
+    assert api.get("/v1/graphs", token).status == 200
+
+
+def is_settled(api: ApiServer) -> bool:
+    """Whether the API keeps no more idle connections than it may, before the first of them has waited too long."""
+    ended_at = time.monotonic() + HEAD_S_MAX - 0.5
+    idle = [socket.create_connection((api.host, api.port), timeout=20) for _ in range(CONNECTIONS_MAX + 200)]
+    process, kept = psutil.Process(api.process.pid), 0
+    try:
+        while time.monotonic() < ended_at and not CONNECTIONS_MAX - 50 < kept <= CONNECTIONS_MAX + 50:
+            threading.Event().wait(0.2)
+            kept = len(process.net_connections())
+    finally:
+        for one in idle:
+            one.close()
+    return CONNECTIONS_MAX - 50 < kept <= CONNECTIONS_MAX + 50
+
+
+def test_wrong_tokens_cost_no_memory_and_no_query(api: ApiServer) -> None:
+    good = api.token("good")
+    assert api.get("/v1/graphs", good).status == 200
+    process = psutil.Process(api.process.pid)
+    answered = [wrong_tokens(api, 0)]
+    before = process.memory_info().rss
+    answered += [wrong_tokens(api, number) for number in range(1, 10)]
+    grown = process.memory_info().rss - before
+
+    assert sum(found.count(b" 401 ") for found in answered) == FAILURES_MAX
+    assert sum(found.count(b" 429 ") for found in answered) == 10 * WRONG - FAILURES_MAX
+    assert grown < 20_000_000
+    assert api.get("/v1/graphs", good).status == 200
+
+
+def wrong_tokens(api: ApiServer, number: int) -> bytes:
+    """Send WRONG requests, each with another wrong token, on one connection; return the answers."""
+    found = b""
+    with socket.create_connection((api.host, api.port), timeout=60) as client:
+        for place in range(WRONG):
+            last = "Connection: close\r\n" if place == WRONG - 1 else ""
+            head = f"GET /v1/graphs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer no-{number}-{place}\r\n{last}\r\n"
+            client.sendall(head.encode())
+            if place % 50 == 49:  # so that neither side waits for the other to read
+                while found.count(b"HTTP/1.1 ") <= place - 50:
+                    found += client.recv(65_536)
+        return found + b"".join(iter(lambda: client.recv(65_536), b""))
 
 
 def test_a_revoked_token_ends_its_stream(api: ApiServer) -> None:
@@ -156,13 +220,21 @@ async def test_a_viewer_that_does_not_read_is_dropped() -> None:
         assert [part async for part in stream.chunks(b"first")] == [b"first"]
 
 
-def test_an_api_that_is_killed_leaves_nothing_behind(database: str) -> None:
+LOCKED = {
+    "the record": "SELECT FROM mill.dead_letters WHERE state = 'open' FOR UPDATE",
+    "the events": "LOCK TABLE mill.events IN SHARE ROW EXCLUSIVE MODE",
+}
+"""What the action waits for, in the middle of its transaction."""
+
+
+@pytest.mark.parametrize("what", LOCKED)
+def test_an_api_that_is_killed_leaves_nothing_behind(database: str, what: str) -> None:
     with running_api(database) as api:
-        token = api.token("killed", Role.OPERATOR)
-        number = api.get("/v1/graphs/plant/dead-letters", token).rows[0]["dead_letter_id"]
+        by = f"killed at {what}"
+        token = api.token(by, Role.OPERATOR)
+        number = open_letter(api, token)
         with psycopg.connect(database) as holder:
-            # The action waits for this row, in the middle of its transaction.
-            holder.execute("SELECT FROM mill.dead_letters WHERE dead_letter_id = %s FOR UPDATE", [number])
+            holder.execute(LOCKED[what].encode())
             body = {"ids": [number]}
             path = "/v1/graphs/plant/dead-letters/discard"
 
@@ -178,10 +250,40 @@ def test_an_api_that_is_killed_leaves_nothing_behind(database: str) -> None:
             waiting.join()
     with psycopg.connect(database) as connection:
         state = connection.execute("SELECT state FROM mill.dead_letters WHERE dead_letter_id = %s", [number]).fetchone()
-        noted = connection.execute("SELECT count(*) FROM mill.events WHERE kind = 'requested'").fetchone()
+        noted = connection.execute("SELECT count(*) FROM mill.events WHERE detail ->> 'by' = %s", [by]).fetchone()
 
     # The server may not have noticed the death before the lock was free: then both happened.
     assert (state, noted) in [(("open",), (0,)), (("discarded",), (1,))]
+
+
+def test_an_api_that_hangs_in_an_action_gives_its_locks_back_and_has_done_nothing(database: str) -> None:
+    answers: list[int] = []
+    with running_api(database) as api:
+        token = api.token("frozen", Role.OPERATOR)
+        number = open_letter(api, token)
+        path = "/v1/graphs/plant/dead-letters/discard"
+        waiting = threading.Thread(target=lambda: answers.append(api.post(path, token, {"ids": [number]}).status))
+        with psycopg.connect(database) as holder:
+            holder.execute("SELECT FROM mill.dead_letters WHERE dead_letter_id = %s FOR UPDATE", [number])
+            waiting.start()
+            await_lock(database)
+            api.process.send_signal(signal.SIGSTOP)
+        try:
+            with psycopg.connect(database) as engine:
+                engine.execute("SET LOCAL lock_timeout = '20s'")
+                engine.execute("SELECT FROM mill.dead_letters WHERE dead_letter_id = %s FOR UPDATE", [number])
+        finally:
+            api.process.send_signal(signal.SIGCONT)
+        waiting.join()
+    with psycopg.connect(database) as connection:
+        state = connection.execute("SELECT state FROM mill.dead_letters WHERE dead_letter_id = %s", [number]).fetchone()
+        noted = connection.execute("SELECT count(*) FROM mill.events WHERE detail ->> 'by' = 'frozen'").fetchone()
+
+    assert (answers, state, noted) == ([503], ("open",), (0,))
+
+
+def open_letter(api: ApiServer, token: str) -> int:
+    return int(api.get("/v1/graphs/plant/dead-letters", token, state="open").rows[0]["dead_letter_id"])
 
 
 def await_lock(url: str) -> None:

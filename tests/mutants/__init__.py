@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants import (
+    api,
     database_sources,
     generations,
     guarantees,
@@ -48,6 +49,7 @@ def everything() -> list[Mutant]:
             guarantees,
             running_graphs,
             webhook,
+            api,
         )
         for mutant in part.MUTANTS
     ]

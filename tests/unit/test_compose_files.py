@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose"
 STACK: dict[str, Any] = yaml.safe_load((COMPOSE / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = STACK["services"]
-LONG_RUNNING = ("postgres", "mosquitto", "injector", "worker", "analytics")
+LONG_RUNNING = ("postgres", "mosquitto", "injector", "worker", "api", "analytics")
 OURS = [name for name, service in SERVICES.items() if "build" in service]
 each_service = pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)
 

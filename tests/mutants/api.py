@@ -1,0 +1,36 @@
+"""Mutants of the API: who may ask, what is shared, and what a dead or hanging API leaves behind."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ACTIONS = "millpy/admin/actions.py"
+AUTHENTICATION = "millpy/api/authentication.py"
+WHOLE = "A request to the API happens whole or not at all"
+LIVE = "tests/conformance/test_api_live.py::"
+ACCESS = "tests/conformance/test_api_access.py::"
+LANE = "tests/unit/test_api_lane.py::"
+REPEATED = (f"{ACCESS}test_of_repeated_headers_the_one_that_the_proxy_added_counts",)
+
+MUTANTS = [
+    Mutant(ACTIONS, "        done = _count(run(_DISCARD[what], ids=own))",
+           '        done = _count(run(_DISCARD[what], ids=own))\n        run("COMMIT")',
+           (f"{LIVE}test_an_api_that_is_killed_leaves_nothing_behind[the events]",), line=WHOLE),
+    Mutant("millpy/admin/queries.py", 'own = {"statement_timeout": limit, "idle_in_transaction_session_timeout": limit}',
+           'own = {"statement_timeout": limit}',
+           (f"{LIVE}test_an_api_that_hangs_in_an_action_gives_its_locks_back_and_has_done_nothing",), line=WHOLE),
+    Mutant("millpy/api/database.py", "                self._shared.pop(key, None)", "                pass",
+           (f"{LANE}test_a_request_that_comes_while_another_is_answered_asks_again",)),
+    Mutant("millpy/api/database.py", "await asyncio.shield(found)", "await found",
+           (f"{LANE}test_a_client_that_has_gone_takes_no_answer_from_the_others",)),
+    Mutant("millpy/api/answers.py", "(request.url.path, request.url.query, role)", "(request.url.path, request.url.query)",
+           (f"{LANE}test_users_with_different_roles_of_the_database_share_nothing",)),
+    Mutant(AUTHENTICATION, 'rpartition(",")[2].strip()', 'partition(",")[0].strip()', REPEATED),
+    Mutant(AUTHENTICATION, "request.headers.getlist(name)) > 1", "request.headers.getlist(name)) > 2", REPEATED),
+    Mutant(AUTHENTICATION, "if principal is None and (wait_s",
+           "if False and (wait_s", (f"{ACCESS}test_wrong_tokens_are_limited_by_address_and_lock_out_nobody_else",)),
+    Mutant(AUTHENTICATION, "if request.method not in SAFE and not hmac", "if False and not hmac",
+           (f"{ACCESS}test_no_action_with_a_viewers_token_or_without_the_csrf_token",)),
+    Mutant("millpy/api/protocol.py", "            transport.abort()\n        self._await_head()", "            pass\n        self._await_head()",
+           (f"{LIVE}test_connections_beyond_the_limit_are_closed_and_leave_room_for_others",)),
+]  # fmt: skip
