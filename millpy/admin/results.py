@@ -209,7 +209,7 @@ def _newest_time(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -
     time: ColumnElement[Any] = func.max(written.c[result_table.time])
     if wanted.end:
         time = func.least(time, cast(literal(wanted.end, Text), TIMESTAMP(timezone=True)))
-    beginning = literal_column(f"CAST('({int(found[0]['page'])},0)' AS tid)")
+    beginning: ColumnElement[Any] = literal_column(f"CAST('({int(found[0]['page'])},0)' AS tid)")
     (row,) = admin.select(select(cast(time, Text).label("newest")).where(written.c.ctid >= beginning))
     return str(row["newest"] or "")
 
