@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 import structlog
 import uvicorn
+from fastapi import FastAPI
 
 from millpy.api.app import create_app
 from millpy.api.configuration import ApiConfiguration
@@ -22,8 +24,12 @@ KEPT_S = 5
 BACKLOG = 512
 
 
-def serve_api(configuration: ApiConfiguration) -> None:
+def serve_api(configuration: ApiConfiguration, add_site: Callable[[FastAPI], None] | None = None) -> None:
     """Serve an API until SIGTERM or SIGINT.
+
+    Args:
+        configuration: the settings.
+        add_site: adds the page; None for the API alone.
 
     Raises:
         ConfigError: the address is taken, or a file for TLS cannot be used.
@@ -33,7 +39,7 @@ def serve_api(configuration: ApiConfiguration) -> None:
     listening = _bound(*configuration.address)
     host, port = listening.getsockname()[:2]
     try:
-        server = uvicorn.Server(_uvicorn_config(configuration))
+        server = uvicorn.Server(_uvicorn_config(configuration, add_site))
         if not server.config.loaded:
             server.config.load()
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
@@ -50,9 +56,9 @@ def serve_api(configuration: ApiConfiguration) -> None:
     server.run(sockets=[listening])
 
 
-def _uvicorn_config(configuration: ApiConfiguration) -> uvicorn.Config:
+def _uvicorn_config(configuration: ApiConfiguration, add_site: Callable[[FastAPI], None] | None) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(configuration),
+        create_app(configuration, add_site),
         http=BoundedProtocol,
         ws="none",
         log_config=None,
