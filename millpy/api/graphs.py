@@ -49,15 +49,19 @@ async def list_graphs(request: Request, caller: Viewer) -> Response:
 @router.get("/v1/graphs/{graph}", responses=described(OBJECT, "A graph"), response_class=Response)
 async def describe_graph(request: Request, caller: Viewer, graph: GraphName) -> Response:
     """Describe a graph: its nodes with operators and settings, the edges between them, and the types of its streams."""
+    return as_json(await databases_of(request).reading.run(find_graph, caller.principal.database_role, graph=graph))
 
-    def read(admin: Admin) -> dict[str, Any]:
-        found = admin.ask(DESCRIBED, graph=graph)
-        if not found:
-            raise not_found(f"no graph {graph!r} is deployed", "GET /v1/graphs lists them")
-        row = dict(found[0])
-        return {**row, **drawn(row.pop("description"))}
 
-    return as_json(await databases_of(request).reading.run(read, caller.principal.database_role))
+def find_graph(admin: Admin, graph: str) -> dict[str, Any]:
+    """Return a graph with its description, nodes and edges.
+
+    Raises:
+        ProblemError: it is not deployed.
+    """
+    found = admin.ask(DESCRIBED, graph=graph)
+    if not found:
+        raise not_found(f"no graph {graph!r} is deployed", "GET /v1/graphs lists them")
+    return {**found[0], **drawn(found[0]["description"])}
 
 
 def drawn(description: Any) -> dict[str, Any]:

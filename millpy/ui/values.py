@@ -79,6 +79,13 @@ def seconds(count: float | Decimal | None) -> str:
     return NONE if count is None else format_duration(float(count))
 
 
+def rate(count: float | None) -> str:
+    """Return a number of records a second, with as many digits as can be read while it changes."""
+    if count is None:
+        return NONE
+    return number(round(count)) if count >= 100 or count == 0 else f"{count:.1f}"
+
+
 def instant(value: object) -> Markup:
     """Return a time in UTC, with its exact form for machines."""
     if value is None:
@@ -107,5 +114,5 @@ def _bytes_text(value: bytes) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "shown": shown, "number": number, "size": size, "seconds": seconds, "instant": instant,
+    "shown": shown, "number": number, "size": size, "seconds": seconds, "rate": rate, "instant": instant,
 }  # fmt: skip
