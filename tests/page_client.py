@@ -22,8 +22,12 @@ class Element:
 
     @property
     def text(self) -> str:
-        inner = (child if isinstance(child, str) else child.text for child in self.children)
-        return " ".join("".join(inner).split())
+        """The text inside, with each run of white space as one space."""
+        return " ".join(self.raw.split())
+
+    @property
+    def raw(self) -> str:
+        return "".join(child if isinstance(child, str) else child.raw for child in self.children)
 
     def all(self, tag: str, **attributes: str) -> list[Element]:
         """Every element inside with this tag and these attributes, in the order of the page."""

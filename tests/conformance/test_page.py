@@ -11,12 +11,15 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
-from millpy.admin.tokens import Role
+from millpy.admin.queries import Admin
+from millpy.admin.tokens import Role, create
+from millpy.config.escape import visible
 from millpy.embedded import EmbeddedPostgres
 from millpy.ui.asset_files import PLACE
-from millpy.ui.views import VIEWS, link
+from millpy.ui.values import NONE
+from millpy.ui.views import ROWS_MAX, VIEWS, link
 from tests.api_server import ApiServer, running_api
-from tests.conformance.test_api import ran
+from tests.conformance.test_api import HOSTILE, ran
 from tests.databases import fresh_database
 from tests.page_client import PageClient, figure
 
@@ -223,3 +226,139 @@ def test_accounting_shows_the_figures_of_sql(api: ApiServer, viewer: PageClient)
     assert [sum(counts) if counts else None for counts in found] == list(expected)
     assert len(rows) == accounts and f"all {accounts} accounts are balanced" in shown.text
     assert viewer.get("/graphs/plant/accounting?balanced=false").main.all("p", **{"class": "empty"})
+
+
+def test_the_graph_shows_nodes_and_edges_with_the_figures_of_sql(api: ApiServer, viewer: PageClient) -> None:
+    shown = viewer.get("/graphs/plant")
+    nodes, edges = shown.table("Nodes"), shown.table("Edges")
+    with psycopg.connect(api.database_url) as connection:
+        intervals = dict(
+            connection.execute("SELECT computation, count(*) FROM millpy.watermarks GROUP BY computation").fetchall()
+        )
+        (backlog,) = connection.execute("SELECT records FROM millpy.backlog").fetchone() or ()
+
+    assert [(row["Name"], row["Kind"]) for row in nodes] == [
+        ("readings", "source: files"), ("temperature_1m", "step: window"), ("temperature_1m", "table: windowed")
+    ]  # fmt: skip
+    assert [figure(row["Intervals"]) for row in nodes[:2]] == [intervals["readings"], intervals["temperature_1m"]]
+    assert [row["Watermark"] for row in nodes[:2]] == ["the end", "the end"]
+    assert [(row["Stream"], row["To"], row["Backlog"]) for row in edges] == [
+        ("readings", "temperature_1m", str(backlog)), ("temperature_1m", "table:temperature_1m", NONE)
+    ]  # fmt: skip
+    assert "Nothing: all input has ended." in shown.text
+
+
+def test_an_explanation_is_one_click_away(viewer: PageClient) -> None:
+    links = [one.attributes["href"] for one in viewer.get("/graphs/plant").main.all("a") if one.text.startswith("Why")]
+
+    assert links == ["/graphs/plant?explain=readings", "/graphs/plant?explain=temperature_1m"]
+    assert "all input has ended" in viewer.get(links[1]).text
+    unknown = viewer.get("/graphs/plant?explain=%3Cb%3E")
+    assert unknown.status == 200 and "graph plant has no computation <b>" in unknown.text
+
+
+def test_workers_show_owners_and_takeovers_of_sql(api: ApiServer, viewer: PageClient) -> None:
+    shown = viewer.get("/graphs/plant/workers")
+    with psycopg.connect(api.database_url) as connection:
+        expected = connection.execute(
+            "SELECT computation, part, bundle FROM millpy.watermarks ORDER BY computation, interval_id"
+        ).fetchall()
+        ((claimed,),) = connection.execute("SELECT count(*) FROM millpy.events WHERE kind = 'claimed'").fetchall()
+
+    rows = shown.table("Intervals and their owners")
+    assert [(row["Computation"], row["Part"], figure(row["Bundle"])) for row in rows] == expected
+    assert {row["Owner"] for row in rows} == {"none"}
+    assert len(shown.table("The newest takeovers")) == claimed == 1
+    assert len(shown.root.all("svg")) == 1 and "No worker runs this graph." in shown.text
+    of_one = viewer.get("/graphs/plant/workers?computation=readings").table("Intervals and their owners")
+    assert {row["Computation"] for row in of_one} == {"readings"}
+
+
+def test_events_are_sentences_by_kind_and_time(api: ApiServer, viewer: PageClient) -> None:
+    with psycopg.connect(api.database_url) as connection:
+        connection.execute(
+            "INSERT INTO mill.events (graph_id, at, kind, detail)"
+            " SELECT graph_id, '2026-01-01Z', 'strange', jsonb_build_object('by', %s::text) FROM mill.graphs",
+            [HOSTILE],
+        )
+    shown = viewer.get("/graphs/plant/events?kind=strange")
+    (row,) = shown.table("What happened, the newest first")
+
+    assert (row["At"], row["Kind"]) == ("2026-01-01 00:00:00 UTC", "strange")
+    assert row["What happened"] == f"by {visible(HOSTILE)}"
+    assert "<script>alert" not in shown.html and "\u202e" not in shown.html and "\x1b" not in shown.html
+    caption = "What happened, the newest first"
+    before = viewer.get("/graphs/plant/events?from=2026-01-01T00:00Z&to=2026-01-02T00:00Z").table(caption)
+    assert [one["Kind"] for one in before] == ["strange"]
+    assert "No such event." in viewer.get("/graphs/plant/events?kind=&from=&to=2025-01-01T00:00Z").text
+    assert viewer.get("/graphs/plant/events?from=yesterday").status == 422
+
+
+def test_the_doctor_shows_its_findings_the_worst_first(api: ApiServer, viewer: PageClient) -> None:
+    shown = viewer.get("/doctor?graph=plant")
+    rows = shown.table("What the doctor found in the database, the worst first; at most ten seconds old")
+    findings = viewer.server.get("/v1/doctor", api.token("asks the doctor")).rows
+
+    ranks = [("✗ error", "▲ warning", "• note", "✓ ok").index(row["Severity"]) for row in rows]
+    assert ranks == sorted(ranks)
+    # What grows meanwhile is not compared.
+    assert sorted(row["Check"] for row in rows) == sorted(found["check"] for found in findings)
+    assert ("accounting", "adds up") in [(row["Check"], row["Found"]) for row in rows]
+
+
+def test_a_role_of_the_database_gets_a_page_that_says_what_it_lacks(api: ApiServer) -> None:
+    with psycopg.connect(api.database_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE page_tenant")
+    try:
+        client = PageClient(api)
+        token = create(Admin(api.database_url), "tenant", Role.VIEWER, database_role="page_tenant")[1]
+        assert client.log_in(token).status == 303
+
+        assert client.get("/doctor").status == 403
+        assert client.get("/graphs/plant/accounting").status == 403
+        assert "millpy" in client.get("/graphs/plant/accounting").text
+    finally:
+        with psycopg.connect(api.database_url, autocommit=True) as connection:
+            connection.execute("DROP ROLE page_tenant")
+
+
+def test_a_long_list_has_pages(api: ApiServer, viewer: PageClient) -> None:
+    with psycopg.connect(api.database_url) as connection:
+        connection.execute(
+            "INSERT INTO mill.events (graph_id, at, kind, detail)"
+            " SELECT graph_id, '2026-01-03Z', 'many', jsonb_build_object('number', n)"
+            " FROM mill.graphs, generate_series(1, %s) AS n",
+            [2 * ROWS_MAX + 1],
+        )
+    path, seen, caption = "/graphs/plant/events?kind=many", [], "What happened, the newest first"
+    while path:
+        shown = viewer.get(path)
+        seen += [row["What happened"] for row in shown.table(caption)]
+        path = next((one.attributes["href"] for one in shown.root.all("a", rel="next")), "")
+
+    assert seen == [f"number {number}" for number in range(2 * ROWS_MAX + 1, 0, -1)]
+
+
+def test_only_an_administrator_can_switch(api: ApiServer) -> None:
+    admin, operator = client_of(api, "switches", Role.ADMIN), client_of(api, "cannot switch", Role.OPERATOR)
+    path = "/graphs/plant/switch"
+
+    assert operator.send("POST", path, {"csrf": operator.csrf, "generation": "1"}).status == 403
+    assert admin.send("POST", path, {"generation": "1"}).status == 403
+    assert admin.send("POST", path, {"csrf": operator.csrf, "generation": "1"}).status == 403
+    assert admin.send("POST", path, {"csrf": admin.csrf, "generation": "one"}).status == 422
+    answer = admin.send("POST", path, {"csrf": admin.csrf, "generation": "1"})
+    assert answer.status == 200 and b"was the current one already" in answer.body
+    header = {"X_CSRF_Token": admin.csrf, "HX_Request": "true"}
+    note = admin.send("POST", path, {"generation": "1"}, **header)
+    assert (note.status, note.headers["HX-Trigger"]) == (200, "refresh")
+    assert b"<html" not in note.body
+    refused = admin.send("POST", path, {"generation": "7"}, **header)
+    assert refused.status == 400 and b'role="alert"' in refused.body and b"<html" not in refused.body
+
+
+def test_a_form_is_bounded(api: ApiServer) -> None:
+    admin = client_of(api, "many fields", Role.ADMIN)
+
+    assert admin.send("POST", "/logout", [("csrf", admin.csrf)] + [("x", "1")] * 1_000).status == 400
+    assert admin.send("POST", "/logout", {"csrf": admin.csrf, "x": "\0"}).status == 400
