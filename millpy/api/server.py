@@ -24,12 +24,17 @@ KEPT_S = 5
 BACKLOG = 512
 
 
-def serve_api(configuration: ApiConfiguration, add_site: Callable[[FastAPI], None] | None = None) -> None:
+def serve_api(
+    configuration: ApiConfiguration,
+    add_site: Callable[[FastAPI], None] | None = None,
+    served: Callable[[str], None] | None = None,
+) -> None:
     """Serve an API until SIGTERM or SIGINT.
 
     Args:
         configuration: the settings.
         add_site: adds the page; None for the API alone.
+        served: called with the address, once clients can connect.
 
     Raises:
         ConfigError: the address is taken, or a file for TLS cannot be used.
@@ -52,7 +57,10 @@ def serve_api(configuration: ApiConfiguration, add_site: Callable[[FastAPI], Non
         log.warning(
             "other machines reach the API without encryption", hint="set MILLPY_API_CERTIFICATE and MILLPY_API_KEY"
         )
-    log.info("the API is served", url=f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1/openapi.json")
+    address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    log.info("the API is served", url=f"{address}/v1/openapi.json")
+    if served is not None:
+        served(address)
     server.run(sockets=[listening])
 
 

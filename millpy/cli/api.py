@@ -36,7 +36,7 @@ def api(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve the API and the page until a signal ends it. Its log says the address; the environment has more settings."""
+    """Serve the API and the page until a signal ends it. Its log says the address; more settings: the environment."""
     try:
         from millpy.api.configuration import configuration
         from millpy.api.server import serve_api  # needs an optional dependency

@@ -40,6 +40,7 @@ from millpy.cli import (
     sql,
     state,
     transcripts,
+    ui,
     windows,
 )
 from millpy.cli.options import (
@@ -178,6 +179,7 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "fleet": sources.fleet,
         "doctor": doctor.doctor,
         "api": api.api,
+        "ui": ui.ui,
         "token": api.token,
     },
     "Replay or discard": {

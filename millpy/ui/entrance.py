@@ -1,0 +1,44 @@
+"""A link that logs a local user in: `millpy ui` prints it, and it is valid as long as that command runs."""
+
+from __future__ import annotations
+
+import hmac
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import FastAPI, Query, Request, Response
+
+from millpy.api.authentication import Gate
+from millpy.api.parameters import NAME_CHARACTERS_MAX
+from millpy.api.problems import ProblemError
+from millpy.api.sessions import make_session, set_cookie
+from millpy.ui.routing import page_router
+
+
+def add_entrance(app: FastAPI, code: str, token: str, target: str) -> None:
+    """Add the path `/enter`, which opens a session for who knows a code.
+
+    Args:
+        app: the app.
+        code: the code, a secret.
+        token: the token whose user the session has.
+        target: the path to which it leads.
+    """
+    router = page_router()
+
+    @router.get("/enter")
+    async def enter(
+        request: Request, given: Annotated[str, Query(alias="code", max_length=NAME_CHARACTERS_MAX)] = ""
+    ) -> Response:
+        if not hmac.compare_digest(given.encode(), code.encode()):
+            raise ProblemError(
+                HTTPStatus.FORBIDDEN, "this link is of another run", hint="use the link that `millpy ui` prints"
+            )
+        gate: Gate = request.app.state.gate
+        caller = await gate.caller(request, token, None)
+        secret, _ = await make_session(request, caller)
+        response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": target})
+        set_cookie(request, response, secret)
+        return response
+
+    app.include_router(router)
