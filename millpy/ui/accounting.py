@@ -9,12 +9,14 @@ from typing import Literal
 
 from fastapi import Request, Response
 
+from millpy.admin.pages import RowPage, decoded
 from millpy.admin.queries import Admin
+from millpy.api.answers import find_page
 from millpy.api.live import ACCOUNTS
 from millpy.api.parameters import Cursor, GraphName, Word
 from millpy.api.workers import VIEWS
 from millpy.ui.rendering import page
-from millpy.ui.routing import Visitor, page_router, read, read_page
+from millpy.ui.routing import Visitor, page_router, read_shared
 from millpy.ui.views import ROWS_MAX
 
 COUNTS = (
@@ -34,14 +36,14 @@ async def show_accounting(
     after: Cursor = "",
 ) -> Response:
     """Show the accounts of a graph."""
-    words = {"stream": stream or None, "balanced": balanced or None}
-    found = await read_page(request, caller, VIEWS["accounting"][0], graph, after, ROWS_MAX, words=words)
+    cursor, words = decoded(after), {"stream": stream or None, "balanced": balanced or None}
 
-    def count(admin: Admin) -> tuple[int, int]:
-        rows = [row for row in admin.ask(ACCOUNTS) if row["graph"] == graph]
-        return (rows[0]["accounts"], rows[0]["unbalanced"]) if rows else (0, 0)
+    def find(admin: Admin) -> tuple[RowPage, int, int]:
+        found = find_page(admin, VIEWS["accounting"][0], graph, cursor, ROWS_MAX, words=words)
+        counts = [(row["accounts"], row["unbalanced"]) for row in admin.ask(ACCOUNTS) if row["graph"] == graph]
+        return (found, *(counts[0] if counts else (0, 0)))
 
-    accounts, unbalanced = await read(request, caller, count)
+    found, accounts, unbalanced = await read_shared(request, caller, find)
     return page(
         request, caller, "accounting.html", view="accounting", graph=graph, rows=found.rows, next=found.next,
         accounts=accounts, unbalanced=unbalanced, counts=COUNTS, stream=stream or "", balanced=balanced, after=after,

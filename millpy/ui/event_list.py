@@ -11,7 +11,7 @@ from millpy.api.events import find_events
 from millpy.api.parameters import Cursor, GraphName
 from millpy.ui.parameters import Choice, FromTime, ToTime
 from millpy.ui.rendering import page
-from millpy.ui.routing import Visitor, page_router, read
+from millpy.ui.routing import Visitor, page_router, read_shared
 from millpy.ui.views import ROWS_MAX
 
 router = page_router()
@@ -31,7 +31,7 @@ async def show_events(
     find = partial(
         find_events, graph=graph, cursor=decoded(after), limit=ROWS_MAX, kind=kind or None, start=start, end=end
     )
-    found = await read(request, caller, find)
+    found = await read_shared(request, caller, find)
     return page(
         request, caller, "events.html", view="events", graph=graph, rows=found.rows, next=found.next, kind=kind,
         start=start, end=end, after=after,

@@ -20,7 +20,7 @@ from millpy.api.problems import ProblemError
 from millpy.api.workers import EXPLAINED, VIEWS
 from millpy.errors import MillError
 from millpy.ui.rendering import page
-from millpy.ui.routing import AdministratorForm, Visitor, done, page_router, read
+from millpy.ui.routing import AdministratorForm, Visitor, done, page_router, read, read_shared
 
 GENERATIONS_MAX = 4
 """Generations that are shown side by side: the viewed one, and the newest others."""
@@ -63,7 +63,7 @@ class Drawing:
 async def show_graph(request: Request, caller: Visitor, graph: GraphName, explain: Word = None) -> Response:
     """Show a graph and its generations. `explain` names the computation whose watermark is explained."""
     hub = hub_of(request)
-    drawings, explanation = await read(
+    drawings, explanation = await read_shared(
         request, caller, partial(_find, hub_series=hub.series, graph=graph, name=explain)
     )
     return page(

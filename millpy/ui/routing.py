@@ -20,6 +20,7 @@ from millpy.api.authentication import COOKIE, Caller, Gate, check_role
 from millpy.api.problems import ProblemError, of_error, of_validation
 from millpy.errors import MillError
 from millpy.ui.rendering import here, page
+from millpy.ui.shared_reads import SharedReads
 
 FIELDS_MAX = 1_000
 CSRF_FIELD = "csrf"
@@ -169,6 +170,17 @@ AdministratorForm = Annotated[Form, Depends(_administrator_form)]
 async def read(request: Request, caller: Caller, call: Callable[[Admin], T]) -> T:
     """Read from the database with the rights of a user."""
     return await databases_of(request).reading.run(call, caller.principal.database_role)
+
+
+async def read_shared(request: Request, caller: Caller, call: Callable[[Admin], T]) -> T:
+    """Read all that a view shows, in one call, and share that with requests for the same address that wait.
+
+    The call must depend on nothing but the address and the role of the database.
+    """
+    shared: SharedReads = request.app.state.shared_reads
+    key = (here(request), caller.principal.database_role)
+    found: T = await shared.run(key, lambda: read(request, caller, call))
+    return found
 
 
 async def read_page(

@@ -19,7 +19,7 @@ from millpy.api.parameters import Cursor, GraphName
 from millpy.api.workers import VIEWS
 from millpy.ui.parameters import Choice
 from millpy.ui.rendering import page
-from millpy.ui.routing import Visitor, page_router, read
+from millpy.ui.routing import Visitor, page_router, read_shared
 from millpy.ui.views import ROWS_MAX
 
 KINDS: Mapping[str, str] = {"claimed": "●", "lease_expired": "✗", "fence_refused": "▲"}
@@ -75,7 +75,7 @@ async def show_workers(
     """Show the workers of a graph, and the intervals: of a computation, of a worker, or all."""
     chosen = {"computation": computation or None, "worker_id": worker or None}
     find = partial(_find, graph=graph, chosen=chosen, cursor=decoded(after))
-    workers, intervals, events = await read(request, caller, find)
+    workers, intervals, events = await read_shared(request, caller, find)
     return page(
         request, caller, "workers.html", view="workers", graph=graph, workers=workers.rows, more=workers.next,
         rows=intervals.rows, next=intervals.next, events=events, timeline=timeline_of(events),
