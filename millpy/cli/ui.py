@@ -25,8 +25,6 @@ from millpy.config.secrets import is_other_machine
 from millpy.errors import ConfigError, MillError, UsageError
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from millpy.api.configuration import ApiConfiguration
 
 KEPT = timedelta(days=1)
@@ -77,18 +75,13 @@ def check_installed() -> None:
 
 def _serve(found: ApiConfiguration, graph: str | None, *, opens: bool, as_json: bool) -> None:
     from millpy.api.server import serve_api
-    from millpy.ui.entrance import add_entrance
-    from millpy.ui.site import add_site
+    from millpy.ui.entrance import local_site
 
     # uvicorn raises the signal again when it has ended: without a handler, that would end the process here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     code = secrets.token_urlsafe(32)
     admin = Admin(found.operator_url)
     row, token = tokens.create(admin, f"millpy ui {os.getpid()} {secrets.token_hex(4)}", Role.ADMIN, kept=KEPT)
-
-    def add(app: FastAPI) -> None:
-        add_site(app)
-        add_entrance(app, code, token, "/")
 
     def served(address: str) -> None:
         link = f"{address}/enter?code={code}"
@@ -101,7 +94,7 @@ def _serve(found: ApiConfiguration, graph: str | None, *, opens: bool, as_json: 
             webbrowser.open(link)
 
     try:
-        serve_api(replace(found, identity_header="", proxies=()), add, served)
+        serve_api(replace(found, identity_header="", proxies=()), local_site(code, token), served)
     finally:
         with suppress(MillError):  # the database may have gone; the token ends by itself
             tokens.revoke(admin, row["name"])

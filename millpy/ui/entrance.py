@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated
 
@@ -13,16 +14,15 @@ from millpy.api.parameters import NAME_CHARACTERS_MAX
 from millpy.api.problems import ProblemError
 from millpy.api.sessions import make_session, set_cookie
 from millpy.ui.routing import page_router
+from millpy.ui.site import add_site
 
 
-def add_entrance(app: FastAPI, code: str, token: str, target: str) -> None:
-    """Add the path `/enter`, which opens a session for who knows a code.
+def local_site(code: str, token: str) -> Callable[[FastAPI], None]:
+    """Return a function that adds the page, and the path `/enter`, which opens a session for who knows a code.
 
     Args:
-        app: the app.
         code: the code, a secret.
         token: the token whose user the session has.
-        target: the path to which it leads.
     """
     router = page_router()
 
@@ -37,8 +37,12 @@ def add_entrance(app: FastAPI, code: str, token: str, target: str) -> None:
         gate: Gate = request.app.state.gate
         caller = await gate.caller(request, token, None)
         secret, _ = await make_session(request, caller)
-        response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": target})
+        response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": "/"})
         set_cookie(request, response, secret)
         return response
 
-    app.include_router(router)
+    def add(app: FastAPI) -> None:
+        add_site(app)
+        app.include_router(router)
+
+    return add

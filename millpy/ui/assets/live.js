@@ -4,7 +4,7 @@
 const TOPICS = ["progress", "workers", "sources", "accounts", "events", "trouble"];
 const REST_MS = 1000;
 const RETRY_MS = 3000;
-const REST_FACTOR = 4; // a page that takes long is asked for less often
+const SILENT_MS = 25000; // without an event for so long, ask whether the server is there
 const graph = document.body.dataset.graph;
 const status = document.getElementById("live-status");
 const last = new Map();
@@ -14,6 +14,7 @@ let source = null;
 let restMs = REST_MS;
 let timer = 0;
 let retry = 0;
+let heardAt = 0;
 
 function say(text, kind) {
   if (status && status.textContent !== text) {
@@ -27,6 +28,7 @@ function own(rows) {
 }
 
 function note(topic, text) {
+  heardAt = performance.now();
   const rows = own(JSON.parse(text));
   const key = JSON.stringify(rows);
   if (topic === "trouble") {
@@ -74,16 +76,32 @@ export async function fetchJson(path) {
   return answer.json();
 }
 
+function lose() {
+  say("Connection lost. Trying again.", "bad");
+  source.close();
+  if (!retry) retry = setTimeout(connect, RETRY_MS);
+}
+
+// A connection can be dead without an error, and the server's comments are not shown to scripts.
+async function probe() {
+  if (document.hidden || retry || performance.now() - heardAt < SILENT_MS) return;
+  try {
+    await fetch("/live", { signal: AbortSignal.timeout(SILENT_MS / 3) });
+    heardAt = performance.now();
+  } catch {
+    lose();
+  }
+}
+
 function connect() {
   retry = 0;
   if (source) source.close();
   source = new EventSource("/v1/live");
-  source.onopen = () => say("Live", "good");
-  source.onerror = () => {
-    say("Connection lost. Trying again.", "bad");
-    source.close(); // a browser gives up after some errors: here it never does
-    if (!retry) retry = setTimeout(connect, RETRY_MS);
+  source.onopen = () => {
+    heardAt = performance.now();
+    say("Live", "good");
   };
+  source.onerror = lose; // a browser gives up after some errors: here it never does
   for (const topic of TOPICS) source.addEventListener(topic, (event) => note(topic, event.data));
 }
 
@@ -95,7 +113,7 @@ document.addEventListener("htmx:configRequest", (event) => {
 document.addEventListener("htmx:afterRequest", (event) => {
   const id = event.detail.elt.id;
   if (!asking.has(id)) return;
-  restMs = Math.max(REST_MS, (performance.now() - asking.get(id)) * REST_FACTOR);
+  restMs = Math.max(REST_MS, performance.now() - asking.get(id)); // what takes long is asked for less often
   asking.delete(id);
   if (!event.detail.successful) {
     say("This page could not be shown again. Trying again.", "bad");
@@ -126,5 +144,7 @@ Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) =>
 Idiomorph.defaults.callbacks.beforeNodeMorphed = (node) => !(node instanceof Element && node.hasAttribute("data-keep"));
 Idiomorph.defaults.ignoreActiveValue = true;
 
-if (document.querySelector("[data-live]") || document.querySelector("[data-keep]")) connect();
-else if (status) status.remove();
+if (document.querySelector("[data-live]") || document.querySelector("[data-keep]")) {
+  connect();
+  setInterval(probe, SILENT_MS / 3);
+} else if (status) status.remove();
