@@ -20,6 +20,7 @@ from millpy.admin.queries import Admin
 from millpy.admin.tokens import Role
 from millpy.cli import text_table as tables
 from millpy.cli.options import DatabaseOption, GraphArgument, JsonOption, handle_errors, print_json, settings_of
+from millpy.clock import random_id
 from millpy.config.extras import to_install
 from millpy.config.secrets import is_other_machine
 from millpy.errors import ConfigError, MillError, UsageError
@@ -81,7 +82,7 @@ def _serve(found: ApiConfiguration, graph: str | None, *, opens: bool, as_json: 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     code = secrets.token_urlsafe(32)
     admin = Admin(found.operator_url)
-    row, token = tokens.create(admin, f"millpy ui {os.getpid()} {secrets.token_hex(4)}", Role.ADMIN, kept=KEPT)
+    row, token = tokens.create(admin, f"millpy ui {os.getpid()} {random_id().hex[:8]}", Role.ADMIN, kept=KEPT)
 
     def served(address: str) -> None:
         link = f"{address}/enter?code={code}"

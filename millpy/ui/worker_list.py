@@ -30,7 +30,7 @@ router = page_router()
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class WorkerMark:
     """An event on the time line."""
 
     x: int
@@ -50,7 +50,7 @@ class Timeline:
     """
 
     lanes: Sequence[str]
-    marks: Sequence[Mark]
+    marks: Sequence[WorkerMark]
     start: Any
     end: Any
     width: int = WIDTH
@@ -100,7 +100,7 @@ def timeline_of(events: Sequence[Row]) -> Timeline | None:
     first, last = min(seconds), max(seconds)
     lanes = list(dict.fromkeys(_worker(row) for row in events))
     marks = [
-        Mark(
+        WorkerMark(
             x=LEFT + round((at - first) / ((last - first) or 1) * (WIDTH - LEFT - LANE)) + LANE // 2,
             y=lanes.index(_worker(row)) * LANE + LANE // 2,
             sign=KINDS[row["kind"]],
