@@ -23,8 +23,9 @@ function times(_, splits, __, ___, apart) {
 
 function range(_, low, high, fromZero) {
   if (low === null) return [0, 1];
-  const room = (high - low) / 10 || Math.abs(high) / 10 || 1;
-  return [fromZero ? Math.min(low, 0) : low - room, high + room];
+  const from = fromZero ? Math.min(low, 0) : low;
+  const room = (high - from) / 10 || Math.abs(high) / 10 || 1;
+  return [fromZero ? from : from - room, high + room];
 }
 
 function options(element, lines, { unit, fromZero = false }) {
