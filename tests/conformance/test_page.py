@@ -362,3 +362,26 @@ def test_a_form_is_bounded(api: ApiServer) -> None:
 
     assert admin.send("POST", "/logout", [("csrf", admin.csrf)] + [("x", "1")] * 1_000).status == 400
     assert admin.send("POST", "/logout", {"csrf": admin.csrf, "x": "\0"}).status == 400
+
+
+def test_generations_stand_side_by_side_and_are_switched(api: ApiServer, viewer: PageClient) -> None:
+    with psycopg.connect(api.database_url) as connection:
+        connection.execute(
+            "INSERT INTO mill.graphs (name, family, generation, description)"
+            " SELECT 'plant_2', family, 2, description FROM mill.graphs WHERE name = 'plant'"
+        )
+    try:
+        admin = client_of(api, "switches generations", Role.ADMIN)
+        shown = viewer.get("/graphs/plant")
+        assert [one.text for one in shown.main.all("h2")][1:3] == ["Generation 1 (current)", "Generation 2: plant_2"]
+        assert len([one for one in shown.root.all("table") if "data-nodes" in one.attributes]) == 2
+        (form,) = admin.get("/graphs/plant").main.all("form", method="post")
+        fields = {one.attributes["name"]: one.attributes["value"] for one in form.all("input")}
+        assert admin.send("POST", form.attributes["action"], fields | {"csrf": "no"}).status == 403
+        assert b"generation 1 was" in admin.send("POST", form.attributes["action"], fields).body
+        (current,) = [row for row in viewer.server.get("/v1/graphs", api.token("reads graphs")).rows if row["current"]]
+        assert current["generation"] == 2
+    finally:
+        api.post("/v1/graphs/plant/switch", api.token("switches back", Role.ADMIN), {"generation": 1, "anyway": True})
+        with psycopg.connect(api.database_url) as connection:
+            connection.execute("DELETE FROM mill.graphs WHERE generation = 2")
