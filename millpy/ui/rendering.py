@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from fastapi import Request, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -73,4 +73,4 @@ def page(
 def here(request: Request) -> str:
     """Return the address of a request, without its host."""
     query = urlencode(request.query_params.multi_items())
-    return request.url.path + (f"?{query}" if query else "")
+    return quote(request.scope["path"]) + (f"?{query}" if query else "")

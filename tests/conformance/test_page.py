@@ -184,6 +184,15 @@ def test_a_part_of_a_page_that_may_not_be_seen_any_more_leads_to_the_login(api: 
     assert (answer.status, answer.headers["HX-Redirect"]) == (401, "/login?next=%2Fgraphs%2Fplant%2Faccounting")
 
 
+def test_an_address_with_any_characters_leads_back_to_itself(api: ApiServer) -> None:
+    client, path = PageClient(api), "/graphs/a%20%C3%A9%3F%23/events?kind=%C3%A9+%26"
+    answer = client.send("GET", path)
+    back = client.log_in(api.token("any characters"), answer.headers["Location"])
+
+    assert back.headers["Location"] == path
+    assert "no graph 'a é?#' is deployed" in client.get(path).text
+
+
 def test_assets_are_kept_by_their_hash(viewer: PageClient) -> None:
     (found,) = viewer.get("/").root.all("link", rel="stylesheet")
     path = found.attributes["href"]
