@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -69,6 +69,28 @@ def as_json(value: object) -> Response:
     return Response(json_text(value, indent=0), media_type="application/json")
 
 
+async def answer_shared(
+    request: Request, caller: Caller, read: Callable[[Admin], object], *, as_login: bool = False
+) -> Response:
+    """Answer a GET with what a call reads, as JSON; requests that wait for the same answer share it.
+
+    Args:
+        request: the request, whose path and query say what is read.
+        caller: who sends it; the call runs under its role of the database.
+        read: the call.
+        as_login: whether it runs as the login of the API instead.
+    """
+    role = caller.principal.database_role
+
+    def text(admin: Admin) -> str:
+        found = read(admin)
+        return found if isinstance(found, str) else json_text(found, indent=0)
+
+    key = (request.url.path, request.url.query, role)
+    found = await databases_of(request).reading.share(key, text, None if as_login else role)
+    return Response(found, media_type="application/json")
+
+
 def shown(page: RowPage) -> str:
     """Return a page as JSON."""
     return json_text({"rows": page.rows, "next": encoded(page.next)}, indent=0)
@@ -130,8 +152,7 @@ async def page_response(
     def read(admin: Admin) -> str:
         return shown(find_page(admin, view, graph, cursor, limit, words=words, start=start, end=end, **given))
 
-    text = await databases_of(request).reading.run(read, caller.principal.database_role)
-    return Response(text, media_type="application/json")
+    return await answer_shared(request, caller, read)
 
 
 def add_pages(router: APIRouter, path: str, view: PagedView, text: str) -> None:

@@ -9,9 +9,10 @@ listening       one (`millpy.api.live`)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Concatenate, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from millpy.admin.queries import Admin
 from millpy.api.configuration import ApiConfiguration
@@ -54,6 +55,7 @@ class ConnectionLane:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._calls_max = threads + waiting_max
         self._calls = 0
+        self._shared: dict[Hashable, asyncio.Future[Any]] = {}
 
     async def run(
         self, call: Callable[Concatenate[Admin, P], T], role: str | None, *args: P.args, **kwargs: P.kwargs
@@ -75,6 +77,33 @@ class ConnectionLane:
         submitted = self._pool.submit(call, self.admin.acting_as(role), *args, **kwargs)
         submitted.add_done_callback(ended)
         return await asyncio.wrap_future(submitted)
+
+    async def share(self, key: Hashable, call: Callable[[Admin], T], role: str | None) -> T:
+        """Run a call like `run`; requests with the same key that come before it begins share its answer.
+
+        So hundreds of viewers of one list cost one statement when there is a queue, and no answer is older than its
+        request.
+
+        Raises:
+            ProblemError: too many calls wait.
+        """
+        found: asyncio.Future[T] | None = self._shared.get(key)
+        if found is None:
+
+            def begun(admin: Admin) -> T:
+                self._shared.pop(key, None)  # in the thread: who comes from now on asks again
+                return call(admin)
+
+            found = asyncio.ensure_future(self.run(begun, role))
+            self._shared[key] = found
+            found.add_done_callback(partial(self._forget, key))
+        return await asyncio.shield(found)
+
+    def _forget(self, key: Hashable, ended: asyncio.Future[Any]) -> None:
+        if self._shared.get(key) is ended:  # it never began
+            del self._shared[key]
+        if not ended.cancelled():
+            ended.exception()  # whoever waits has it, too, unless all have gone
 
     def _count_down(self) -> None:
         self._calls -= 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter, Request, Response
 
 from millpy.admin.dead_letters import DEAD_LETTERS, LATE_RECORDS, RecordFilter, RecordTable
 from millpy.admin.pages import PagedView
 from millpy.admin.queries import Admin, Row
-from millpy.api.answers import OBJECT, ROWS, add_pages, as_json, check_graph, databases_of, described
+from millpy.api.answers import OBJECT, ROWS, add_pages, answer_shared, as_json, check_graph, databases_of, described
 from millpy.api.authentication import Viewer
 from millpy.api.parameters import GraphName, RecordId
 from millpy.api.problems import not_found
@@ -89,12 +91,11 @@ router = APIRouter(tags=["dead letters"])
 async def group_dead_letters(request: Request, caller: Viewer, graph: GraphName) -> Response:
     """Count the dead letters by computation, stream, reason and state: the 1,000 largest groups."""
 
-    def read(admin: Admin) -> list[Row]:
+    def read(admin: Admin) -> Mapping[str, object]:
         check_graph(admin, graph)
-        return admin.ask(GROUPED, graph=graph)
+        return {"rows": admin.ask(GROUPED, graph=graph), "next": None}
 
-    rows = await databases_of(request).reading.run(read, caller.principal.database_role)
-    return as_json({"rows": rows, "next": None})
+    return await answer_shared(request, caller, read)
 
 
 for _path, (_view, _text) in VIEWS.items():

@@ -14,7 +14,7 @@ from millpy.admin.doctor import examine
 from millpy.admin.events import PLACES, describe
 from millpy.admin.pages import PagedView, RowPage, decoded
 from millpy.admin.queries import Admin, Row
-from millpy.api.answers import ROWS, as_json, databases_of, described, find_page, shown
+from millpy.api.answers import ROWS, answer_shared, as_json, databases_of, described, find_page, shown
 from millpy.api.authentication import Caller, Viewer
 from millpy.api.database import STATEMENT_S_MAX
 from millpy.api.parameters import LIMIT, Cursor, End, GraphName, Limit, Start, Word
@@ -74,8 +74,7 @@ async def list_events(
     def read(admin: Admin) -> str:
         return shown(find_events(admin, graph, cursor, limit, kind=kind, start=start, end=end))
 
-    text = await databases_of(request).reading.run(read, caller.principal.database_role)
-    return Response(text, media_type="application/json")
+    return await answer_shared(request, caller, read)
 
 
 class Doctor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -9,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from millpy.admin.json_output import json_text
 from millpy.admin.pages import PagedView
 from millpy.admin.queries import Admin, Row
-from millpy.api.answers import OBJECT, ROWS, add_pages, as_json, databases_of, described
+from millpy.api.answers import OBJECT, ROWS, add_pages, answer_shared, described
 from millpy.api.authentication import Viewer
 from millpy.api.parameters import GraphName
 from millpy.api.problems import not_found
@@ -43,13 +44,13 @@ async def list_graphs(request: Request, caller: Viewer) -> Response:
     def read(admin: Admin) -> str:
         return json_text({"rows": graphs(admin, caller.principal.database_role), "next": None}, indent=0)
 
-    return Response(await databases_of(request).reading.run(read, None), media_type="application/json")
+    return await answer_shared(request, caller, read, as_login=True)
 
 
 @router.get("/v1/graphs/{graph}", responses=described(OBJECT, "A graph"), response_class=Response)
 async def describe_graph(request: Request, caller: Viewer, graph: GraphName) -> Response:
     """Describe a graph: its nodes with operators and settings, the edges between them, and the types of its streams."""
-    return as_json(await databases_of(request).reading.run(find_graph, caller.principal.database_role, graph=graph))
+    return await answer_shared(request, caller, partial(find_graph, graph=graph))
 
 
 def find_graph(admin: Admin, graph: str) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter, Request, Response
 
 from millpy.admin.pages import PagedView
-from millpy.admin.queries import Admin, Row
-from millpy.api.answers import ROWS, add_pages, as_json, check_graph, databases_of, described
+from millpy.admin.queries import Admin
+from millpy.api.answers import ROWS, add_pages, answer_shared, check_graph, described
 from millpy.api.authentication import Viewer
 from millpy.api.parameters import ComputationName, GraphName
 
@@ -91,9 +93,8 @@ async def explain_watermark(
 ) -> Response:
     """Explain what holds back the watermark of a computation: a row for each step upstream, the cause last."""
 
-    def read(admin: Admin) -> list[Row]:
+    def read(admin: Admin) -> Mapping[str, object]:
         check_graph(admin, graph)
-        return admin.ask(EXPLAINED, graph=graph, computation=computation)
+        return {"rows": admin.ask(EXPLAINED, graph=graph, computation=computation), "next": None}
 
-    rows = await databases_of(request).reading.run(read, caller.principal.database_role)
-    return as_json({"rows": rows, "next": None})
+    return await answer_shared(request, caller, read)

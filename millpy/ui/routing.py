@@ -20,7 +20,6 @@ from millpy.api.authentication import COOKIE, Caller, Gate, check_role
 from millpy.api.problems import ProblemError, of_error, of_validation
 from millpy.errors import MillError
 from millpy.ui.rendering import here, page
-from millpy.ui.shared_reads import SharedReads
 
 FIELDS_MAX = 1_000
 CSRF_FIELD = "csrf"
@@ -177,10 +176,8 @@ async def read_shared(request: Request, caller: Caller, call: Callable[[Admin], 
 
     The call must depend on nothing but the address and the role of the database.
     """
-    shared: SharedReads = request.app.state.shared_reads
-    key = (here(request), caller.principal.database_role)
-    found: T = await shared.run(key, lambda: read(request, caller, call))
-    return found
+    role = caller.principal.database_role
+    return await databases_of(request).reading.share((here(request), role), call, role)
 
 
 async def read_page(

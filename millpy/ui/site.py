@@ -20,7 +20,6 @@ from millpy.ui import (
     worker_list,
 )
 from millpy.ui.routing import Visitor, page_router
-from millpy.ui.shared_reads import SharedReads
 
 elsewhere = page_router()
 
@@ -33,7 +32,6 @@ async def find_nothing(request: Request, caller: Visitor, path: str) -> Response
 
 def add_site(app: FastAPI) -> None:
     """Add the page to the app of the API."""
-    app.state.shared_reads = SharedReads()
     for module in (
         asset_files, login, index, graph_view, windows, fleet, left_out, worker_list, key_state, event_list, accounting,
         findings,

@@ -1,0 +1,113 @@
+"""The lanes of the API: identical requests that wait share one answer, which is never older than a request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+import pytest
+
+from millpy.admin.queries import Admin
+from millpy.api.database import ConnectionLane
+from millpy.api.problems import ProblemError
+
+WAITING_MAX = 3
+
+
+class Database:
+    """Stands for the database: it only counts what it is asked, and under which roles."""
+
+    def __init__(self) -> None:
+        self.role: str | None = None
+
+    def acting_as(self, role: str | None) -> Database:
+        other = Database()
+        other.role = role
+        return other
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+async def lane() -> AsyncIterator[ConnectionLane]:
+    made = ConnectionLane(cast("Admin", Database()), 1, "test", WAITING_MAX)
+    yield made
+    made.close()
+
+
+class Gate:
+    """A call that holds the lane's only thread until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self._opened = threading.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def call(self, _: Admin) -> None:
+        self._loop.call_soon_threadsafe(self.reached.set)
+        assert self._opened.wait(30)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+def counting(calls: list[str], word: str) -> Callable[[Any], str]:
+    def call(_: Any) -> str:
+        calls.append(word)
+        return f"{word} {len(calls)}"
+
+    return call
+
+
+async def test_identical_requests_that_wait_share_one_answer(lane: ConnectionLane) -> None:
+    gate, calls = Gate(), list[str]()
+    held = asyncio.create_task(lane.run(gate.call, None))
+    await gate.reached.wait()
+    waiting = [asyncio.create_task(lane.share(key, counting(calls, key), None)) for key in "aabaa"]
+    await asyncio.sleep(0)
+    gate.open()
+
+    assert await asyncio.gather(*waiting) == ["a 1", "a 1", "b 2", "a 1", "a 1"]
+    assert await lane.share("a", counting(calls, "a"), None) == "a 3"
+    await held
+
+
+async def test_a_request_that_comes_while_another_is_answered_asks_again(lane: ConnectionLane) -> None:
+    gate, calls = Gate(), list[str]()
+    first = asyncio.create_task(lane.share("a", gate.call, None))
+    await gate.reached.wait()
+    second = asyncio.create_task(lane.share("a", counting(calls, "a"), None))
+    await asyncio.sleep(0)
+    gate.open()
+
+    assert await first is None
+    assert await second == "a 1"
+
+
+async def test_a_client_that_has_gone_takes_no_answer_from_the_others(lane: ConnectionLane) -> None:
+    gate, calls = Gate(), list[str]()
+    held = asyncio.create_task(lane.run(gate.call, None))
+    await gate.reached.wait()
+    gone, here = (asyncio.create_task(lane.share("a", counting(calls, "a"), None)) for _ in range(2))
+    await asyncio.sleep(0)
+    gone.cancel()
+    gate.open()
+
+    assert await here == "a 1"
+    await held
+
+
+async def test_too_many_different_requests_are_refused_and_later_ones_are_not(lane: ConnectionLane) -> None:
+    gate, calls = Gate(), list[str]()
+    held = asyncio.create_task(lane.run(gate.call, None))
+    await gate.reached.wait()
+    waiting = [asyncio.create_task(lane.share(number, counting(calls, "a"), None)) for number in range(WAITING_MAX + 2)]
+    await asyncio.sleep(0)
+    gate.open()
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert sum(isinstance(one, ProblemError) for one in ended) == 2
+    await held
+    assert isinstance(await lane.share(WAITING_MAX + 1, counting(calls, "a"), None), str)
