@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import paho.mqtt.publish as mqtt_publish
@@ -30,6 +31,7 @@ from millpy.errors import MillError
 from millpy.observability.status_line import working
 from millpy.process.exit import report_error
 from millpy.process.launcher import worker_command
+from millpy.process.page_process import page_beside
 from millpy.store.postgres.deployment.migrate import migrate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,6 +128,10 @@ def demonstrate(stack: ExitStack) -> Compared:
     with working("two workers start, and subscribe"):
         wait_until_subscribed(connection, broker, workers)
     say("two workers run examples/factory.py and are subscribed")
+    if find_spec("fastapi") and find_spec("uvicorn") and find_spec("jinja2"):
+        settings = [name for name in os.environ if name.startswith("MILLPY_")]
+        stack.enter_context(page_beside(server.url(), left_out=settings))
+        say("the page is served until the end; its link follows")
 
     own_list = PLACE / "published.ndjson"
     publisher = stack.enter_context(

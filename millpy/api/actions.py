@@ -160,6 +160,11 @@ async def resume_source(request: Request, caller: Operator, graph: GraphName, st
 )
 async def switch(request: Request, caller: Administrator, graph: GraphName, body: GenerationToSwitch) -> Response:
     """Make another generation of a graph the current one."""
+    return as_json(await switch_to(request, caller, graph, body))
+
+
+async def switch_to(request: Request, caller: Caller, graph: str, body: GenerationToSwitch) -> dict[str, Any]:
+    """Make a generation the current one; return what was done."""
     url: str = request.app.state.configuration.owner_url
 
     def act(admin: Admin) -> dict[str, Any]:
@@ -167,7 +172,7 @@ async def switch(request: Request, caller: Administrator, graph: GraphName, body
             url, caller.principal.name, graph, body.generation, anyway=body.anyway, rights=body.rights
         )
 
-    return as_json(await databases_of(request).acting.run(act, None))
+    return await databases_of(request).acting.run(act, None)
 
 
 async def _done(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -106,6 +106,33 @@ def check_graph(admin: Admin, graph: str) -> None:
         raise not_found(f"no graph {graph!r} is deployed", "GET /v1/graphs lists them")
 
 
+def find_page(
+    admin: Admin,
+    view: PagedView,
+    graph: str,
+    cursor: Sequence[str],
+    limit: int,
+    *,
+    words: Mapping[str, str | None] | None = None,
+    start: str | None = None,
+    end: str | None = None,
+    **given: Any,
+) -> RowPage:
+    """Return a page of a view that has a column `graph`.
+
+    Raises:
+        ProblemError: the graph is not deployed.
+    """
+    wanted = {name: value for name, value in (words or {}).items() if value is not None}
+    page = page_of(
+        admin, view, wanted={"graph": graph, **wanted}, after=cursor, limit=limit,
+        start=start or "", end=end or "", **given,
+    )  # fmt: skip
+    if not page.rows and not cursor:
+        check_graph(admin, graph)
+    return page
+
+
 async def page_response(
     request: Request,
     caller: Caller,
@@ -121,16 +148,9 @@ async def page_response(
 ) -> Response:
     """Answer with a page of a view that has a column `graph`."""
     cursor = decoded(after)
-    wanted = {name: value for name, value in (words or {}).items() if value is not None}
 
     def read(admin: Admin) -> str:
-        page = page_of(
-            admin, view, wanted={"graph": graph, **wanted}, after=cursor, limit=limit,
-            start=start or "", end=end or "", **given,
-        )  # fmt: skip
-        if not page.rows and not cursor:
-            check_graph(admin, graph)
-        return shown(page)
+        return shown(find_page(admin, view, graph, cursor, limit, words=words, start=start, end=end, **given))
 
     return await answer_shared(request, caller, read)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
@@ -31,8 +31,13 @@ What millpy knows and what an operator can request, as JSON.
 """
 
 
-def create_app(configuration: ApiConfiguration) -> ASGIApp:
-    """Return the app of an API. It connects to the database when it is first asked."""
+def create_app(configuration: ApiConfiguration, add_site: Callable[[FastAPI], None] | None = None) -> ASGIApp:
+    """Return the app of an API. It connects to the database when it is first asked.
+
+    Args:
+        configuration: the settings.
+        add_site: adds the page (`millpy.ui.site`), which is above this package; None for the API alone.
+    """
     clock = SystemClock()
     databases = Databases(configuration)
 
@@ -58,6 +63,8 @@ def create_app(configuration: ApiConfiguration) -> ASGIApp:
     for module in (graphs, workers, sources, windows, dead_letters, events, actions, sessions, live):
         app.include_router(module.router)
     app.add_api_route("/live", is_alive, methods=["GET"], include_in_schema=False)
+    if add_site is not None:
+        add_site(app)
     return RequestLimits(app, encrypted=bool(configuration.certificate))
 
 

@@ -71,8 +71,17 @@ class Gate:
         self._failures = FailureLimit(clock)
         self._known: OrderedDict[tuple[str, bytes], tuple[Principal, float]] = OrderedDict()
 
-    async def caller(self, request: Request, bearer: str | None, cookie: str | None) -> Caller:
+    async def caller(
+        self, request: Request, bearer: str | None, cookie: str | None, csrf: str = "", *, may_open: bool = False
+    ) -> Caller:
         """Return who sends a request.
+
+        Args:
+            request: the request.
+            bearer: the token; None for none.
+            cookie: the secret of a session; None for none.
+            csrf: the CSRF token of a form; empty for that of the header.
+            may_open: whether the request opens a session, which an identity may do.
 
         Raises:
             ProblemError: the user is unknown, the CSRF token is missing, or the address has failed too often.
@@ -85,14 +94,14 @@ class Gate:
             return Caller(await self._of_secret(address, "token", tokens.of_token, bearer))
         if cookie is not None:
             caller = Caller(await self._of_secret(address, "session", tokens.of_session, cookie), cookie)
-            given = request.headers.get(CSRF_HEADER, "")
+            given = csrf or request.headers.get(CSRF_HEADER, "")
             if request.method not in SAFE and not hmac.compare_digest(given.encode(), csrf_of(cookie).encode()):
                 raise ProblemError(
                     HTTPStatus.FORBIDDEN, f"{CSRF_HEADER} is missing or wrong", hint="GET /v1/session returns it"
                 )
             return caller
         if name := self._identity(request):
-            if request.method not in SAFE and request.url.path != "/v1/session":
+            if request.method not in SAFE and not may_open:
                 raise ProblemError(
                     HTTPStatus.FORBIDDEN, "this needs a session", hint="open one with POST /v1/session, or use a token"
                 )
@@ -177,6 +186,20 @@ def unauthorized(detail: str) -> ProblemError:
     )
 
 
+def check_role(caller: Caller, role: Role) -> None:
+    """Check that a user has at least a role.
+
+    Raises:
+        ProblemError: the role does not suffice.
+    """
+    if caller.principal.role < role:
+        raise ProblemError(
+            HTTPStatus.FORBIDDEN,
+            f"this needs the role {role.name.lower()}, not {caller.principal.role.name.lower()}",
+            hint="use a token with this role",
+        )
+
+
 def _caller_with(role: Role) -> Callable[..., Any]:
     async def authenticated(
         request: Request,
@@ -185,12 +208,7 @@ def _caller_with(role: Role) -> Callable[..., Any]:
     ) -> Caller:
         gate: Gate = request.app.state.gate
         caller = await gate.caller(request, None if bearer is None else bearer.credentials, cookie)
-        if caller.principal.role < role:
-            raise ProblemError(
-                HTTPStatus.FORBIDDEN,
-                f"this needs the role {role.name.lower()}, not {caller.principal.role.name.lower()}",
-                hint="use a token with this role",
-            )
+        check_role(caller, role)
         return caller
 
     return authenticated

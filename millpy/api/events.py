@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -11,10 +12,10 @@ from fastapi import APIRouter, Request, Response
 from millpy.admin.diagnosis import read_facts
 from millpy.admin.doctor import examine
 from millpy.admin.events import PLACES, describe
-from millpy.admin.pages import PagedView, decoded, page_of
+from millpy.admin.pages import PagedView, RowPage, decoded
 from millpy.admin.queries import Admin, Row
-from millpy.api.answers import ROWS, answer_shared, as_json, check_graph, databases_of, described, shown
-from millpy.api.authentication import Viewer
+from millpy.api.answers import ROWS, answer_shared, as_json, databases_of, described, find_page, shown
+from millpy.api.authentication import Caller, Viewer
 from millpy.api.database import STATEMENT_S_MAX
 from millpy.api.parameters import LIMIT, Cursor, End, GraphName, Limit, Start, Word
 from millpy.api.problems import ProblemError
@@ -37,6 +38,25 @@ def sentences(admin: Admin, rows: list[Row]) -> list[Row]:
     return [{**row, "happened": describe(row["kind"], row["detail"], computations)} for row in rows]
 
 
+def find_events(
+    admin: Admin,
+    graph: str,
+    cursor: Sequence[str],
+    limit: int,
+    *,
+    kind: str | None = None,
+    start: str | None = None,
+    end: str | None = None,
+) -> RowPage:
+    """Return a page of the events of a graph, each with a sentence.
+
+    Raises:
+        ProblemError: the graph is not deployed.
+    """
+    page = find_page(admin, EVENTS, graph, cursor, limit, words={"kind": kind}, start=start, end=end)
+    return dataclasses.replace(page, rows=sentences(admin, page.rows))
+
+
 @router.get("/v1/graphs/{graph}/events", responses=described(ROWS, "Events"), response_class=Response)
 async def list_events(
     request: Request,
@@ -50,13 +70,9 @@ async def list_events(
 ) -> Response:
     """List what happened, the newest first. `happened` is a sentence, `detail` what was recorded."""
     cursor = decoded(after)
-    wanted = {"graph": graph} if kind is None else {"graph": graph, "kind": kind}
 
     def read(admin: Admin) -> str:
-        page = page_of(admin, EVENTS, wanted=wanted, after=cursor, limit=limit, start=start or "", end=end or "")
-        if not page.rows and not cursor:
-            check_graph(admin, graph)
-        return shown(dataclasses.replace(page, rows=sentences(admin, page.rows)))
+        return shown(find_events(admin, graph, cursor, limit, kind=kind, start=start, end=end))
 
     return await answer_shared(request, caller, read)
 
@@ -86,8 +102,16 @@ class Doctor:
 @router.get("/v1/doctor", responses=described(ROWS, "Findings"), response_class=Response)
 async def list_findings(request: Request, caller: Viewer) -> Response:
     """List the findings of `millpy doctor` on the database, which are at most ten seconds old."""
+    return as_json({"rows": await findings_of(request, caller), "next": None})
+
+
+async def findings_of(request: Request, caller: Caller) -> list[dict[str, Any]]:
+    """Return the findings of the doctor.
+
+    Raises:
+        ProblemError: the user sees only what a role of the database may see.
+    """
     if caller.principal.database_role is not None:
         raise ProblemError(HTTPStatus.FORBIDDEN, "a user with a role of the database cannot see the database")
     doctor: Doctor = request.app.state.doctor
-    rows = await databases_of(request).acting.run(doctor.findings, None)
-    return as_json({"rows": rows, "next": None})
+    return await databases_of(request).acting.run(doctor.findings, None)

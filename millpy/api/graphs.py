@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -49,15 +50,20 @@ async def list_graphs(request: Request, caller: Viewer) -> Response:
 @router.get("/v1/graphs/{graph}", responses=described(OBJECT, "A graph"), response_class=Response)
 async def describe_graph(request: Request, caller: Viewer, graph: GraphName) -> Response:
     """Describe a graph: its nodes with operators and settings, the edges between them, and the types of its streams."""
+    return await answer_shared(request, caller, partial(find_graph, graph=graph))
 
-    def read(admin: Admin) -> dict[str, Any]:
-        found = admin.ask(DESCRIBED, graph=graph)
-        if not found:
-            raise not_found(f"no graph {graph!r} is deployed", "GET /v1/graphs lists them")
-        row = dict(found[0])
-        return {**row, **drawn(row.pop("description"))}
 
-    return await answer_shared(request, caller, read)
+def find_graph(admin: Admin, graph: str) -> dict[str, Any]:
+    """Return a graph with its description, nodes and edges.
+
+    Raises:
+        ProblemError: it is not deployed.
+    """
+    found = admin.ask(DESCRIBED, graph=graph)
+    if not found:
+        raise not_found(f"no graph {graph!r} is deployed", "GET /v1/graphs lists them")
+    row = dict(found[0])
+    return {**row, **drawn(row.pop("description"))}
 
 
 def drawn(description: Any) -> dict[str, Any]:

@@ -77,6 +77,13 @@ def answer(problem: ProblemError) -> Response:
     return Response(json_text(body, indent=0), int(problem.status), problem.headers, MEDIA_TYPE)
 
 
+def of_validation(error: RequestValidationError) -> ProblemError:
+    """Return the problem that wrong parameters are. The input is not quoted: it may be a secret."""
+    faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:FAULTS_MAX]]
+    detail = redacted("; ".join(faults))[:CHARACTERS_MAX]
+    return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, detail, hint="see /v1/openapi.json")
+
+
 def handle_problems(app: FastAPI) -> None:
     """Answer every error of an app with a problem."""
 
@@ -93,12 +100,9 @@ def handle_problems(app: FastAPI) -> None:
         status = HTTPStatus(error.status_code)
         return answer(ProblemError(status, status.description or status.phrase, headers=error.headers))
 
-    async def of_validation(_: Request, error: Exception) -> Response:
+    async def of_parameters(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        # The input is not quoted: it may be a secret.
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:FAULTS_MAX]]
-        detail = redacted("; ".join(faults))[:CHARACTERS_MAX]
-        return answer(ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, detail, hint="see /v1/openapi.json"))
+        return answer(of_validation(error))
 
     async def of_any(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
@@ -107,5 +111,5 @@ def handle_problems(app: FastAPI) -> None:
     app.add_exception_handler(ProblemError, of_problem)
     app.add_exception_handler(MillError, of_mill_error)
     app.add_exception_handler(HTTPException, of_http)
-    app.add_exception_handler(RequestValidationError, of_validation)
+    app.add_exception_handler(RequestValidationError, of_parameters)
     app.add_exception_handler(Exception, of_any)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import resource
 import socket
+from collections.abc import Callable
 
 import structlog
 import uvicorn
+from fastapi import FastAPI
 
 from millpy.api.app import create_app
 from millpy.api.configuration import ApiConfiguration
@@ -25,8 +27,17 @@ KEPT_S = 5
 BACKLOG = 512
 
 
-def serve_api(configuration: ApiConfiguration) -> None:
+def serve_api(
+    configuration: ApiConfiguration,
+    add_site: Callable[[FastAPI], None] | None = None,
+    served: Callable[[str], None] | None = None,
+) -> None:
     """Serve an API until SIGTERM or SIGINT.
+
+    Args:
+        configuration: the settings.
+        add_site: adds the page; None for the API alone.
+        served: called with the address, once clients can connect.
 
     Raises:
         ConfigError: the address is taken, or a file for TLS cannot be used.
@@ -36,7 +47,7 @@ def serve_api(configuration: ApiConfiguration) -> None:
     listening = _bound(*configuration.address)
     host, port = listening.getsockname()[:2]
     try:
-        server = uvicorn.Server(_uvicorn_config(configuration))
+        server = uvicorn.Server(_uvicorn_config(configuration, add_site))
         if not server.config.loaded:
             server.config.load()
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
@@ -49,13 +60,16 @@ def serve_api(configuration: ApiConfiguration) -> None:
         log.warning(
             "other machines reach the API without encryption", hint="set MILLPY_API_CERTIFICATE and MILLPY_API_KEY"
         )
-    log.info("the API is served", url=f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1/openapi.json")
+    address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    log.info("the API is served", url=f"{address}/v1/openapi.json")
+    if served is not None:
+        served(address)
     server.run(sockets=[listening])
 
 
-def _uvicorn_config(configuration: ApiConfiguration) -> uvicorn.Config:
+def _uvicorn_config(configuration: ApiConfiguration, add_site: Callable[[FastAPI], None] | None) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(configuration),
+        create_app(configuration, add_site),
         http=BoundedProtocol,
         ws="none",
         log_config=None,

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from millpy.admin import tokens
 from millpy.admin.tokens import Principal
 from millpy.api.answers import OBJECT, as_json, databases_of, described
-from millpy.api.authentication import COOKIE, SECRET_CHARACTERS_MAX, Gate, Viewer, csrf_of
+from millpy.api.authentication import COOKIE, SECRET_CHARACTERS_MAX, Caller, Gate, Viewer, csrf_of
 from millpy.api.problems import ProblemError
 
 router = APIRouter(tags=["session"])
@@ -31,21 +31,41 @@ async def open_session(request: Request, body: TokenGiven) -> Response:
     """Open a session, whose cookie the answer sets. Actions with it also need the CSRF token of the answer."""
     gate: Gate = request.app.state.gate
     # No cookie: an older session must not keep a user from opening a new one. A page of another site cannot send JSON.
-    caller = await gate.caller(request, body.token or None, None)
+    caller = await gate.caller(request, body.token or None, None, may_open=True)
+    secret, ends = await make_session(request, caller)
+    response = as_json({**_shown(caller.principal), "expires_at": ends, "csrf_token": csrf_of(secret)})
+    set_cookie(request, response, secret)
+    return response
+
+
+async def make_session(request: Request, caller: Caller) -> tuple[str, object]:
+    """Open a session for a user; return its secret, and when it ends."""
     kept_s: float = request.app.state.configuration.session_s
     lane = databases_of(request).authenticating
-    secret, ends = await lane.run(partial(tokens.open_session, principal=caller.principal, kept_s=kept_s), None)
-    response = as_json({**_shown(caller.principal), "expires_at": ends, "csrf_token": csrf_of(secret)})
+    return await lane.run(partial(tokens.open_session, principal=caller.principal, kept_s=kept_s), None)
+
+
+def set_cookie(request: Request, response: Response, secret: str) -> None:
+    """Set the cookie of a session."""
+    gate: Gate = request.app.state.gate
     response.set_cookie(
         COOKIE,
         secret,
-        max_age=int(kept_s),
+        max_age=int(request.app.state.configuration.session_s),
         path="/",
         httponly=True,
         samesite="strict",
         secure=gate.is_encrypted(request),
     )
-    return response
+
+
+async def forget_session(request: Request, caller: Caller, response: Response) -> None:
+    """End the session of a user, and delete its cookie."""
+    gate: Gate = request.app.state.gate
+    hashed = tokens.digest(caller.session)
+    await databases_of(request).authenticating.run(partial(tokens.end_session, hashed=hashed), None)
+    gate.forget(caller.session)
+    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict", secure=gate.is_encrypted(request))
 
 
 @router.get("/v1/session", responses=described(OBJECT, "The user"), response_class=Response)
@@ -59,12 +79,8 @@ async def end_session(request: Request, caller: Viewer) -> Response:
     """End the session."""
     if not caller.session:
         raise ProblemError(HTTPStatus.BAD_REQUEST, "the request has no session")
-    gate: Gate = request.app.state.gate
-    hashed = tokens.digest(caller.session)
-    await databases_of(request).authenticating.run(partial(tokens.end_session, hashed=hashed), None)
-    gate.forget(caller.session)
     response = Response(status_code=HTTPStatus.NO_CONTENT)
-    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict", secure=gate.is_encrypted(request))
+    await forget_session(request, caller, response)
     return response
 
 

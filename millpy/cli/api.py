@@ -36,17 +36,18 @@ def api(
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve the API until a signal ends it. Its log says the address; the environment has the other settings."""
+    """Serve the API and the page until a signal ends it. Its log says the address; more settings: the environment."""
     try:
         from millpy.api.configuration import configuration
         from millpy.api.server import serve_api  # needs an optional dependency
+        from millpy.ui.site import add_site
     except ImportError as error:
         raise ConfigError("the API is not installed", hint=to_install("api")) from error
     from millpy.process.launcher import database as connected
 
     settings = settings_of(database, api=http)
     with connected(settings, graph, create=False) as url:
-        serve_api(configuration(settings, url))
+        serve_api(configuration(settings, url), add_site)
 
 
 @token.command("create")

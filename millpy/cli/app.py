@@ -41,6 +41,7 @@ from millpy.cli import (
     state,
     status,
     transcripts,
+    ui,
     windows,
 )
 from millpy.cli.options import (
@@ -156,6 +157,7 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "fleet": sources.fleet,
         "doctor": doctor.doctor,
         "api": api.api,
+        "ui": ui.ui,
         "token": api.token,
     },
     "Replay or discard": {

@@ -8,6 +8,7 @@ import typer
 
 from millpy.admin.queries import Admin
 from millpy.cli.options import DatabaseOption, JsonOption, handle_errors, print_json, settings_of
+from millpy.cli.ui import check_installed
 
 if TYPE_CHECKING:
     from millpy.graph import Graph
@@ -28,6 +29,7 @@ def run(
     http: Annotated[
         str, typer.Option("--http", metavar="HOST:PORT", help="Serve health and metrics of all workers there.")
     ] = "",
+    ui: Annotated[bool, typer.Option("--ui", help="Serve the page beside, and print its address.")] = False,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -38,10 +40,12 @@ def run(
     from millpy.process.launcher import run as launch  # imported here: `status` does not need the engine
     from millpy.process.worker_process import archive_settings
 
+    if ui:
+        check_installed()
     names = tuple(name.strip() for name in only.split(",") if name.strip())
     ended = _print if as_json else None
     settings = settings_of(database, **archive_settings(archive))
-    return launch(graph, settings, only=names, workers=workers, start=start, http=http, ended=ended)
+    return launch(graph, settings, only=names, workers=workers, start=start, http=http, page=ui, ended=ended)
 
 
 def _print(url: str, graph: Graph) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from millpy.embedded import EmbeddedPostgres, embedded_directory
 from millpy.errors import MillError, UsageError
 from millpy.observability.status_line import Say, line, working
 from millpy.process.answering import answering, answering_for, port_file_arguments
+from millpy.process.page_process import page_beside
 from millpy.process.supervisor import STOP_MARGIN_S, Supervisor
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def run(  # noqa: PLR0913 - the options of `millpy run`
     start: str = "",
     archive: bool = False,
     http: str = "",
+    page: bool = False,
     ended: Callable[[str, Graph], None] | None = None,
 ) -> int:
     """Run a graph until it has finished or a signal ends it; return the exit status.
@@ -89,6 +91,7 @@ def run(  # noqa: PLR0913 - the options of `millpy run`
         start: the time at which unread source partitions begin, as text; empty for the sources' default.
         archive: whether to run the graph's archives instead.
         http: the address at which to serve health and metrics of all workers, "host:port"; empty to serve nothing.
+        page: whether to serve the page beside.
         ended: called with the database and the graph after all workers have ended, while the database still runs.
 
     Raises:
@@ -112,7 +115,7 @@ def run(  # noqa: PLR0913 - the options of `millpy run`
     with database(settings, location, create=True) as url:
         with working("checking the database and the sources"):
             _check_sources(graph, url)
-        with line() as say:
+        with line() as say, page_beside(url) if page else nullcontext():
             if workers == 1:
                 observers = _observers(say)
                 with answering(http, graph, observers):

@@ -1,0 +1,77 @@
+"""The drawing of the graph: from the tables, kept up to date, one click from the explanation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from playwright.sync_api import expect
+
+from tests.api_server import running_api
+from tests.ui.browser import Visitor
+from tests.ui.world import World
+
+NODES = "[data-nodes] [data-node]"
+
+
+def test_the_graph_is_drawn_from_its_tables(world: World, viewer: Visitor) -> None:
+    page = viewer.open("/graphs/works")
+    names = [one.inner_text() for one in page.locator(f"{NODES} th bdi").all()]
+    computations = world.rows("SELECT DISTINCT computation FROM millpy.watermarks")
+
+    expect(page.locator("svg g.node")).to_have_count(len(names))
+    assert {row["computation"] for row in computations} <= set(names)
+    drawn = [one.text_content() for one in page.locator("svg .line-0").all()]
+    assert drawn == names
+    expect(page.locator("svg g.edge")).to_have_count(page.locator("[data-edges] [data-from]").count())
+    expect(page.locator("svg g.holds")).to_have_count(page.locator(f"{NODES}[data-holds]").count())
+    expect(page.locator("#rates canvas")).to_be_visible()
+    expect(page.locator("#lags canvas")).to_be_visible()
+
+
+def test_a_node_leads_to_the_explanation(viewer: Visitor) -> None:
+    page = viewer.open("/graphs/works")
+    page.locator("svg a", has_text="temperature_5s").filter(has_text="step").click()
+
+    page.wait_for_url("**/graphs/works?explain=temperature_5s")
+    expect(page.locator("main")).to_contain_text("behind the clock")
+
+
+def test_drawing_and_tables_follow_the_database_without_a_reload(world: World, viewer: Visitor) -> None:
+    page = viewer.open("/graphs/works")
+    loads, first = viewer.loads, page.locator("[data-node=readings] td time").inner_text()
+    link = page.locator("svg a").first
+    link.focus()
+
+    expect(page.locator("[data-node=readings] td time")).not_to_have_text(first, timeout=15_000)
+    expect(link).to_be_focused()
+    assert viewer.loads == loads
+
+
+def test_what_is_open_stays_open(world: World, viewer: Visitor) -> None:
+    page = viewer.open("/graphs/works/events")
+    page.locator("details").first.locator("summary").click()
+    opened = page.locator("details[open]")
+    expect(opened).to_have_count(1)
+    identifier = opened.get_attribute("id")
+    graph = "(SELECT graph_id FROM mill.graphs WHERE name = 'works')"
+    happened = f"INSERT INTO mill.events (graph_id, kind, detail) VALUES ({graph}, 'tested', '{{}}') RETURNING event_id"
+    (event,) = world.rows(happened)
+
+    expect(page.locator(f"#event-{event['event_id']}")).to_be_visible(timeout=10_000)
+    assert page.locator("details[open]").get_attribute("id") == identifier
+
+
+def test_a_lost_connection_is_said_and_made_again(
+    world: World, visit: Callable[..., Visitor], viewer_token: str
+) -> None:
+    visitor = visit(viewer_token)
+    with running_api(world.url) as api:
+        page = visitor.page
+        page.goto(f"{api.url}/graphs/works/accounting")
+        status = page.locator("#live-status")
+        expect(status).to_have_text("Live", timeout=15_000)
+    expect(status).to_have_text("Connection lost. Trying again.", timeout=15_000)
+    with running_api(world.url, MILLPY_API=f"127.0.0.1:{api.port}"):
+        expect(status).to_have_text("Live", timeout=30_000)
+        expect(page.locator(".as-of")).to_be_visible()
+    visitor.errors.clear()  # the browser notes each failed request
