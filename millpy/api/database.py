@@ -103,7 +103,7 @@ class ConnectionLane:
         if self._shared.get(key) is ended:  # it never began
             del self._shared[key]
         if not ended.cancelled():
-            ended.exception()  # whoever waits has it, too, unless all have gone
+            ended.exception()  # those that wait have it, too, unless all have gone
 
     def _count_down(self) -> None:
         self._calls -= 1

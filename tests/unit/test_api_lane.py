@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from fastapi import Request
 
 from millpy.admin.queries import Admin
+from millpy.admin.tokens import Principal, Role
+from millpy.api.answers import answer_shared
+from millpy.api.authentication import Caller
 from millpy.api.database import ConnectionLane
 from millpy.api.problems import ProblemError
 
@@ -72,6 +77,26 @@ async def test_identical_requests_that_wait_share_one_answer(lane: ConnectionLan
     assert await asyncio.gather(*waiting) == ["a 1", "a 1", "b 2", "a 1", "a 1"]
     assert await lane.share("a", counting(calls, "a"), None) == "a 3"
     await held
+
+
+async def test_users_with_different_roles_of_the_database_share_nothing(lane: ConnectionLane) -> None:
+    gate = Gate()
+    held = asyncio.create_task(lane.run(gate.call, None))
+    await gate.reached.wait()
+    app = SimpleNamespace(state=SimpleNamespace(databases=SimpleNamespace(reading=lane)))
+    request = Request({"type": "http", "path": "/rows", "query_string": b"", "headers": [], "app": app})
+    callers = [Caller(Principal(1, "a", Role.VIEWER, role)) for role in ("tenant_a", "tenant_b", None, "tenant_a")]
+    waiting = [asyncio.create_task(answer_shared(request, one, role_of)) for one in callers]
+    await asyncio.sleep(0)
+    gate.open()
+    found = [bytes((await one).body).decode() for one in waiting]
+
+    assert found == ['"tenant_a"', '"tenant_b"', "null", '"tenant_a"']
+    await held
+
+
+def role_of(admin: Any) -> str:
+    return f'"{admin.role}"' if admin.role else "null"
 
 
 async def test_a_request_that_comes_while_another_is_answered_asks_again(lane: ConnectionLane) -> None:
