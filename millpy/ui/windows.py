@@ -20,6 +20,7 @@ from millpy.api.dead_letters import VIEWS as LEFT_OUT
 from millpy.api.parameters import KEY_CHARACTERS_MAX, TEXT, Cursor, GraphName, Word
 from millpy.api.problems import not_found
 from millpy.api.windows import Where, pairs
+from millpy.errors import UsageError
 from millpy.ui.downloads import MEDIA_TYPES, WRITERS
 from millpy.ui.rendering import page
 from millpy.ui.routing import Visitor, page_router, read_shared
@@ -181,20 +182,22 @@ def _choice(
 
 
 def _rows(admin: Admin, choice: Choice, after: str) -> RowPage:
-    """Return a page of rows; before the first one, those of windows that are open."""
-    wanted = choice.filter(after, ROWS_MAX)
-    found = rows_page(admin, choice.table, wanted)
+    """Return a page of rows; on the first one, half of the room is for windows that are open."""
     if after or choice.final == "true" or choice.table.kind != "windowed":
-        return found
-    live = newest(admin, choice.table, replace(wanted, final=False))
-    stored = {_identity(row, choice.table): row for row in found.rows}
-    last = found.rows[-1][choice.table.time] if found.next else ""
-    stored |= {
+        return rows_page(admin, choice.table, choice.filter(after, ROWS_MAX))
+    wanted = choice.filter(after, ROWS_MAX // 2)
+    found = rows_page(admin, choice.table, wanted)
+    try:
+        live = newest(admin, choice.table, replace(wanted, final=False))
+    except UsageError:
+        return found  # the table has too many open windows to read all in the time of a statement
+    rows = {_identity(row, choice.table): row for row in found.rows}
+    last = str(found.rows[-1][choice.table.time]) if found.next else ""
+    rows |= {
         _identity(row, choice.table): row for row in live
         if row["pane_timing"] in ("open", "early") and str(row[choice.table.time]) >= last
     }  # fmt: skip
-    rows = sorted(stored.values(), key=lambda row: str(row[choice.table.time]), reverse=True)
-    return RowPage(rows[: 2 * ROWS_MAX], found.next)
+    return RowPage(sorted(rows.values(), key=lambda row: str(row[choice.table.time]), reverse=True), found.next)
 
 
 def _too_late(admin: Admin, choice: Choice, rows: Sequence[Row]) -> dict[tuple[str, str], int]:

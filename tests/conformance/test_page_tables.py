@@ -12,10 +12,12 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from millpy.admin.pages import RowPage
-from millpy.admin.results import DeployedTable
+from millpy.admin.pages import RowPage, encoded
+from millpy.admin.queries import Admin
+from millpy.admin.results import DeployedTable, result_tables
 from millpy.admin.tokens import Role
 from millpy.embedded import EmbeddedPostgres
+from millpy.ui import windows
 from millpy.ui.downloads import PAGE_ROWS, ROWS_MAX, WRITERS
 from millpy.ui.payload_diff import PIECES_MAX, difference
 from millpy.ui.tables import STATES
@@ -67,7 +69,7 @@ def test_rows_are_those_of_sql(api: ApiServer, viewer: PageClient) -> None:
     stored = sql(
         api,
         "SELECT to_char(window_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC', device, n, late_count"
-        " FROM plant.temperature_1m_status ORDER BY window_start DESC, device LIMIT 200",
+        " FROM plant.temperature_1m_status ORDER BY window_start DESC, device LIMIT 100",
     )
 
     assert [(row["Window"], row["device"], figure(row["n"]), figure(row["Late"])) for row in rows] == stored
@@ -85,6 +87,28 @@ def test_rows_are_chosen_by_key_and_time(api: ApiServer, viewer: PageClient) -> 
     assert one in by_form
     assert {row["device"] for row in by_form} == {one["device"]}
     assert min(row["Window"] for row in by_form) == one["Window"]
+
+
+def test_pages_lose_no_row_and_show_none_twice(
+    api: ApiServer, viewer: PageClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "ROWS_MAX", 10)
+    admin = Admin(api.database_url)
+    (table,) = [one for one in result_tables(admin) if one.name == "temperature_1m"]
+    choice = windows.Choice(table, {}, "", "", "", "")
+    seen, after = [], ""
+    for _ in range(100):
+        found = windows._rows(admin, choice, after)
+        assert len(found.rows) <= 10
+        seen += [(str(row["window_start"]), row["device"]) for row in found.rows]
+        if found.next is None:
+            break
+        after = str(encoded(found.next))
+    stored = admin.ask("SELECT window_start, device FROM plant.temperature_1m_status")
+    admin.close()
+
+    assert len(seen) == len(set(seen)) > 20
+    assert {(str(row["window_start"]), row["device"]) for row in stored} <= set(seen)
 
 
 @pytest.mark.parametrize(

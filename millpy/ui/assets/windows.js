@@ -54,6 +54,7 @@ function draw(force) {
     {
       width: box.clientWidth - 2,
       height: HEIGHT,
+      padding: [null, 32, null, null],
       tzDate: (ts) => uPlot.tzDate(new Date(ts * 1e3), "Etc/UTC"),
       series: series(single),
       axes: [{ ...axis(), space: 80, values: times }, axis(box.dataset.label)],
