@@ -62,6 +62,10 @@ SELECT CASE WHEN c.relkind = 'r'
 """
 SPANS = ("1 minute", "8 minutes", "1 hour", "8 hours", "64 hours", "21 days", "6 months")
 """How much of a large table is looked through for the newest rows, one after another, and then all of it."""
+HISTORY = """
+SELECT coalesce(has_table_privilege(to_regclass(format('%I.%I', CAST(:graph AS text), CAST(:history AS text))),
+                                    'SELECT'), false) AS readable
+"""
 PROGRESS = "SELECT interval_id, bundle FROM millpy.watermarks WHERE graph = :graph AND computation = :computation"
 
 
@@ -245,6 +249,26 @@ def _page_statement(result_table: DeployedTable, wanted: RowFilter, since: tuple
     return select(*numbered.c).where(kept).order_by(numbered.c.page_row)
 
 
+def panes(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> list[Row]:
+    """Return panes of windows, the newest window first: all of a table with a history, and else the newest of each.
+
+    Rows of a history have `is_retraction`, the others `is_final`.
+
+    Raises:
+        UsageError: a column is unknown, or a value does not fit its type.
+    """
+    kept = admin.ask(HISTORY, graph=result_table.graph, history=f"{result_table.name}_history")[0]["readable"]
+    names = (*result_table.columns[:-1], "is_retraction" if kept else "is_final")
+    chosen = _select(result_table, wanted, "_history" if kept else "_status", names)
+    order: list[ColumnElement[Any]] = [
+        desc(column(result_table.time)),
+        *(asc(column(name)) for name in result_table.identity),
+    ]
+    if kept:
+        order += [asc(column("pane_index")), asc(column("is_retraction"))]
+    return admin.select(chosen.order_by(*order).limit(wanted.limit))
+
+
 def progress(admin: Admin, result_table: DeployedTable) -> dict[int, int]:
     """Return the newest committed bundle of every interval that writes the table."""
     rows = admin.ask(PROGRESS, graph=result_table.graph, computation=result_table.computation)
@@ -268,8 +292,10 @@ def written_since(
     return _in_time(result_table, admin.select(_select(result_table, wanted).where(newer).order_by(*order)))
 
 
-def _select(result_table: DeployedTable, wanted: RowFilter, ending: str = "_status") -> Select[Any]:
-    names: Sequence[str] = result_table.columns
+def _select(
+    result_table: DeployedTable, wanted: RowFilter, ending: str = "_status", names: Sequence[str] = ()
+) -> Select[Any]:
+    names = names or result_table.columns
     view = table(f"{result_table.name}{ending}", *map(column, names), schema=result_table.graph)
     conditions: list[ColumnElement[bool]] = [
         column(name) == cast(literal(text, Text), _TYPES[result_table.type_of(name)])

@@ -175,13 +175,22 @@ async def switch_to(request: Request, caller: Caller, graph: str, body: Generati
     return await databases_of(request).acting.run(act, None)
 
 
-async def _done(
-    request: Request, caller: Caller, graph: str, call: Callable[[Admin, Actor, str], int], word: str
-) -> Response:
+async def act(request: Request, caller: Caller, graph: str, call: Callable[[Admin, Actor, str], int]) -> int:
+    """Do what a user requests of a graph; return the number of records, keys or partitions.
+
+    Raises:
+        ProblemError: the graph is not deployed.
+    """
     actor = Actor(caller.principal.name, caller.principal.token_id)
 
-    def act(admin: Admin) -> int:
+    def acted(admin: Admin) -> int:
         check_graph(admin, graph)
         return call(admin, actor, graph)
 
-    return as_json({word: await databases_of(request).acting.run(act, None)})
+    return await databases_of(request).acting.run(acted, None)
+
+
+async def _done(
+    request: Request, caller: Caller, graph: str, call: Callable[[Admin, Actor, str], int], word: str
+) -> Response:
+    return as_json({word: await act(request, caller, graph, call)})

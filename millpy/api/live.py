@@ -30,7 +30,7 @@ from millpy.clock import Clock
 from millpy.errors import MillError
 
 log = logging.getLogger(__name__)
-LOOK_S = 2.0
+LOOK_S = 1.0
 PAUSE_S = 0.5
 SLOW_S = 5.0
 """What costs more is asked for less often."""

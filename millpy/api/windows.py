@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -42,6 +42,43 @@ Where = Annotated[
 router = APIRouter(tags=["windows"])
 
 
+def readable_tables(admin: Admin, graph: str, role: str | None) -> list[DeployedTable]:
+    """Return the result tables of a graph that a role of the database may read; None for all.
+
+    Names of tables and columns come through the login of the API: the role may have no right to the catalog.
+    """
+    readable = _readable(admin, graph, role)
+    tables = [one for one in result_tables(admin) if one.graph == graph]
+    return [one for one in tables if readable is None or f"{graph}.{one.name}" in readable]
+
+
+def find_table(admin: Admin, graph: str, name: str, role: str | None) -> DeployedTable:
+    """Return a result table that a role may read; None for any.
+
+    Raises:
+        ProblemError: there is none of this name.
+    """
+    found = [one for one in readable_tables(admin, graph, role) if one.name == name]
+    if not found:
+        raise not_found(f"graph {graph!r} has no result table {name!r}", f"GET /v1/graphs/{graph}/tables lists them")
+    return found[0]
+
+
+def pairs(words: Sequence[str]) -> dict[str, str]:
+    """Read COLUMN=VALUE, once for each column.
+
+    Raises:
+        UsageError: a word is not like this.
+    """
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name or name in found:
+            raise UsageError(f"where={word!r} is not COLUMN=VALUE", hint="give each column once: where=device=pump-7")
+        found[name] = value
+    return found
+
+
 @router.get("/v1/graphs/{graph}/tables", responses=described(ROWS, "Result tables"), response_class=Response)
 async def list_tables(request: Request, caller: Viewer, graph: GraphName) -> Response:
     """List the result tables of a graph with their columns; with a role of the database, those that it may read."""
@@ -76,23 +113,13 @@ async def list_rows(
     A user with a role of the database sees the rows that its row-level security shows.
     """
     wanted = RowFilter(
-        values=_pairs(where or []), start=start or "", end=end or "", final=final, after=decoded(after), limit=limit
+        values=pairs(where or []), start=start or "", end=end or "", final=final, after=decoded(after), limit=limit
     )
     role = caller.principal.database_role
-
-    def find(admin: Admin) -> DeployedTable:
-        found = [one for one in result_tables(admin) if (one.graph, one.name) == (graph, table)]
-        readable = _readable(admin, graph, role)
-        if not found or (readable is not None and f"{graph}.{table}" not in readable):
-            raise not_found(
-                f"graph {graph!r} has no result table {table!r}", f"GET /v1/graphs/{graph}/tables lists them"
-            )
-        return found[0]
-
-    found = None if role is None else await databases_of(request).reading.run(find, None)
+    own = None if role is None else await databases_of(request).reading.run(find_table, None, graph, table, role)
 
     def read(admin: Admin) -> str:
-        return shown(page(admin, found or find(admin), wanted))
+        return shown(page(admin, own or find_table(admin, graph, table, None), wanted))
 
     return await answer_shared(request, caller, read)
 
@@ -150,13 +177,3 @@ def _readable(admin: Admin, graph: str, role: str | None) -> set[str] | None:
     if role is None:
         return None
     return {row["name"] for row in admin.ask(READABLE, graph=graph, role=role)}
-
-
-def _pairs(words: list[str]) -> Mapping[str, str]:
-    found: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name or name in found:
-            raise UsageError(f"where={word!r} is not COLUMN=VALUE", hint="give each column once: where=device=pump-7")
-        found[name] = value
-    return found

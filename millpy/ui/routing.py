@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
@@ -12,10 +11,9 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
-from millpy.admin.pages import PagedView, RowPage, decoded
 from millpy.admin.queries import Admin
 from millpy.admin.tokens import Role
-from millpy.api.answers import check_graph, databases_of, find_page
+from millpy.api.answers import check_graph, databases_of
 from millpy.api.authentication import COOKIE, Caller, Gate, check_role
 from millpy.api.problems import ProblemError, of_error, of_validation
 from millpy.errors import MillError
@@ -178,14 +176,6 @@ async def read_shared(request: Request, caller: Caller, call: Callable[[Admin], 
     """
     role = caller.principal.database_role
     return await databases_of(request).reading.share((here(request), role), call, role)
-
-
-async def read_page(
-    request: Request, caller: Caller, view: PagedView, graph: str, after: str, limit: int, **more: Any
-) -> RowPage:
-    """Read a page of a view that has a column `graph`, as the API does."""
-    cursor = decoded(after)
-    return await read(request, caller, partial(find_page, view=view, graph=graph, cursor=cursor, limit=limit, **more))
 
 
 async def check_deployed(request: Request, graph: str) -> None:

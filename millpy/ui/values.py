@@ -55,6 +55,11 @@ def shown(value: object) -> Markup:
     return _foreign(str(value))
 
 
+def exact(text: str) -> Markup:
+    """Return text as it is, escaped for HTML only: for the value of a field that a form sends back."""
+    return escape(text)
+
+
 def number(value: float | Decimal) -> str:
     """Return a number with thousands apart; a fraction has at most ten significant digits."""
     if isinstance(value, int) or (isinstance(value, Decimal) and value.is_finite() and value == int(value)):
@@ -115,4 +120,5 @@ def _bytes_text(value: bytes) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "shown": shown, "number": number, "size": size, "seconds": seconds, "rate": rate, "instant": instant,
+    "exact": exact,
 }  # fmt: skip

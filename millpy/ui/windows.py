@@ -1,18 +1,250 @@
-"""The view "Windows"."""
+"""The view of a result table: rows by key and time, a chart of a value, and what is behind a row."""
 
 from __future__ import annotations
 
-from fastapi import Request, Response
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
-from millpy.api.parameters import GraphName
+from fastapi import Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from millpy.admin.json_output import json_safe
+from millpy.admin.pages import PagedView, RowPage, decoded, page_of
+from millpy.admin.queries import Admin, Row
+from millpy.admin.results import DeployedTable, RowFilter, newest, panes
+from millpy.admin.results import page as rows_page
+from millpy.api.answers import databases_of
+from millpy.api.dead_letters import VIEWS as LEFT_OUT
+from millpy.api.parameters import KEY_CHARACTERS_MAX, TEXT, Cursor, GraphName, Word
+from millpy.api.problems import not_found
+from millpy.api.windows import Where, pairs
+from millpy.errors import UsageError
+from millpy.ui.downloads import MEDIA_TYPES, WRITERS
 from millpy.ui.rendering import page
-from millpy.ui.routing import Visitor, check_deployed, page_router
+from millpy.ui.routing import Visitor, page_router, read_shared
+from millpy.ui.tables import STATES, element_id, key_parts, key_text, moment, numbers_of, respelled, state_of, tables_of
+from millpy.ui.views import ROWS_MAX
 
+TOO_LATE = """
+SELECT key, window_start, count(*) AS records FROM millpy.late_records
+ WHERE graph = :graph AND computation = :computation
+   AND window_start BETWEEN CAST(:first AS timestamptz) AND CAST(:last AS timestamptz)
+ GROUP BY key, window_start ORDER BY window_start DESC LIMIT 1000
+"""
+KEY = "key."
+"""Before the name of a column in an address: the field of a form for it."""
+Time = Annotated[str, Query(max_length=40, pattern=TEXT)]
+Start = Annotated[str, Query(alias="from", max_length=40, pattern=TEXT)]
+End = Annotated[str, Query(alias="to", max_length=40, pattern=TEXT)]
 router = page_router()
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What an address chooses of a table.
+
+    Attributes:
+        table: the table.
+        values: column -> value.
+        start, end: the span of time; empty for no bound.
+        final: "true", "false", or empty for both.
+        show: the value that the chart shows; empty if there is no number.
+    """
+
+    table: DeployedTable
+    values: Mapping[str, str]
+    start: str
+    end: str
+    final: str
+    show: str
+
+    def filter(self, after: str, limit: int) -> RowFilter:
+        """Return the filter for a page of rows."""
+        final = {"true": True, "false": False}.get(self.final)
+        return RowFilter(
+            values=self.values, start=self.start, end=self.end, final=final, after=decoded(after), limit=limit
+        )
+
+    @property
+    def address(self) -> dict[str, Any]:
+        """Return the parameters of the address that shows the same again."""
+        where = [f"{name}={value}" for name, value in self.values.items()]
+        return {
+            "table": self.table.name, "where": where, "from_": self.start, "to": self.end, "final": self.final,
+            "show": self.show,
+        }  # fmt: skip
+
+
 @router.get("/graphs/{graph}/windows")
-async def show_windows(request: Request, caller: Visitor, graph: GraphName) -> Response:
-    """Show the view."""
-    await check_deployed(request, graph)
-    return page(request, caller, "missing.html", view="windows", graph=graph)
+async def show_windows(
+    request: Request, caller: Visitor, graph: GraphName, table: Word = None, where: Where = None, start: Start = "",
+    end: End = "", final: Literal["true", "false", ""] = "", show: Word = None, after: Cursor = "",
+) -> Response:  # fmt: skip
+    """Show rows of a result table, the newest first, with the open windows as they stand."""
+    tables = await tables_of(request, caller, graph)
+    if not tables:
+        return page(request, caller, "windows.html", view="windows", graph=graph, tables=[], choice=None)
+    choice = _choice(request, tables, table, where, start, end, final, show)
+
+    def find(admin: Admin) -> tuple[RowPage, Mapping[tuple[str, str], int]]:
+        rows = _rows(admin, choice, after)
+        return rows, _too_late(admin, choice, rows.rows)
+
+    found, too_late = await read_shared(request, caller, find)
+    rows = [_shown(row, choice, too_late) for row in found.rows]
+    counts = {label: sum(row["state"] == state for row in rows) for state, label in STATES.items()}
+    return page(
+        request, caller, "windows.html", view="windows", graph=graph, tables=tables, choice=choice, rows=rows,
+        next=found.next, after=after, numbers=numbers_of(choice.table), counts=counts, states=STATES,
+    )  # fmt: skip
+
+
+@router.get("/graphs/{graph}/windows/row")
+async def show_window(
+    request: Request, caller: Visitor, graph: GraphName, table: Word = None, where: Where = None, start: Start = "",
+    end: End = "",
+) -> Response:  # fmt: skip
+    """Show what is behind a row: the panes of its window, its late records and its dead letters."""
+    tables = await tables_of(request, caller, graph)
+    choice = _choice(request, tables, table, where, start, end, "", None)
+    wanted = replace(choice.filter("", ROWS_MAX), start=choice.start, end=choice.end)
+    bounds = (choice.start, choice.end)
+
+    def find(admin: Admin) -> tuple[list[Row], list[Row], str, dict[str, list[Row]]]:
+        own = [row for row in panes(admin, choice.table, wanted) if _bounds(row, choice.table) == bounds]
+        unfinished = newest(admin, choice.table, replace(wanted, final=False))
+        now = [row for row in unfinished if _bounds(row, choice.table) == bounds and row.get("pane_timing") == "open"]
+        if not own and not now:
+            raise not_found("there is no such window", "it may have been merged, dropped or taken back")
+        key = key_text((own or now)[0], choice.table)
+        views = {"late-records": "window_start", "dead-letters": "event_time"}
+        left_out = {
+            name: _of_window(admin, replace(LEFT_OUT[name][0], time=time), graph, key, choice)
+            for name, time in views.items()
+        }
+        return own, now, key, left_out
+
+    own, now_open, key, records = await read_shared(request, caller, find)
+    late = [row for row in records["late-records"] if str(json_safe(row["window_start"])) == choice.start]
+    return page(
+        request, caller, "window.html", view="windows", graph=graph, choice=choice, key=key, panes=own,
+        now_open=now_open, late=late, letters=records["dead-letters"], columns=_columns(choice.table),
+    )  # fmt: skip
+
+
+@router.get("/graphs/{graph}/windows.{form}")
+async def download_windows(
+    request: Request, caller: Visitor, graph: GraphName, form: Literal["csv", "parquet"], table: Word = None,
+    where: Where = None, start: Start = "", end: End = "", final: Literal["true", "false", ""] = "",
+) -> Response:  # fmt: skip
+    """Send the rows that the view would show, page by page."""
+    choice = _choice(request, await tables_of(request, caller, graph), table, where, start, end, final, None)
+    lane, role = databases_of(request).reading, caller.principal.database_role
+
+    async def read_rows(after: Sequence[str], limit: int) -> RowPage:
+        wanted = replace(choice.filter("", limit), after=after)
+        return await lane.run(rows_page, role, choice.table, wanted)
+
+    name = f"{graph}.{choice.table.name}.{form}".encode("ascii", "replace").decode().replace('"', "?")
+    chunks = WRITERS[form](choice.table, read_rows)
+    first = await anext(chunks)  # here, so that an error is an answer
+
+    async def sent() -> Any:
+        yield first
+        async for chunk in chunks:
+            yield chunk
+
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(sent(), media_type=MEDIA_TYPES[form], headers=headers)
+
+
+def _choice(
+    request: Request, tables: Sequence[DeployedTable], table: str | None, where: list[str] | None, start: str,
+    end: str, final: str, show: str | None,
+) -> Choice:  # fmt: skip
+    windowed = sorted(tables, key=lambda one: one.kind != "windowed")
+    found = [one for one in tables if one.name == table] if table else windowed[:1]
+    if not found:
+        raise not_found(f"there is no result table {table!r}", "choose one of the list")
+    given = {
+        name.removeprefix(KEY): value
+        for name, value in request.query_params.multi_items()
+        if name.startswith(KEY) and value and len(value) <= KEY_CHARACTERS_MAX and "\0" not in value
+    }
+    values = {**pairs(where or []), **given}
+    for name in values:
+        found[0].type_of(name)
+    numbers = numbers_of(found[0])
+    shown = show if show in numbers else next(iter(numbers), "")
+    return Choice(found[0], values, moment(start, "from"), moment(end, "to"), final, shown)
+
+
+def _rows(admin: Admin, choice: Choice, after: str) -> RowPage:
+    """Return a page of rows; on the first one, half of the room is for windows that are open."""
+    if after or choice.final == "true" or choice.table.kind != "windowed":
+        return rows_page(admin, choice.table, choice.filter(after, ROWS_MAX))
+    wanted = choice.filter(after, ROWS_MAX // 2)
+    found = rows_page(admin, choice.table, wanted)
+    try:
+        live = newest(admin, choice.table, replace(wanted, final=False))
+    except UsageError:
+        return found  # the table has too many open windows to read all in the time of a statement
+    rows = {_identity(row, choice.table): row for row in found.rows}
+    last = str(found.rows[-1][choice.table.time]) if found.next else ""
+    rows |= {
+        _identity(row, choice.table): row for row in live
+        if row["pane_timing"] in ("open", "early") and str(row[choice.table.time]) >= last
+    }  # fmt: skip
+    return RowPage(sorted(rows.values(), key=lambda row: str(row[choice.table.time]), reverse=True), found.next)
+
+
+def _too_late(admin: Admin, choice: Choice, rows: Sequence[Row]) -> dict[tuple[str, str], int]:
+    """Return how many records were too late for which window of these rows."""
+    if not rows or choice.table.kind != "windowed":
+        return {}
+    times = sorted(str(row["window_start"]) for row in rows)
+    found = admin.ask(
+        TOO_LATE, graph=choice.table.graph, computation=choice.table.computation, first=times[0], last=times[-1]
+    )
+    return {(respelled(row["key"]), str(row["window_start"])): row["records"] for row in found}
+
+
+def _shown(row: Row, choice: Choice, too_late: Mapping[tuple[str, str], int]) -> dict[str, Any]:
+    table = choice.table
+    windowed = table.kind == "windowed"
+    start, end = _bounds(row, table)
+    key = key_text(row, table) if windowed else ""
+    value = row.get(choice.show)
+    return {
+        "row": row, "id": element_id(*_identity(row, table)), "state": state_of(row), "key": key, "at_s": _epoch(start),
+        "value": None if value is None else float(value), "from": start, "to": end, "where": key_parts(row, table),
+        "too_late": too_late.get((key, str(row.get("window_start"))), 0), "windowed": windowed,
+    }  # fmt: skip
+
+
+def _of_window(admin: Admin, view: PagedView, graph: str, key: str, choice: Choice) -> list[Row]:
+    wanted = {"graph": graph, "computation": choice.table.computation, "key": key}
+    return page_of(admin, view, wanted=wanted, limit=ROWS_MAX, start=choice.start, end=choice.end).rows
+
+
+def _columns(table: DeployedTable) -> list[tuple[str, str]]:
+    return [(name, name.replace("_", " ")) for name in ("pane_index", "pane_timing", *table.values, "late_count")]
+
+
+def _identity(row: Row, table: DeployedTable) -> tuple[str, ...]:
+    return tuple(str(row[name]) for name in table.identity)
+
+
+def _bounds(row: Row, table: DeployedTable) -> tuple[str, str]:
+    names = ("window_start", "window_end") if table.kind == "windowed" else ("event_time", "event_time")
+    start, end = (str(json_safe(row[name])) for name in names)
+    return start, end
+
+
+def _epoch(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return None  # infinity, or a year after 9999

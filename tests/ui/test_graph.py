@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from playwright.sync_api import expect
-from tests.ui.browser import Visitor
-from tests.ui.world import World
 
 from tests.api_server import running_api
+from tests.ui.browser import Visitor
+from tests.ui.world import World
 
 NODES = "[data-nodes] [data-node]"
 

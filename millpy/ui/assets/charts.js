@@ -3,17 +3,17 @@
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const HEIGHT = 220;
 
-function color(name) {
+export function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-function axis(unit) {
+export function axis(unit) {
   const shown = { stroke: color("--muted"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") } };
   return unit === undefined ? shown : { ...shown, label: unit, size: 64 };
 }
 
 // Times of day in UTC; the day where a new one begins, and seconds only where there is room for them.
-function times(_, splits, __, ___, apart) {
+export function times(_, splits, __, ___, apart) {
   return splits.map((seconds) => {
     const text = new Date(seconds * 1000).toISOString();
     if (apart >= 86400 || seconds % 86400 === 0) return text.slice(5, 10);

@@ -3,6 +3,7 @@
 
 const TOPICS = ["progress", "workers", "sources", "accounts", "events", "trouble"];
 const REST_MS = 1000;
+const GATHER_MS = 50; // the topics of one look come one by one
 const RETRY_MS = 3000;
 const SILENT_MS = 25000; // without an event for so long, ask whether the server is there
 const graph = document.body.dataset.graph;
@@ -13,6 +14,7 @@ const asking = new Map();
 let source = null;
 let restMs = REST_MS;
 let timer = 0;
+let shownAt = -Infinity;
 let retry = 0;
 let heardAt = 0;
 
@@ -43,12 +45,14 @@ function note(topic, text) {
 }
 
 function plan() {
-  if (!timer && changed.size && !document.hidden) timer = setTimeout(show, restMs);
+  if (timer || !changed.size || document.hidden) return;
+  timer = setTimeout(show, Math.max(GATHER_MS, shownAt + restMs - performance.now()));
 }
 
 function show() {
   timer = 0;
   if (asking.size || document.hidden) return;
+  shownAt = performance.now();
   const topics = new Set(changed);
   changed.clear();
   document.dispatchEvent(new CustomEvent("millpy:live", { detail: topics }));

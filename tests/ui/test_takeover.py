@@ -1,0 +1,35 @@
+"""A worker is killed while its page is open: the page shows who took over, without a reload."""
+
+from __future__ import annotations
+
+import time
+
+from playwright.sync_api import expect
+
+from tests.ui.browser import Visitor
+from tests.ui.world import LEASE_S, World, await_true
+
+SHOWN_S_MAX = LEASE_S + 2.0
+
+
+def test_a_takeover_is_shown_within_the_lease_plus_two_seconds(world: World, viewer: Visitor) -> None:
+    page = viewer.open("/graphs/works/workers")
+    loads = viewer.loads
+    intervals = int(world.rows("SELECT sum(intervals) AS n FROM millpy.workers WHERE live")[0]["n"])
+    page.wait_for_timeout(1_000)
+
+    killed = world.kill_a_worker()
+    killed_at = time.monotonic()
+    try:
+        row = page.locator("main tr", has_text=str(killed)).first
+        expect(row).not_to_contain_text("✓", timeout=SHOWN_S_MAX * 1000)
+        survivor = page.locator("main tr", has_text="✓").filter(has_text=str(intervals))
+        expect(survivor.first).to_be_visible(timeout=SHOWN_S_MAX * 1000)
+        shown_s = time.monotonic() - killed_at
+
+        assert shown_s < SHOWN_S_MAX, shown_s
+        assert viewer.loads == loads
+    finally:
+        world.add_worker()
+        both = "SELECT 1 FROM millpy.workers WHERE live AND intervals > 0"
+        await_true(lambda: len(world.rows(both)) == 2, "the new worker owns intervals")
