@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = ROOT / "build" / "ui"
@@ -19,6 +19,7 @@ WITHIN_MS = 20_000
 WIDTHS = {"wide": (1280, 900), "phone": (390, 844)}
 SCHEMES = ("light", "dark")
 SERIOUS = ("serious", "critical")
+expect.set_options(timeout=WITHIN_MS)
 
 
 def chromium() -> str | None:
@@ -77,7 +78,7 @@ class Visitor:
         """Open a view, and wait until it has been laid out."""
         answer = self.page.goto(self.url + path)
         assert answer is not None and answer.status == 200, (path, answer and answer.status, self.page.content()[:2000])
-        self.page.wait_for_function("document.fonts.status === 'loaded'")
+        self.page.evaluate("document.fonts.ready.then(() => true)")  # wait_for_function needs eval
         return self.page
 
     def violations(self) -> list[str]:

@@ -75,7 +75,7 @@ def test_a_record_is_discarded(world: World, operator: Visitor) -> None:
 
     expect(page.locator("#note")).to_contain_text("1 of 1 dead letters discarded.")
     assert world.rows(STATE, number)[0]["state"] == "discarded"
-    expect(page.locator(f"#record-{number}")).to_contain_text("discarded", timeout=15_000)
+    expect(page.locator(f"#record-{number}")).to_contain_text("discarded")
 
 
 def test_a_corrected_payload_shows_its_difference_and_is_replayed(world: World, operator: Visitor) -> None:
@@ -111,6 +111,6 @@ def test_a_parked_key_is_released_without_its_record(world: World, operator: Vis
     await_true(lambda: not world.rows(parked, json.dumps(FAULTY)), "the release")
     letters = "SELECT detail FROM millpy.dead_letters WHERE computation = 'alarms' AND key = %s"
     await_true(lambda: world.rows(letters, json.dumps(FAULTY)), "its dead letter")
-    expect(page.locator("#left-out")).not_to_contain_text(FAULTY, timeout=15_000)
+    expect(page.locator("#left-out")).not_to_contain_text(FAULTY)
     world.feed.send("lima", FAULTY, 13_000.0, note=HOSTILE_NOTE)  # as it was
     await_true(lambda: world.rows(parked, json.dumps(FAULTY)), "it is parked again")

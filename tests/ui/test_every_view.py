@@ -7,10 +7,11 @@ from playwright.sync_api import Browser
 
 from tests.ui.browser import SCHEMES, WIDTHS, Visitor
 from tests.ui.views import VIEWS, View
-from tests.ui.world import World
+from tests.ui.world import World, await_true
 
 SLUGS = [view.slug for view in VIEWS]
 FIRST_PAINT_MS_MAX = 1_500
+PAINTED = "(performance.getEntriesByName('first-contentful-paint')[0] || {startTime: 0}).startTime"
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=SLUGS)
@@ -34,8 +35,7 @@ def test_a_view_is_painted_soon(viewer: Visitor, view: View) -> None:
     painted_ms = []
     for _ in range(3):  # the machine may be busy
         page = viewer.open(view.path)
-        page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
-        painted_ms.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+        painted_ms.append(await_true(lambda page=page: page.evaluate(PAINTED), "the first paint"))  # type: ignore[misc]
 
     assert min(painted_ms) < FIRST_PAINT_MS_MAX
 
