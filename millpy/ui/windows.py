@@ -88,16 +88,16 @@ async def show_windows(
         return page(request, caller, "windows.html", view="windows", graph=graph, tables=[], choice=None)
     choice = _choice(request, tables, table, where, start, end, final, show)
 
-    def find(admin: Admin) -> tuple[RowPage, Mapping[tuple[str, str], int]]:
-        rows = _rows(admin, choice, after)
-        return rows, _too_late(admin, choice, rows.rows)
+    def find(admin: Admin) -> tuple[RowPage, bool, Mapping[tuple[str, str], int]]:
+        rows, whole = _rows(admin, choice, after)
+        return rows, whole, _too_late(admin, choice, rows.rows)
 
-    found, too_late = await read_shared(request, caller, find)
+    found, whole, too_late = await read_shared(request, caller, find)
     rows = [_shown(row, choice, too_late) for row in found.rows]
     counts = {label: sum(row["state"] == state for row in rows) for state, label in STATES.items()}
     return page(
         request, caller, "windows.html", view="windows", graph=graph, tables=tables, choice=choice, rows=rows,
-        next=found.next, after=after, numbers=numbers_of(choice.table), counts=counts, states=STATES,
+        next=found.next, after=after, whole=whole, numbers=numbers_of(choice.table), counts=counts, states=STATES,
     )  # fmt: skip
 
 
@@ -181,23 +181,23 @@ def _choice(
     return Choice(found[0], values, moment(start, "from"), moment(end, "to"), final, shown)
 
 
-def _rows(admin: Admin, choice: Choice, after: str) -> RowPage:
-    """Return a page of rows; on the first one, half of the room is for windows that are open."""
+def _rows(admin: Admin, choice: Choice, after: str) -> tuple[RowPage, bool]:
+    """Return a page of rows, and whether it has the windows that are open, for which half of the first one is."""
     if after or choice.final == "true" or choice.table.kind != "windowed":
-        return rows_page(admin, choice.table, choice.filter(after, ROWS_MAX))
+        return rows_page(admin, choice.table, choice.filter(after, ROWS_MAX)), True
     wanted = choice.filter(after, ROWS_MAX // 2)
     found = rows_page(admin, choice.table, wanted)
     try:
         live = newest(admin, choice.table, replace(wanted, final=False))
     except UsageError:
-        return found  # the table has too many open windows to read all in the time of a statement
+        return found, False  # they are too many to be read in the time of a statement
     rows = {_identity(row, choice.table): row for row in found.rows}
     last = str(found.rows[-1][choice.table.time]) if found.next else ""
     rows |= {
         _identity(row, choice.table): row for row in live
         if row["pane_timing"] in ("open", "early") and str(row[choice.table.time]) >= last
     }  # fmt: skip
-    return RowPage(sorted(rows.values(), key=lambda row: str(row[choice.table.time]), reverse=True), found.next)
+    return RowPage(sorted(rows.values(), key=lambda row: str(row[choice.table.time]), reverse=True), found.next), True
 
 
 def _too_late(admin: Admin, choice: Choice, rows: Sequence[Row]) -> dict[tuple[str, str], int]:

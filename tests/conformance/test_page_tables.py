@@ -76,6 +76,21 @@ def test_rows_are_those_of_sql(api: ApiServer, viewer: PageClient) -> None:
     assert {row["State"].removesuffix(", final") for row in rows} <= set(STATES.values())
 
 
+def test_open_windows_that_are_too_many_to_read_are_left_out_in_words(api: ApiServer, viewer: PageClient) -> None:
+    whole = viewer.get(WINDOWS)
+    with psycopg.connect(api.database_url, autocommit=True) as connection:
+        connection.execute("ALTER VIEW plant.temperature_1m_live RENAME TO kept_live")
+        connection.execute("CREATE VIEW plant.temperature_1m_live AS SELECT v.* FROM plant.kept_live v, pg_sleep(30)")
+        try:
+            found = viewer.get(WINDOWS)
+        finally:
+            connection.execute("DROP VIEW plant.temperature_1m_live")
+            connection.execute("ALTER VIEW plant.kept_live RENAME TO temperature_1m_live")
+
+    assert "Open windows are left out" in found.text and "Open windows are left out" not in whole.text
+    assert [row for row in rows_of(whole) if not row["State"].startswith("open")] == rows_of(found)
+
+
 def test_rows_are_chosen_by_key_and_time(api: ApiServer, viewer: PageClient) -> None:
     one = rows_of(viewer.get(WINDOWS))[5]
     start = one["Window"].removesuffix(" UTC").replace(" ", "T")
