@@ -11,7 +11,7 @@ PROSE := millpy services migrations tests docs examples benchmarks compose .ci *
 STORE_TESTS := postgres_commit postgres_results postgres_store histories rights roles schema search_path statements views windowed_tables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test api-fuzz docs docs-setup store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant ui-test feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
+.PHONY: help setup check lint format types unit test api-fuzz docs docs-setup store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant ui-test ui-tour feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w1-early bench-join bench-formats bench-late bench-w2 bench-w2b bench-w3 bench-http bench-kafka bench-outbox bench-cdc bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-api bench-soak
 
 help: ## show this list
@@ -130,6 +130,9 @@ plant: $(STAMP) ## a day in the plant: 3,000 devices in 12 dialects, whatever ha
 
 ui-test: $(STAMP) ## the page in a real browser, beside two workers; pictures of all views in build/ui/; needs chromium
 	$(BIN)/python -m tests.ui.run
+
+ui-tour: $(STAMP) ## take the pictures of docs/page.md again; needs chromium
+	$(BIN)/python -m tests.ui.tour
 
 compose-test: $(STAMP) ## the stack of compose/ in containers, each part killed under load, against an oracle; needs Docker
 	$(BIN)/python -m tests.compose.run_stack

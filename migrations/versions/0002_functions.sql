@@ -19,9 +19,12 @@ RETURN CASE WHEN p_moment = timestamptz '-infinity' THEN -4611686018427387904
             ELSE (extract(epoch FROM p_moment) * 1000000)::bigint
        END;
 
--- Who requests something: the name that the API has set for its transaction, otherwise the login.
+-- Who requests something: the name that the API has set for its transaction, otherwise the login. Logins that are not
+-- those of workers, as the API's is, cannot take another name.
 CREATE FUNCTION mill.actor() RETURNS text LANGUAGE sql STABLE
-RETURN coalesce(nullif(current_setting('millpy.actor', true), ''), session_user::text);
+RETURN coalesce(CASE WHEN to_regrole('millpy_worker') IS NULL
+                       OR pg_has_role(session_user, to_regrole('millpy_worker')::oid, 'MEMBER')
+                     THEN nullif(current_setting('millpy.actor', true), '') END, session_user::text);
 
 -- Tells whether a worker's lease has not expired, on the server's clock. A deadline further away than any lease was
 -- set before the clock was set back; such a lease would keep a dead worker's intervals from the others until the clock

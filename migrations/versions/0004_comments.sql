@@ -323,7 +323,7 @@ BEGIN
             ('reported_at', false, 'Time of the report.'),
             ('requested', false, 'Whether its release was requested.'),
             ('requested_at', false, 'Time of the request.'),
-            ('requested_by', false, 'Role that made the request.'),
+            ('requested_by', false, 'Who made the request: a user of the API, otherwise the login.'),
             ('rest_after', false, 'Number up to which records of rest_xids were read.'),
             ('rest_xids', false, 'Transactions of which only a part was read.'),
             ('result_table', false, 'Name of the result table.'),

@@ -225,6 +225,7 @@ class Admin:
         try:
             with self._engine.connect() as connection:
                 connection.execute(text("SELECT"))  # begin the transaction, with its settings
+                self._act(connection)
                 return list(answer(cast("psycopg.Connection[Any]", connection.connection.driver_connection), statement))
         except (DBAPIError, psycopg.Error) as error:
             wrapped = error if isinstance(error, DBAPIError) else DBAPIError(None, None, error)
@@ -253,12 +254,15 @@ class Admin:
 
             yield run
 
+    def _act(self, connection: Connection) -> None:
+        if self._role is not None:
+            connection.execute(text("SELECT set_config('role', :role, true)"), {"role": self._role})
+
     @contextmanager
     def _connected(self, *, commit: bool) -> Iterator[Connection]:
         try:
             with self._engine.begin() if commit else self._engine.connect() as connection:
-                if self._role is not None:
-                    connection.execute(text("SELECT set_config('role', :role, true)"), {"role": self._role})
+                self._act(connection)
                 yield connection
         except (DBAPIError, psycopg.Error) as error:
             wrapped = error if isinstance(error, DBAPIError) else DBAPIError(None, None, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI, Response
@@ -51,21 +51,27 @@ def create_app(configuration: ApiConfiguration, add_site: Callable[[FastAPI], No
             await app.state.hub.stop()
             databases.close()
 
-    app = FastAPI(
-        title="millpy", version=version("millpy"), description=DESCRIPTION, openapi_url="/v1/openapi.json",
-        docs_url=None, redoc_url=None, lifespan=running,
-    )  # fmt: skip
+    app = bare_app(running)
     app.state.configuration = configuration
     app.state.databases = databases
     app.state.gate = Gate(configuration, databases, clock)
     app.state.doctor = Doctor()
+    if add_site is not None:
+        add_site(app)
+    return RequestLimits(app, encrypted=bool(configuration.certificate))
+
+
+def bare_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None) -> FastAPI:
+    """Return an app with the paths of the API and no state: its OpenAPI document is whole, but no path answers."""
+    app = FastAPI(
+        title="millpy", version=version("millpy"), description=DESCRIPTION, openapi_url="/v1/openapi.json",
+        docs_url=None, redoc_url=None, lifespan=lifespan,
+    )  # fmt: skip
     handle_problems(app)
     for module in (graphs, workers, sources, windows, dead_letters, events, actions, sessions, live):
         app.include_router(module.router)
     app.add_api_route("/live", is_alive, methods=["GET"], include_in_schema=False)
-    if add_site is not None:
-        add_site(app)
-    return RequestLimits(app, encrypted=bool(configuration.certificate))
+    return app
 
 
 async def is_alive() -> Response:

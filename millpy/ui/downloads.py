@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millpy.admin.json_output import json_safe
+from millpy.admin.loaders import TimeText
 from millpy.admin.pages import RowPage
 from millpy.admin.queries import Row
 from millpy.admin.results import DeployedTable
@@ -20,6 +21,8 @@ from millpy.admin.results import DeployedTable
 ROWS_MAX = 100_000
 """Of a download."""
 PAGE_ROWS = 1_000
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+"""Beginnings of what a spreadsheet computes (OWASP, CSV injection)."""
 MEDIA_TYPES = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apache.parquet"}
 _INTEGERS = ("ordinal", "interval_id", "bundle", "pane_index", "late_count")
 _TIMES = ("window_start", "window_end", "event_time", "emitted_at")
@@ -35,7 +38,10 @@ Read = Callable[[Sequence[str], int], Any]
 
 
 async def csv_chunks(table: DeployedTable, read: Read) -> AsyncIterator[bytes]:
-    """Yield a CSV file after RFC 4180: instants are RFC 3339, bytes base64, missing values empty."""
+    """Yield a CSV file after RFC 4180: instants are RFC 3339, bytes base64, missing values empty.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe before it: keys come from devices.
+    """
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(table.columns)
@@ -104,6 +110,8 @@ def _cell(value: object) -> object:
     safe = json_safe(value)
     if isinstance(safe, dict | list):
         return json.dumps(safe, ensure_ascii=False)
+    if isinstance(value, str) and not isinstance(value, TimeText) and value.startswith(FORMULAS):
+        return f"'{value}"
     return ("true" if safe else "false") if isinstance(safe, bool) else safe
 
 

@@ -106,7 +106,11 @@ def _find(admin: Admin, hub_series: Any, graph: str, name: str | None) -> tuple[
 def _slowest(progress: Sequence[Row]) -> str:
     """Return the computation with the lowest watermark; empty if all have come to the end."""
     open_ = [row for row in progress if row["low_watermark"] != AT_THE_END]
-    return min(open_, key=lambda row: (-(row["lag_s"] or 0), row["computation"]))["computation"] if open_ else ""
+
+    def order(row: Row) -> tuple[bool, int, str]:
+        return str(row["low_watermark"]) != "-infinity", -(row["lag_s"] or 0), row["computation"]
+
+    return min(open_, key=order)["computation"] if open_ else ""
 
 
 def _explained(admin: Admin, graph: str, computation: str) -> Explanation | None:

@@ -61,6 +61,7 @@ def page(
         here=here(request),
         user=None if caller is None else caller.principal.name,
         role=role.name.lower(),
+        follows=caller is not None and caller.principal.database_role is None,
         may_act=bool(session) and role >= Role.OPERATOR,
         may_switch=bool(session) and role >= Role.ADMIN,
         csrf=csrf_of(session) if session else "",

@@ -67,6 +67,12 @@ def key_text(row: Row, table: DeployedTable) -> str:
     return as_key(parts[0] if len(parts) == 1 else parts)
 
 
+def key_spellings(row: Row, table: DeployedTable) -> list[str]:
+    """Return the spellings under which a row's key may be stored: without spaces, and as PostgreSQL prints JSON."""
+    text = key_text(row, table)
+    return [text, json.dumps(parsed(text), ensure_ascii=False)]
+
+
 def element_id(*parts: object) -> str:
     """Return the id of an element for a row, whatever characters its key has."""
     return f"row-{hashlib.sha256(as_key([str(part) for part in parts]).encode(errors='replace')).hexdigest()[:16]}"
@@ -113,6 +119,15 @@ def moment(text: str, name: str) -> str:
     except (ValueError, OverflowError):
         raise UsageError(f"{name}: {text[:100]!r} is no time", hint="for example 2026-11-20T08:00:00Z") from None
     return found.isoformat().removesuffix("+00:00") + "Z"
+
+
+def respelled_time(value: object) -> str:
+    """Return a time of the database in the spelling of `moment`; infinite ones as they are."""
+    text = str(json_safe(value))
+    try:
+        return moment(text, "")
+    except UsageError:
+        return text
 
 
 def _text(value: Any) -> str:

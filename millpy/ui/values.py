@@ -19,6 +19,8 @@ from millpy.config.escape import visible
 NONE = "–"
 SENTINELS = {"infinity": "the end", "-infinity": "the beginning"}
 BYTES_SHOWN_MAX = 1_000
+CHARACTERS_SHOWN_MAX = 2_000
+"""Of a value in a table; what is longer takes long to draw."""
 _INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?Z")
 _THOUSANDS = "\N{NARROW NO-BREAK SPACE}"
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -51,8 +53,8 @@ def shown(value: object) -> Markup:
     if isinstance(value, bytes | bytearray | memoryview):
         return _foreign(_bytes_text(bytes(value)))
     if isinstance(value, dict | list | tuple):
-        return _foreign(json.dumps(json_safe(value), ensure_ascii=False, default=str))
-    return _foreign(str(value))
+        return _foreign(_cut(json.dumps(json_safe(value), ensure_ascii=False, default=str)))
+    return _foreign(_cut(str(value)))
 
 
 def exact(text: str) -> Markup:
@@ -101,6 +103,11 @@ def instant(value: object) -> Markup:
         words = f"{found[1]} {found[2]}{fraction}"
         return Markup('<time datetime="{}">{}<span class="zone"> UTC</span></time>').format(text, words)
     return _foreign(SENTINELS.get(text, text))
+
+
+def _cut(text: str) -> str:
+    more = f" … ({len(text):,} characters)"
+    return text if len(text) <= CHARACTERS_SHOWN_MAX else text[:CHARACTERS_SHOWN_MAX] + more
 
 
 def _foreign(text: str) -> Markup:

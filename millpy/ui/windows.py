@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from millpy.admin.json_output import json_safe
 from millpy.admin.pages import PagedView, RowPage, decoded, page_of
 from millpy.admin.queries import Admin, Row
 from millpy.admin.results import DeployedTable, RowFilter, newest, panes
@@ -20,17 +19,30 @@ from millpy.api.dead_letters import VIEWS as LEFT_OUT
 from millpy.api.parameters import KEY_CHARACTERS_MAX, TEXT, Cursor, GraphName, Word
 from millpy.api.problems import not_found
 from millpy.api.windows import Where, pairs
-from millpy.errors import UsageError
+from millpy.errors import RightsError, UsageError
 from millpy.ui.downloads import MEDIA_TYPES, WRITERS
 from millpy.ui.rendering import page
 from millpy.ui.routing import Visitor, page_router, read_shared
-from millpy.ui.tables import STATES, element_id, key_parts, key_text, moment, numbers_of, respelled, state_of, tables_of
+from millpy.ui.tables import (
+    STATES,
+    element_id,
+    key_parts,
+    key_spellings,
+    key_text,
+    moment,
+    numbers_of,
+    respelled,
+    respelled_time,
+    state_of,
+    tables_of,
+)
 from millpy.ui.views import ROWS_MAX
 
 TOO_LATE = """
 SELECT key, window_start, count(*) AS records FROM millpy.late_records
  WHERE graph = :graph AND computation = :computation
    AND window_start BETWEEN CAST(:first AS timestamptz) AND CAST(:last AS timestamptz)
+   AND key = ANY(CAST(:keys AS text[]))
  GROUP BY key, window_start ORDER BY window_start DESC LIMIT 1000
 """
 KEY = "key."
@@ -88,16 +100,16 @@ async def show_windows(
         return page(request, caller, "windows.html", view="windows", graph=graph, tables=[], choice=None)
     choice = _choice(request, tables, table, where, start, end, final, show)
 
-    def find(admin: Admin) -> tuple[RowPage, Mapping[tuple[str, str], int]]:
-        rows = _rows(admin, choice, after)
-        return rows, _too_late(admin, choice, rows.rows)
+    def find(admin: Admin) -> tuple[RowPage, bool, Mapping[tuple[str, str], int] | None]:
+        rows, whole = _rows(admin, choice, after)
+        return rows, whole, _too_late(admin, choice, rows.rows)
 
-    found, too_late = await read_shared(request, caller, find)
+    found, whole, too_late = await read_shared(request, caller, find)
     rows = [_shown(row, choice, too_late) for row in found.rows]
     counts = {label: sum(row["state"] == state for row in rows) for state, label in STATES.items()}
     return page(
         request, caller, "windows.html", view="windows", graph=graph, tables=tables, choice=choice, rows=rows,
-        next=found.next, after=after, numbers=numbers_of(choice.table), counts=counts, states=STATES,
+        next=found.next, after=after, whole=whole, numbers=numbers_of(choice.table), counts=counts, states=STATES,
     )  # fmt: skip
 
 
@@ -109,25 +121,28 @@ async def show_window(
     """Show what is behind a row: the panes of its window, its late records and its dead letters."""
     tables = await tables_of(request, caller, graph)
     choice = _choice(request, tables, table, where, start, end, "", None)
-    wanted = replace(choice.filter("", ROWS_MAX), start=choice.start, end=choice.end)
+    if not choice.start:
+        raise not_found("a window has a beginning", "the view of windows leads to each")
+    start_only = (choice.start, _next_instant(choice.start))
+    wanted = replace(choice.filter("", ROWS_MAX), start=start_only[0], end=start_only[1])
     bounds = (choice.start, choice.end)
 
     def find(admin: Admin) -> tuple[list[Row], list[Row], str, dict[str, list[Row]]]:
         own = [row for row in panes(admin, choice.table, wanted) if _bounds(row, choice.table) == bounds]
-        unfinished = newest(admin, choice.table, replace(wanted, final=False))
+        unfinished = _open_rows(admin, choice, wanted) or ()
         now = [row for row in unfinished if _bounds(row, choice.table) == bounds and row.get("pane_timing") == "open"]
         if not own and not now:
             raise not_found("there is no such window", "it may have been merged, dropped or taken back")
         key = key_text((own or now)[0], choice.table)
-        views = {"late-records": "window_start", "dead-letters": "event_time"}
+        views = {"late-records": ("window_start", start_only), "dead-letters": ("event_time", bounds)}
         left_out = {
-            name: _of_window(admin, replace(LEFT_OUT[name][0], time=time), graph, key, choice)
-            for name, time in views.items()
+            name: _of_window(admin, replace(LEFT_OUT[name][0], time=time), graph, key, choice, span)
+            for name, (time, span) in views.items()
         }
         return own, now, key, left_out
 
     own, now_open, key, records = await read_shared(request, caller, find)
-    late = [row for row in records["late-records"] if str(json_safe(row["window_start"])) == choice.start]
+    late = [row for row in records["late-records"] if respelled_time(row["window_end"]) == choice.end]
     return page(
         request, caller, "window.html", view="windows", graph=graph, choice=choice, key=key, panes=own,
         now_open=now_open, late=late, letters=records["dead-letters"], columns=_columns(choice.table),
@@ -181,37 +196,49 @@ def _choice(
     return Choice(found[0], values, moment(start, "from"), moment(end, "to"), final, shown)
 
 
-def _rows(admin: Admin, choice: Choice, after: str) -> RowPage:
-    """Return a page of rows; on the first one, half of the room is for windows that are open."""
+def _rows(admin: Admin, choice: Choice, after: str) -> tuple[RowPage, bool]:
+    """Return a page of rows, and whether the first one has all windows that are open: half of it is for them."""
     if after or choice.final == "true" or choice.table.kind != "windowed":
-        return rows_page(admin, choice.table, choice.filter(after, ROWS_MAX))
+        return rows_page(admin, choice.table, choice.filter(after, ROWS_MAX)), True
     wanted = choice.filter(after, ROWS_MAX // 2)
     found = rows_page(admin, choice.table, wanted)
-    try:
-        live = newest(admin, choice.table, replace(wanted, final=False))
-    except UsageError:
-        return found  # the table has too many open windows to read all in the time of a statement
+    live = _open_rows(admin, choice, wanted)
+    if live is None:
+        return found, False
     rows = {_identity(row, choice.table): row for row in found.rows}
-    last = str(found.rows[-1][choice.table.time]) if found.next else ""
-    rows |= {
-        _identity(row, choice.table): row for row in live
-        if row["pane_timing"] in ("open", "early") and str(row[choice.table.time]) >= last
-    }  # fmt: skip
-    return RowPage(sorted(rows.values(), key=lambda row: str(row[choice.table.time]), reverse=True), found.next)
+    for row in live:
+        identity = _identity(row, choice.table)
+        if row["pane_timing"] == "open" or (row["pane_timing"] == "early" and identity in rows):
+            rows[identity] = row  # an early pane that is stored belongs to the page of its row
+    newest_first = sorted(rows.values(), key=lambda row: str(row[choice.table.time]), reverse=True)
+    return RowPage(newest_first, found.next), len(live) < wanted.limit
 
 
-def _too_late(admin: Admin, choice: Choice, rows: Sequence[Row]) -> dict[tuple[str, str], int]:
-    """Return how many records were too late for which window of these rows."""
+def _open_rows(admin: Admin, choice: Choice, wanted: RowFilter) -> list[Row] | None:
+    """Return the newest windows that are not final, as they stand; None if these cannot be read."""
+    try:
+        return newest(admin, choice.table, replace(wanted, final=False))
+    except (UsageError, RightsError):
+        return None  # they are too many to be read in the time of a statement, or not for this user
+
+
+def _too_late(admin: Admin, choice: Choice, rows: Sequence[Row]) -> dict[tuple[str, str], int] | None:
+    """Return how many records were too late for which window of these rows; None if the user may not know."""
     if not rows or choice.table.kind != "windowed":
         return {}
     times = sorted(str(row["window_start"]) for row in rows)
-    found = admin.ask(
-        TOO_LATE, graph=choice.table.graph, computation=choice.table.computation, first=times[0], last=times[-1]
-    )
+    keys = sorted({spelling for row in rows for spelling in key_spellings(row, choice.table)})
+    table = choice.table
+    try:
+        found = admin.ask(
+            TOO_LATE, graph=table.graph, computation=table.computation, first=times[0], last=times[-1], keys=keys
+        )
+    except RightsError:
+        return None
     return {(respelled(row["key"]), str(row["window_start"])): row["records"] for row in found}
 
 
-def _shown(row: Row, choice: Choice, too_late: Mapping[tuple[str, str], int]) -> dict[str, Any]:
+def _shown(row: Row, choice: Choice, too_late: Mapping[tuple[str, str], int] | None) -> dict[str, Any]:
     table = choice.table
     windowed = table.kind == "windowed"
     start, end = _bounds(row, table)
@@ -220,13 +247,18 @@ def _shown(row: Row, choice: Choice, too_late: Mapping[tuple[str, str], int]) ->
     return {
         "row": row, "id": element_id(*_identity(row, table)), "state": state_of(row), "key": key, "at_s": _epoch(start),
         "value": None if value is None else float(value), "from": start, "to": end, "where": key_parts(row, table),
-        "too_late": too_late.get((key, str(row.get("window_start"))), 0), "windowed": windowed,
+        "too_late": None if too_late is None else too_late.get((key, str(row.get("window_start"))), 0),
+        "windowed": windowed,
     }  # fmt: skip
 
 
-def _of_window(admin: Admin, view: PagedView, graph: str, key: str, choice: Choice) -> list[Row]:
+def _of_window(admin: Admin, view: PagedView, graph: str, key: str, choice: Choice, span: tuple[str, str]) -> list[Row]:
+    """Return the records of a key in a span of time; none for a user who may not read them."""
     wanted = {"graph": graph, "computation": choice.table.computation, "key": key}
-    return page_of(admin, view, wanted=wanted, limit=ROWS_MAX, start=choice.start, end=choice.end).rows
+    try:
+        return page_of(admin, view, wanted=wanted, limit=ROWS_MAX, start=span[0], end=span[1]).rows
+    except RightsError:
+        return []
 
 
 def _columns(table: DeployedTable) -> list[tuple[str, str]]:
@@ -239,8 +271,11 @@ def _identity(row: Row, table: DeployedTable) -> tuple[str, ...]:
 
 def _bounds(row: Row, table: DeployedTable) -> tuple[str, str]:
     names = ("window_start", "window_end") if table.kind == "windowed" else ("event_time", "event_time")
-    start, end = (str(json_safe(row[name])) for name in names)
-    return start, end
+    return respelled_time(row[names[0]]), respelled_time(row[names[1]])
+
+
+def _next_instant(text: str) -> str:
+    return moment((datetime.fromisoformat(text) + timedelta(microseconds=1)).isoformat(), "from")
 
 
 def _epoch(text: str) -> float | None:

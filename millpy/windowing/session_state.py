@@ -11,9 +11,10 @@ The store has one entry per (key, session): kind WINDOW, subkey "<start>/<end>",
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, takewhile
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from millpy.model.checkpoint import Entries, Kind
@@ -30,6 +31,10 @@ from millpy.windowing.window_memory import HOLD_BYTES, PANE_BYTES, SESSION_BYTES
 
 if TYPE_CHECKING:
     from millpy.windowing.closed_sessions import ClosedSessions
+
+_START = attrgetter("start")
+_LEFT = OpenPane([])
+"""The pane of a session that has left memory."""
 
 
 class OpenSession:
@@ -127,20 +132,27 @@ class OpenSessions:
 
     def is_here(self, key: Key, start: int, end: int) -> bool:
         """Tell whether a session is in memory."""
-        return any((session.start, session.end) == (start, end) for session in self.by_key.get(key, ()))
+        sessions = self.by_key.get(key, ())
+        first = bisect_left(sessions, start, key=_START)
+        same = takewhile(lambda session: session.start == start, islice(sessions, first, None))
+        return any(session.end == end for session in same)
 
     def leave(self, session: OpenSession) -> None:
         """Take a session out of memory, which stays in the store."""
         session.alive = False
         self.weights.drop([session.pane])
         self._unlink(session)
+        session.pane = _LEFT  # a queue may keep the session for long
 
     def leave_unfired(self, key: Key) -> None:
         """Take the sessions of a key that have not fired out of memory, which stay in the store."""
         fired = [session for session in self.by_key[key] if session.pane.emitted]
         for session in self.by_key[key]:
             session.alive = session.pane.emitted
-        self.weights.drop([session.pane for session in self.by_key[key] if not session.alive])
+        left = [session for session in self.by_key[key] if not session.alive]
+        self.weights.drop([session.pane for session in left])
+        for session in left:
+            session.pane = _LEFT
         if fired:
             self.by_key[key] = fired
         else:
@@ -238,7 +250,7 @@ class OpenSessions:
         gone, self._gone = self._gone, []
         if spilled is not None:  # a session that opens, fires and expires within the turn leaves nothing to fold
             stored = {session.key for session in (*sessions, *gone)} if fired else ()
-            spilled.note_fired((key for key in fired if key in stored), bundle)
+            spilled.note_fired(dict.fromkeys(key for key in fired if key in stored), bundle)
         if not sessions and not gone and (spilled is None or spilled.next_expiry() > watermark):
             return None
         for session in sessions:

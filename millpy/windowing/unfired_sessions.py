@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import islice
 from operator import itemgetter
 
@@ -204,12 +205,13 @@ class UnfiredSessions(ClosedSessions):
     def _unread_upto(self, last: SessionPlace, sessions_max: int) -> dict[OpenSession, StoredPane]:
         """Read the next unread sessions: at least all up to a place, or more than `sessions_max`."""
         found: dict[OpenSession, StoredPane] = {}
+        is_whole = cache(self._is_whole)
         after = self._upto
         while len(found) <= sessions_max and after < last:
             asked = min(max(sessions_max + 1 - len(found), PANES_MIN), PIECE_ROWS)  # some may be rows of what is here
             page = self.load(self._folded, EndedSessions(Instant(last.end), after, asked, unfired=True))
             rows = self._rows(page, {})
-            found.update((s, row) for row, s in rows if not self._is_whole(s.key) and self._is_unread(s))
+            found.update((s, row) for row, s in rows if not is_whole(s.key) and self._is_unread(s))
             if len(page) < asked:
                 break
             after = last_place(page)

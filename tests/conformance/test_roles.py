@@ -288,3 +288,20 @@ def test_a_prefix_without_roles_is_refused(database_url: str) -> None:
     result = CliRunner().invoke(app, ["migrate", "--role-prefix", "x", "--database", database_url])
 
     assert result.exit_code == 2
+
+
+def test_only_logins_of_workers_act_in_the_name_of_another(roles: str, analyst: str) -> None:
+    asked = "SELECT set_config('millpy.actor', 'olga', false); SELECT mill.actor()"
+    with psycopg.connect(roles, autocommit=True) as connection:
+        connection.execute(
+            f"GRANT USAGE ON SCHEMA mill TO {analyst}; GRANT EXECUTE ON FUNCTION mill.actor() TO {analyst}"
+        )
+        found = []
+        for login in (analyst, "millpy_worker"):
+            connection.execute(f"SET SESSION AUTHORIZATION {login}")
+            cursor = connection.execute(asked)
+            cursor.nextset()
+            found.append(cursor.fetchone())
+            connection.execute("RESET SESSION AUTHORIZATION")
+
+    assert found == [(analyst,), ("olga",)]

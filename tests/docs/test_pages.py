@@ -16,8 +16,8 @@ import millpy.testing
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-OUTSIDE = {"index.md", "architecture.md", "changelog.md", "benchmarks.md"}
-"""Pages that docs/site/pages.py makes of documents elsewhere."""
+OUTSIDE = {"index.md", "architecture.md", "changelog.md", "benchmarks.md", "api/http.md"}
+"""Pages that docs/site/ makes of documents elsewhere, and of the API's OpenAPI document."""
 
 
 def pages_in(nav: Any) -> Iterator[str]:

@@ -140,7 +140,7 @@ class World:
     def fill(self) -> None:
         """Wait for windows, and send what every view has to show."""
         windows = "SELECT count(*) AS n FROM works.temperature_5s_status WHERE is_final IS NOT NULL"
-        await_true(lambda: self._counts(windows) > len(SITES), "the first windows")
+        await_true(lambda: self.counts(windows) > len(SITES), "the first windows")
         self.feed.send("oslo", SILENT, 1.0)
         self.feed.send("rome", HOSTILE, 2.0, note=HOSTILE_NOTE)
         self.feed.send("lima", FAULTY, 13_000.0, note=HOSTILE_NOTE)
@@ -158,11 +158,12 @@ class World:
             ("SELECT count(*) AS n FROM works.temperature_5s WHERE late_count > 0", 1),
             ("SELECT count(*) AS n FROM works.alarms", 1),
         ):
-            await_true(lambda s=statement, n=least: self._counts(s) >= n, statement)
+            await_true(lambda s=statement, n=least: self.counts(s) >= n, statement)
         window = "SELECT 1 FROM works.temperature_5s WHERE device = %s"
         await_true(lambda: self.rows(window, HOSTILE), "a window with a hostile key")
 
-    def _counts(self, statement: str) -> int:
+    def counts(self, statement: str) -> int:
+        """Return the number that a query counts; 0 while its table does not exist."""
         try:
             return int(self.rows(statement)[0]["n"])
         except psycopg.errors.UndefinedTable:
@@ -170,18 +171,18 @@ class World:
 
 
 @contextmanager
-def living(url: str, directory: Path) -> Iterator[World]:
+def living(url: str, directory: Path, kind: type[World] = World) -> Iterator[World]:
     """A world for a database, filled."""
     with ExitStack() as stack:
         broker = stack.enter_context(EmbeddedBroker(directory / "broker"))
-        world = World(url, broker, directory)
+        world = kind(url, broker, directory)
         stack.callback(_end, world.workers)
         for _ in range(2):
             world.add_worker()
         both = "SELECT count(*) AS n FROM millpy.workers WHERE live AND intervals > 0"
-        await_true(lambda: world._counts(both) == 2, "two workers that own intervals")
+        await_true(lambda: world.counts(both) == 2, "two workers that own intervals")
         running = "SELECT count(*) AS n FROM millpy.sources WHERE state = 'running' AND connected"
-        await_true(lambda: world._counts(running) == 1, "a connected source")
+        await_true(lambda: world.counts(running) == 1, "a connected source")
         world.feed.start()
         stack.callback(world.feed.stop)
         world.api = stack.enter_context(running_api(url))

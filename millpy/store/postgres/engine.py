@@ -16,6 +16,8 @@ from millpy.store.postgres.session import pin_transaction, plain_transactions
 from millpy.store.postgres.session_settings import ENCODING
 
 CONNECT_S_MAX = 10
+LOST_MS_MAX = 10_000
+"""Milliseconds after which a connection is lost whose other side acknowledges nothing."""
 WAIT_S_MAX = 5.0
 """Seconds to wait for a connection while all are in use."""
 
@@ -32,8 +34,10 @@ def make_engine(url: str, own: Mapping[str, str] | None = None, *, connections_m
 
     def connected() -> psycopg.Connection[Any]:
         connection: psycopg.Connection[Any] = psycopg.connect(
-            url, connect_timeout=CONNECT_S_MAX, prepare_threshold=None, client_encoding=ENCODING
-        )
+            url, connect_timeout=CONNECT_S_MAX, prepare_threshold=None, client_encoding=ENCODING,
+            # Of a connection that waits for its next use: a firewall or a failover may forget it without a word.
+            keepalives_idle=5, keepalives_interval=2, keepalives_count=3, tcp_user_timeout=LOST_MS_MAX,
+        )  # fmt: skip
         try:
             plain_transactions(connection)
             # SQLAlchemy inspects its first connection in the transaction that this begins, and rolls it back.

@@ -140,7 +140,7 @@ document.addEventListener("refresh", () => {
 
 document.addEventListener("visibilitychange", plan);
 window.addEventListener("pagehide", () => source && source.close());
-window.addEventListener("pageshow", (event) => event.persisted && connect());
+window.addEventListener("pageshow", (event) => event.persisted && source && connect());
 
 // What a user has opened, marked or typed stays as it is when a part is shown again; `data-keep` is drawn by a script.
 Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) =>
@@ -148,7 +148,9 @@ Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) =>
 Idiomorph.defaults.callbacks.beforeNodeMorphed = (node) => !(node instanceof Element && node.hasAttribute("data-keep"));
 Idiomorph.defaults.ignoreActiveValue = true;
 
-if (document.querySelector("[data-live]") || document.querySelector("[data-keep]")) {
+// Live updates tell of all tenants: a user with a role of the database does not get them.
+const follows = "follows" in document.body.dataset;
+if (follows && document.querySelector("[data-live], [data-keep]")) {
   connect();
   setInterval(probe, SILENT_MS / 3);
 } else if (status) status.remove();

@@ -67,6 +67,13 @@ def test_long_bytes_are_cut_and_say_so() -> None:
     assert text_of(shown(b"x" * 5_000)) == f"{'x' * 1_000} … (5,000 bytes)"
 
 
+@pytest.mark.parametrize(("value", "more"), [("x" * 5_000, ""), ({"long": "x" * 5_000}, '{"long": "')])
+def test_a_long_value_of_a_table_is_cut_and_says_so(value: object, more: str) -> None:
+    text = text_of(shown(value))
+
+    assert text.startswith(more + "xxx") and text.endswith("characters)") and len(text) < 2_100
+
+
 @given(st.one_of(st.text(), st.binary(), st.dictionaries(st.text(), st.text()), st.lists(st.text())))
 def test_foreign_text_neither_acts_nor_hides(value: Any) -> None:
     markup = shown(value)

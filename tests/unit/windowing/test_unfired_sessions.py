@@ -459,3 +459,15 @@ def test_a_turn_does_not_read_the_due_rows_behind_what_it_emits(monkeypatch: pyt
     found = fed_until_done(subject, 400)
     assert len(found) == 251
     assert (reads <= 3 * len(found), queries <= 100) == (True, True), (reads, queries)
+
+
+def test_what_has_left_keeps_no_accumulators_in_a_queue() -> None:
+    subject = driver(allowed=1_000)
+    fill(subject)
+    fed_until_done(subject, GAP + 1)
+    subject.fold()
+
+    queued = [entry[4] for queue in subject.interval._open._queues() for entry in queue._heap]
+    left = [session for session in queued if not session.alive]
+    assert len(left) > KEYS // 2, "a queue keeps some"
+    assert {len(session.pane.values) for session in left} == {0}
