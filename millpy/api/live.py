@@ -21,7 +21,7 @@ from millpy.admin.json_output import json_text
 from millpy.admin.notices import NoticeListener
 from millpy.admin.queries import Admin, Row
 from millpy.api.answers import as_json, check_graph, databases_of, described
-from millpy.api.authentication import Gate, Viewer
+from millpy.api.authentication import Gate, Viewer, bearer_of
 from millpy.api.database import Databases
 from millpy.api.events import sentences
 from millpy.api.parameters import GraphName
@@ -302,7 +302,7 @@ async def watch(request: Request, caller: Viewer) -> Response:
         raise ProblemError(HTTPStatus.FORBIDDEN, "a user with a role of the database cannot see other users' graphs")
     hub = hub_of(request)
     gate: Gate = request.app.state.gate
-    bearer = request.headers.get("Authorization", "").partition(" ")[2] or None
+    bearer = bearer_of(request)
     hub.check_room()
 
     async def chunks() -> AsyncIterator[bytes]:
