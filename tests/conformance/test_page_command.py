@@ -24,6 +24,7 @@ import pytest
 from tests.api_server import ROOT, ApiServer
 from tests.commands import run_millpy
 from tests.page_client import PageClient
+from tests.terminal import Terminal
 
 GRAPH = """
 from datetime import datetime
@@ -97,13 +98,49 @@ def test_the_link_logs_in_until_the_command_ends(database_url: str, tmp_path: Pa
         assert client.send("GET", "/enter?code=wrong").status == HTTPStatus.FORBIDDEN
         assert client.send("GET", "/enter").status == HTTPStatus.FORBIDDEN
         assert client.send("GET", "/").status == HTTPStatus.SEE_OTHER
-        assert client.send("GET", path_of(link)).status == HTTPStatus.SEE_OTHER
+        assert client.send("GET", path_of(link)).status == HTTPStatus.OK
         assert "(admin)" in client.get("/").text
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
 
     ((role, revoked),) = tokens(database_url)
     assert revoked, role
+
+
+BROWSER = """
+import os, stat, sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+path = Path(unquote(urlsplit(sys.argv[1]).path))
+rights = [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)]
+print(sys.argv[1], *map(oct, rights), path.read_text(), file=open(os.environ["SEEN"], "w"), flush=True)
+os.rename(os.environ["SEEN"], os.environ["SEEN"] + ".whole")
+"""
+
+
+def test_no_command_line_of_a_browser_has_the_code(database_url: str, tmp_path: Path) -> None:
+    (tmp_path / "browser.py").write_text(BROWSER)
+    seen = tmp_path / "seen"
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {
+        "MILLPY_DATABASE_URL": database_url, "MILLPY_API": "127.0.0.1:0",
+        "SEEN": str(seen), "BROWSER": f"{sys.executable} {tmp_path / 'browser.py'} %s", "TMPDIR": str(temporary),
+    }  # fmt: skip
+    shown = Terminal([sys.executable, "-m", "millpy", "ui"], cwd=tmp_path, environment=environment)
+    try:
+        wait_until(Path(f"{seen}.whole").exists)
+        given, directory, file, *text = Path(f"{seen}.whole").read_text().split()
+        shown.process.send_signal(signal.SIGTERM)
+    finally:
+        status, _ = shown.end()
+
+    assert status == 0
+    assert "code" not in given and given.startswith("file:")
+    assert (directory, file) == ("0o700", "0o600")
+    assert "/enter?code=" in "".join(text)
+    assert list(temporary.iterdir()) == []
 
 
 def test_the_end_of_input_ends_it_on_a_leash(database_url: str, tmp_path: Path) -> None:
@@ -160,7 +197,7 @@ def test_a_run_serves_the_page_beside_and_survives_it(database_url: str, tmp_pat
     with started(["run", "graph.py", "--ui", "--workers", str(workers)], database_url, tmp_path) as process:
         link = link_of(process)
         client = client_of(link, database_url)
-        assert client.send("GET", path_of(link)).status == HTTPStatus.SEE_OTHER
+        assert client.send("GET", path_of(link)).status == HTTPStatus.OK
         (page,) = [one for one in psutil.Process(process.pid).children(recursive=True) if "ui" in one.cmdline()]
         page.kill()
         wait_until(lambda: is_away(client))
