@@ -283,6 +283,16 @@ def test_oversized_requests_are_refused(api: ApiServer) -> None:
     assert api.get("/v1/graphs/plant/events", operator, limit=1_001).status == 422
 
 
+@pytest.mark.parametrize("head", ["Content-Length: 1\r\n\r\nx", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_request_that_only_reads_has_no_body(api: ApiServer, method: str, head: str) -> None:
+    with socket.create_connection((api.host, api.port), timeout=20) as one:
+        one.sendall(f"{method} /live HTTP/1.1\r\nHost: x\r\n{head}".encode())
+
+        assert b" 400 " in received(one)
+    assert api.send(method, "/live", headers={"Content-Length": "0"}).status in (200, 405)
+
+
 def status_of_large(api: ApiServer, method: str, path: str, body: bytes | None = None) -> int | None:
     """The status; None if the connection was closed before all was sent."""
     try:
