@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
+from millpy.config.addresses import ip_address
 from millpy.config.database_url import complete
 from millpy.config.secrets import secret
 from millpy.config.settings import OWNER_URL, READER_URL, Settings
@@ -43,11 +44,8 @@ class ApiConfiguration:
 
     def trusts(self, address: str) -> bool:
         """Tell whether an address is that of a reverse proxy."""
-        try:
-            found = ipaddress.ip_address(address)
-        except ValueError:
-            return False
-        return any(found in network for network in self.proxies)
+        found = ip_address(address)
+        return found is not None and any(found in network for network in self.proxies)
 
 
 def configuration(settings: Settings, database_url: str) -> ApiConfiguration:
@@ -89,6 +87,11 @@ def networks(text: str) -> tuple[Network, ...]:
         ConfigError: one of them is neither.
     """
     try:
-        return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
+        return tuple(_network(part.strip()) for part in text.split(",") if part.strip())
     except ValueError as error:
         raise ConfigError(f"MILLPY_API_PROXIES: {error}", hint="for example 10.0.0.5,10.1.0.0/16") from None
+
+
+def _network(text: str) -> Network:
+    mapped = ip_address(text)  # an address that is mapped to IPv6 arrives as IPv4, too
+    return ipaddress.ip_network(text if mapped is None else mapped)

@@ -1,13 +1,19 @@
-"""The bound on the bodies of all requests together."""
+"""What the API bounds and believes: bodies of all requests together, failures of an address, proxies, bearers."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+import pytest
+from fastapi import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from millpy.api.authentication import bearer_of
+from millpy.api.configuration import ApiConfiguration, networks
+from millpy.api.failures import FAILURES_MAX, FailureLimit
 from millpy.api.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX, RequestLimits
+from millpy.clock import SystemClock
 
 FITTING = BODIES_BYTES_MAX // BODY_BYTES_MAX
 
@@ -63,3 +69,30 @@ async def test_requests_without_a_body_are_served_while_large_ones_fill_the_memo
     inner.may_answer.set()
     assert set(await asyncio.gather(*large, held)) == {200}
     assert await status(app, "POST", b"x") == 200
+
+
+def test_an_address_that_is_mapped_to_ipv6_is_the_same_client_and_proxy() -> None:
+    failures = FailureLimit(SystemClock())
+    for number in range(FAILURES_MAX):
+        failures.count(f"::ffff:198.51.100.{number}")
+    urls = {"reader_url": "", "operator_url": "", "owner_url": ""}
+    trusting = [
+        ApiConfiguration(address=("", 0), **urls, proxies=networks(text)) for text in ("10.0.0.0/8", "::ffff:10.0.0.5")
+    ]
+
+    assert failures.wait_s("::ffff:198.51.100.99") == 0
+    for _ in range(FAILURES_MAX):
+        failures.count("::ffff:203.0.113.7")
+    assert failures.wait_s("203.0.113.7") > 0
+    assert [one.trusts("::ffff:10.0.0.5") for one in trusting] == [True, True]
+    assert [one.trusts("10.0.0.5") for one in trusting] == [True, True]
+    assert [one.trusts("::ffff:192.0.2.1") for one in trusting] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("header", "token"), [("Bearer a", "a"), ("bearer  a", "a"), ("Basic dXNlcjpw", None), ("Bearer", ""), ("", None)]
+)
+def test_only_a_bearer_is_a_token(header: str, token: str | None) -> None:
+    request = Request({"type": "http", "headers": [(b"authorization", header.encode())]})
+
+    assert bearer_of(request) == token
