@@ -39,7 +39,16 @@ KNOWN_MAX = 10_000
 SECRET_CHARACTERS_MAX = 200
 SAFE = ("GET", "HEAD", "OPTIONS")
 _BEARER = HTTPBearer(auto_error=False, description="A token of `millpy token create`.")
-_COOKIE = APIKeyCookie(
+
+
+class _SessionCookie(APIKeyCookie):
+    """The secret of a session, which has another name on the machine of its user."""
+
+    async def __call__(self, request: Request) -> str | None:
+        return session_of(request)
+
+
+_COOKIE = _SessionCookie(
     name=COOKIE, auto_error=False, description=f"A session of `POST /v1/session`; actions need {CSRF_HEADER}, too."
 )
 
@@ -128,6 +137,10 @@ class Gate:
         said = _last(request, "X-Forwarded-Proto") if self._configuration.trusts(peer) else ""
         return request.url.scheme == "https" or said == "https"
 
+    def cookie_of(self, request: Request) -> str:
+        """Return the name of the cookie that has the secret of a session."""
+        return f"{COOKIE}_{request.scope['server'][1]}" if self._configuration.cookie_of_port else COOKIE
+
     def check_identity(self, request: Request, caller: Caller) -> None:
         """Check that a reverse proxy names no other user than the one who opens a session.
 
@@ -212,6 +225,12 @@ def bearer_of(request: Request) -> str | None:
     """Return the token of a request; None for none, as with `Basic`, which a reverse proxy may ask for."""
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     return secret.strip() if scheme.lower() == "bearer" else None
+
+
+def session_of(request: Request) -> str | None:
+    """Return the secret of the session that a request has; None for none."""
+    gate: Gate = request.app.state.gate
+    return request.cookies.get(gate.cookie_of(request))
 
 
 def _last(request: Request, name: str) -> str:

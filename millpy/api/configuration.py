@@ -29,6 +29,8 @@ class ApiConfiguration:
         session_s: how long a session of the page lasts.
         proxies: the networks of reverse proxies.
         identity_header: the header in which they name the user; empty for none.
+        cookie_of_port: whether the name of the session's cookie has the port, so that several on one machine, whose
+            cookies a browser does not tell apart, do not end each other's sessions.
     """
 
     address: tuple[str, int]
@@ -41,6 +43,7 @@ class ApiConfiguration:
     session_s: float = 43_200.0
     proxies: tuple[Network, ...] = ()
     identity_header: str = ""
+    cookie_of_port: bool = False
 
     def trusts(self, address: str) -> bool:
         """Tell whether an address is that of a reverse proxy."""

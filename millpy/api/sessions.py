@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from millpy.admin import tokens
 from millpy.admin.tokens import Principal
 from millpy.api.answers import OBJECT, as_json, databases_of, described
-from millpy.api.authentication import COOKIE, SECRET_CHARACTERS_MAX, Caller, Gate, Viewer, csrf_of
+from millpy.api.authentication import SECRET_CHARACTERS_MAX, Caller, Gate, Viewer, csrf_of
 from millpy.api.problems import ProblemError
 
 router = APIRouter(tags=["session"])
@@ -55,7 +55,7 @@ def set_cookie(request: Request, response: Response, secret: str) -> None:
     """Set the cookie of a session."""
     gate: Gate = request.app.state.gate
     response.set_cookie(
-        COOKIE,
+        gate.cookie_of(request),
         secret,
         max_age=int(request.app.state.configuration.session_s),
         path="/",
@@ -68,7 +68,9 @@ def set_cookie(request: Request, response: Response, secret: str) -> None:
 def delete_cookie(request: Request, response: Response) -> None:
     """Delete the cookie of a session."""
     gate: Gate = request.app.state.gate
-    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict", secure=gate.is_encrypted(request))
+    response.delete_cookie(
+        gate.cookie_of(request), path="/", httponly=True, samesite="strict", secure=gate.is_encrypted(request)
+    )
 
 
 async def forget_session(request: Request, caller: Caller, response: Response) -> None:

@@ -107,7 +107,9 @@ def _serve(found: ApiConfiguration, graph: str | None, *, opens: bool, as_json: 
 
     with TemporaryDirectory(prefix="millpy-ui-") as directory:
         try:
-            serve_api(replace(found, identity_header="", proxies=()), local_site(code, token), served)
+            serve_api(
+                replace(found, identity_header="", proxies=(), cookie_of_port=True), local_site(code, token), served
+            )
         finally:
             with suppress(MillError):  # the database may have gone; the token ends by itself
                 tokens.revoke(admin, row["name"])

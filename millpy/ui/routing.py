@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from millpy.admin.queries import Admin
 from millpy.admin.tokens import Role
 from millpy.api.answers import check_graph, databases_of
-from millpy.api.authentication import COOKIE, Caller, Gate, bearer_of, check_role
+from millpy.api.authentication import Caller, Gate, bearer_of, check_role, session_of
 from millpy.api.problems import ProblemError, of_error, of_validation
 from millpy.api.sessions import delete_cookie
 from millpy.errors import MillError
@@ -61,7 +61,7 @@ def to_login(request: Request) -> Response:
     response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": target})
     if request.headers.get(OF_HTMX):
         response = Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": target})
-    if COOKIE in request.cookies:  # it has ended, or is another user's
+    if session_of(request) is not None:  # it has ended, or is another user's
         delete_cookie(request, response)
     return response
 
@@ -87,7 +87,7 @@ async def visitor(request: Request) -> Caller:
         ProblemError: the user is unknown.
     """
     gate: Gate = request.app.state.gate
-    return await gate.caller(request, bearer_of(request), request.cookies.get(COOKIE))
+    return await gate.caller(request, bearer_of(request), session_of(request))
 
 
 async def form_of(request: Request) -> dict[str, list[str]]:
@@ -140,7 +140,7 @@ async def _form(request: Request, role: Role) -> Form:
     fields = await form_of(request)
     gate: Gate = request.app.state.gate
     csrf = fields.get(CSRF_FIELD, [""])[-1]
-    caller = await gate.caller(request, bearer_of(request), request.cookies.get(COOKIE), csrf)
+    caller = await gate.caller(request, bearer_of(request), session_of(request), csrf)
     check_role(caller, role)
     return Form(caller, fields)
 

@@ -143,6 +143,18 @@ def test_no_command_line_of_a_browser_has_the_code(database_url: str, tmp_path: 
     assert list(temporary.iterdir()) == []
 
 
+def test_two_pages_on_one_machine_do_not_end_each_others_sessions(database_url: str, tmp_path: Path) -> None:
+    with started(["ui"], database_url, tmp_path) as one, started(["ui"], database_url, tmp_path) as other:
+        links = link_of(one), link_of(other)
+        clients = [client_of(link, database_url) for link in links]
+        clients[1].cookies = clients[0].cookies  # as in a browser, where cookies have no port
+        for client, link in zip(clients, links, strict=True):
+            assert client.send("GET", path_of(link)).status == HTTPStatus.OK
+        assert ["(admin)" in client.get("/").text for client in clients] == [True, True]
+        assert clients[1].send("POST", "/logout", {"csrf": clients[1].csrf}).status == HTTPStatus.SEE_OTHER
+        assert [client.send("GET", "/").status for client in clients] == [HTTPStatus.OK, HTTPStatus.SEE_OTHER]
+
+
 def test_the_end_of_input_ends_it_on_a_leash(database_url: str, tmp_path: Path) -> None:
     with started(["ui", "--leash"], database_url, tmp_path) as process:
         link_of(process)
