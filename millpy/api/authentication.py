@@ -3,7 +3,7 @@
 A browser sends the cookie of a session by itself, so an action with it also needs the CSRF token, which only the page
 knows. It is derived from the cookie, which scripts cannot read: nothing more is stored. A browser also sends through a
 reverse proxy by itself, so an identity can only read, and open a session. The identity takes precedence over a session
-that has ended or is another user's: whoever logs in at the proxy after someone else does not act as that user.
+that has ended or is another user's, so that a user does not act as the one who was logged in at the proxy before.
 """
 
 from __future__ import annotations
