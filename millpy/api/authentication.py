@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
+from starlette.requests import HTTPConnection
 
 from millpy.admin import tokens
 from millpy.admin.queries import Admin
@@ -44,7 +45,7 @@ _BEARER = HTTPBearer(auto_error=False, description="A token of `millpy token cre
 class _SessionCookie(APIKeyCookie):
     """The secret of a session, which has another name on the machine of its user."""
 
-    async def __call__(self, request: Request) -> str | None:
+    async def __call__(self, request: HTTPConnection) -> str | None:
         return session_of(request)
 
 
@@ -137,7 +138,7 @@ class Gate:
         said = _last(request, "X-Forwarded-Proto") if self._configuration.trusts(peer) else ""
         return request.url.scheme == "https" or said == "https"
 
-    def cookie_of(self, request: Request) -> str:
+    def cookie_of(self, request: HTTPConnection) -> str:
         """Return the name of the cookie that has the secret of a session."""
         return f"{COOKIE}_{request.scope['server'][1]}" if self._configuration.cookie_of_port else COOKIE
 
@@ -227,7 +228,7 @@ def bearer_of(request: Request) -> str | None:
     return secret.strip() if scheme.lower() == "bearer" else None
 
 
-def session_of(request: Request) -> str | None:
+def session_of(request: HTTPConnection) -> str | None:
     """Return the secret of the session that a request has; None for none."""
     gate: Gate = request.app.state.gate
     return request.cookies.get(gate.cookie_of(request))
