@@ -90,7 +90,8 @@ def tokens(url: str) -> list[tuple[str, bool]]:
         return connection.execute("SELECT role, revoked_at IS NOT NULL FROM mill.tokens").fetchall()
 
 
-def test_the_link_logs_in_until_the_command_ends(database_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
+def test_the_link_logs_in_until_the_command_ends(database_url: str, tmp_path: Path, end: signal.Signals) -> None:
     with started(["ui"], database_url, tmp_path) as process:
         link = link_of(process)
         client = client_of(link, database_url)
@@ -100,7 +101,7 @@ def test_the_link_logs_in_until_the_command_ends(database_url: str, tmp_path: Pa
         assert client.send("GET", "/").status == HTTPStatus.SEE_OTHER
         assert client.send("GET", path_of(link)).status == HTTPStatus.OK
         assert "(admin)" in client.get("/").text
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(end)
         assert process.wait(WAIT_S) == 0
 
     ((role, revoked),) = tokens(database_url)
