@@ -19,7 +19,7 @@ from millpy.api.answers import OBJECT, as_json, check_graph, databases_of, descr
 from millpy.api.authentication import Administrator, Caller, Operator
 from millpy.api.parameters import ID_MAX, KEY_CHARACTERS_MAX, NAME_CHARACTERS_MAX, TEXT, GraphName, RecordId
 from millpy.api.problems import ProblemError
-from millpy.api.switching import switch_generation
+from millpy.api.switching import Switches
 
 IDS_MAX = 10_000
 WHY_CHARACTERS_MAX = 1_000
@@ -165,14 +165,8 @@ async def switch(request: Request, caller: Administrator, graph: GraphName, body
 
 async def switch_to(request: Request, caller: Caller, graph: str, body: GenerationToSwitch) -> dict[str, Any]:
     """Make a generation the current one; return what was done."""
-    url: str = request.app.state.configuration.owner_url
-
-    def act(admin: Admin) -> dict[str, Any]:
-        return switch_generation(
-            url, caller.principal.name, graph, body.generation, anyway=body.anyway, rights=body.rights
-        )
-
-    return await databases_of(request).acting.run(act, None)
+    switches: Switches = request.app.state.switches
+    return await switches.switch(caller.principal.name, graph, body.generation, anyway=body.anyway, rights=body.rights)
 
 
 async def act(request: Request, caller: Caller, graph: str, call: Callable[[Admin, Actor, str], int]) -> int:

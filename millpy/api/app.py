@@ -18,6 +18,7 @@ from millpy.api.events import Doctor
 from millpy.api.limits import RequestLimits
 from millpy.api.live import Hub
 from millpy.api.problems import handle_problems
+from millpy.api.switching import Switches
 from millpy.clock import SystemClock
 
 DESCRIPTION = """
@@ -56,6 +57,7 @@ def create_app(configuration: ApiConfiguration, add_site: Callable[[FastAPI], No
     app.state.databases = databases
     app.state.gate = Gate(configuration, databases, clock)
     app.state.doctor = Doctor()
+    app.state.switches = Switches(configuration.owner_url)
     if add_site is not None:
         add_site(app)
     return RequestLimits(app, encrypted=bool(configuration.certificate))

@@ -2,7 +2,8 @@
 
 A browser sends the cookie of a session by itself, so an action with it also needs the CSRF token, which only the page
 knows. It is derived from the cookie, which scripts cannot read: nothing more is stored. A browser also sends through a
-reverse proxy by itself, so an identity can only read, and open a session.
+reverse proxy by itself, so an identity can only read, and open a session. The identity takes precedence over a session
+that has ended or is another user's, so that a user does not act as the one who was logged in at the proxy before.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
+from starlette.requests import HTTPConnection
 
 from millpy.admin import tokens
 from millpy.admin.queries import Admin
@@ -38,7 +40,16 @@ KNOWN_MAX = 10_000
 SECRET_CHARACTERS_MAX = 200
 SAFE = ("GET", "HEAD", "OPTIONS")
 _BEARER = HTTPBearer(auto_error=False, description="A token of `millpy token create`.")
-_COOKIE = APIKeyCookie(
+
+
+class _SessionCookie(APIKeyCookie):
+    """The secret of a session, which has another name on the machine of its user."""
+
+    async def __call__(self, request: HTTPConnection) -> str | None:
+        return session_of(request)
+
+
+_COOKIE = _SessionCookie(
     name=COOKIE, auto_error=False, description=f"A session of `POST /v1/session`; actions need {CSRF_HEADER}, too."
 )
 
@@ -92,16 +103,19 @@ class Gate:
                 raise unauthorized(f"{name} is given twice")
         if bearer is not None:
             return Caller(await self._of_secret(address, "token", tokens.of_token, bearer))
-        if cookie is not None:
-            caller = Caller(await self._of_secret(address, "session", tokens.of_session, cookie), cookie)
+        name = self._identity(request)
+        caller = None if cookie is None else await self._of_session(address, cookie, name)
+        if cookie is not None and caller is not None:
             given = csrf or request.headers.get(CSRF_HEADER, "")
             if request.method not in SAFE and not hmac.compare_digest(given.encode(), csrf_of(cookie).encode()):
                 raise ProblemError(
                     HTTPStatus.FORBIDDEN, f"{CSRF_HEADER} is missing or wrong", hint="GET /v1/session returns it"
                 )
             return caller
-        if name := self._identity(request):
+        if name:
             if request.method not in SAFE and not may_open:
+                if cookie is not None:
+                    raise unauthorized("the session has ended, or is another user's")
                 raise ProblemError(
                     HTTPStatus.FORBIDDEN, "this needs a session", hint="open one with POST /v1/session, or use a token"
                 )
@@ -124,6 +138,19 @@ class Gate:
         said = _last(request, "X-Forwarded-Proto") if self._configuration.trusts(peer) else ""
         return request.url.scheme == "https" or said == "https"
 
+    def cookie_of(self, request: HTTPConnection) -> str:
+        """Return the name of the cookie that has the secret of a session."""
+        return f"{COOKIE}_{request.scope['server'][1]}" if self._configuration.cookie_of_port else COOKIE
+
+    def check_identity(self, request: Request, caller: Caller) -> None:
+        """Check that a reverse proxy names no other user than the one who opens a session.
+
+        Raises:
+            ProblemError: it does.
+        """
+        if self._identity(request) not in ("", caller.principal.name):
+            raise unauthorized("the reverse proxy names another user than the token")
+
     def forget(self, secret: str) -> None:
         """Forget a session that has ended."""
         self._known.pop(("session", tokens.digest(secret)), None)
@@ -133,11 +160,28 @@ class Gate:
         header = self._configuration.identity_header
         return request.headers.get(header, "").strip() if header and self._configuration.trusts(peer) else ""
 
+    async def _of_session(self, address: str, secret: str, identity: str) -> Caller | None:
+        """Return the user of a session; None if the identity counts instead."""
+        try:
+            principal = await self._of_secret(address, "session", tokens.of_session, secret, counts=not identity)
+        except ProblemError as error:
+            if identity and error.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.TOO_MANY_REQUESTS):
+                return None
+            raise
+        return None if identity not in ("", principal.name) else Caller(principal, secret)
+
     async def _of_secret(
-        self, address: str, kind: str, find: Callable[[Admin, bytes], Principal | None], secret: str
+        self,
+        address: str,
+        kind: str,
+        find: Callable[[Admin, bytes], Principal | None],
+        secret: str,
+        *,
+        counts: bool = True,
     ) -> Principal:
         hashed = tokens.digest(secret[: SECRET_CHARACTERS_MAX + 1])
-        return await self._found(address, (kind, hashed), lambda admin: find(admin, hashed), f"the {kind} is not valid")
+        wrong = f"the {kind} is not valid"
+        return await self._found(address, (kind, hashed), lambda admin: find(admin, hashed), wrong, counts=counts)
 
     async def _of_identity(self, address: str, name: str) -> Principal:
         key = ("identity", tokens.digest(name[: SECRET_CHARACTERS_MAX + 1]))
@@ -147,7 +191,13 @@ class Gate:
         return await self._found(address, key, find, "this identity is not known here")
 
     async def _found(
-        self, address: str, key: tuple[str, bytes], find: Callable[[Admin], Principal | None], wrong: str
+        self,
+        address: str,
+        key: tuple[str, bytes],
+        find: Callable[[Admin], Principal | None],
+        wrong: str,
+        *,
+        counts: bool = True,
     ) -> Principal:
         principal, until = self._known.get(key, (None, -math.inf))
         if principal is not None and self._clock.monotonic() < until:
@@ -163,12 +213,25 @@ class Gate:
         found = await self._lane.run(find, None)
         self._known.pop(key, None)
         if found is None:
-            self._failures.count(address)
+            if counts:
+                self._failures.count(address)
             raise unauthorized(wrong)
         self._known[key] = (found, self._clock.monotonic() + KNOWN_S)
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
         return found
+
+
+def bearer_of(request: Request) -> str | None:
+    """Return the token of a request; None for none, as with `Basic`, which a reverse proxy may ask for."""
+    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+    return secret.strip() if scheme.lower() == "bearer" else None
+
+
+def session_of(request: HTTPConnection) -> str | None:
+    """Return the secret of the session that a request has; None for none."""
+    gate: Gate = request.app.state.gate
+    return request.cookies.get(gate.cookie_of(request))
 
 
 def _last(request: Request, name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
+from millpy.config.addresses import ip_address
 from millpy.config.database_url import complete
 from millpy.config.secrets import secret
 from millpy.config.settings import OWNER_URL, READER_URL, Settings
@@ -28,6 +29,8 @@ class ApiConfiguration:
         session_s: how long a session of the page lasts.
         proxies: the networks of reverse proxies.
         identity_header: the header in which they name the user; empty for none.
+        cookie_of_port: whether the name of the session's cookie has the port, so that several on one machine, whose
+            cookies a browser does not tell apart, do not end each other's sessions.
     """
 
     address: tuple[str, int]
@@ -40,14 +43,12 @@ class ApiConfiguration:
     session_s: float = 43_200.0
     proxies: tuple[Network, ...] = ()
     identity_header: str = ""
+    cookie_of_port: bool = False
 
     def trusts(self, address: str) -> bool:
         """Tell whether an address is that of a reverse proxy."""
-        try:
-            found = ipaddress.ip_address(address)
-        except ValueError:
-            return False
-        return any(found in network for network in self.proxies)
+        found = ip_address(address)
+        return found is not None and any(found in network for network in self.proxies)
 
 
 def configuration(settings: Settings, database_url: str) -> ApiConfiguration:
@@ -89,6 +90,11 @@ def networks(text: str) -> tuple[Network, ...]:
         ConfigError: one of them is neither.
     """
     try:
-        return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
+        return tuple(_network(part.strip()) for part in text.split(",") if part.strip())
     except ValueError as error:
         raise ConfigError(f"MILLPY_API_PROXIES: {error}", hint="for example 10.0.0.5,10.1.0.0/16") from None
+
+
+def _network(text: str) -> Network:
+    mapped = ip_address(text)  # an address that is mapped to IPv6 arrives as IPv4, too
+    return ipaddress.ip_network(text if mapped is None else mapped)

@@ -2,7 +2,8 @@
 
 reading         `connections_max` connections, for all that is shown
 authenticating  one, for tokens and sessions
-acting          one, for requests of operators, one after another; the doctor and a switch open theirs in its place
+acting          one, for requests of operators, one after another; the doctor opens its own in its place
+switching       none (`millpy.api.switching`): a switch opens its own
 listening       one (`millpy.api.live`)
 """
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 
 from millpy.clock import Clock
+from millpy.config.addresses import client_of
 
 FAILURES_MAX = 10
 WITHIN_S = 60.0
 ADDRESSES_MAX = 10_000
-_NETWORK_BITS = 64
 
 
 class FailureLimit:
@@ -22,25 +21,15 @@ class FailureLimit:
 
     def wait_s(self, address: str) -> float:
         """Return the seconds for which an address may not try again; 0 if it may."""
-        count, since = self._counts.get(_group(address), (0, 0.0))
+        count, since = self._counts.get(client_of(address), (0, 0.0))
         return max(0.0, since + WITHIN_S - self._clock.monotonic()) if count >= FAILURES_MAX else 0.0
 
     def count(self, address: str) -> None:
         """Count a failure."""
-        group, now = _group(address), self._clock.monotonic()
+        group, now = client_of(address), self._clock.monotonic()
         count, since = self._counts.pop(group, (0, now))
         if now - since >= WITHIN_S:
             count, since = 0, now
         self._counts[group] = (count + 1, since)
         if len(self._counts) > ADDRESSES_MAX:
             self._counts.popitem(last=False)
-
-
-def _group(address: str) -> str:
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if found.version == 4:
-        return address
-    return str(ipaddress.ip_network((int(found) >> _NETWORK_BITS << _NETWORK_BITS, _NETWORK_BITS)))

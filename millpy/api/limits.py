@@ -12,6 +12,8 @@ from millpy.api.problems import ProblemError, answer
 
 BODY_BYTES_MAX = 2_000_000
 BODY_S_MAX = 10.0
+WITHOUT_BODY = ("GET", "HEAD")
+"""Their answers may be streams, which last: a body would count as long."""
 BODIES_BYTES_MAX = 64_000_000
 """Bytes of all bodies that are being read or served."""
 HEADERS = {
@@ -76,6 +78,9 @@ class RequestLimits:
     async def _read(self, scope: Scope, receive: Receive, body: bytearray) -> bool:
         """Read the body; return whether the client is still there."""
         named = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        coded = any(name == b"transfer-encoding" for name, _ in scope["headers"])
+        if scope["method"] in WITHOUT_BODY and (coded or named.strip(b"0")):
+            raise _BodyError(HTTPStatus.BAD_REQUEST, f"{scope['method']} has no body")
         if named.isdigit() and int(named) > BODY_BYTES_MAX:
             raise _too_long()
         try:
@@ -89,7 +94,7 @@ class RequestLimits:
                     self._bytes += len(part)
                     if len(body) > BODY_BYTES_MAX:
                         raise _too_long()
-                    if self._bytes > BODIES_BYTES_MAX:
+                    if part and self._bytes > BODIES_BYTES_MAX:
                         raise _BodyError(HTTPStatus.SERVICE_UNAVAILABLE, "too many large requests at once")
                     if not message.get("more_body", False):
                         return True

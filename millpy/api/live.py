@@ -21,7 +21,7 @@ from millpy.admin.json_output import json_text
 from millpy.admin.notices import NoticeListener
 from millpy.admin.queries import Admin, Row
 from millpy.api.answers import as_json, check_graph, databases_of, described
-from millpy.api.authentication import Gate, Viewer
+from millpy.api.authentication import Gate, Viewer, bearer_of
 from millpy.api.database import Databases
 from millpy.api.events import sentences
 from millpy.api.parameters import GraphName
@@ -126,7 +126,7 @@ class Hub:
         self._listener = NoticeListener(databases.reading.admin.url)
         self._streams: set[ViewerStream] = set()
         self._state: dict[str, str] = {}
-        self._samples: deque[tuple[float, list[Row], list[Row]]] = deque(maxlen=SAMPLES_MAX)
+        self._samples: tuple[tuple[float, list[Row], list[Row]], ...] = ()  # replaced whole, in a thread
         self._channels: list[str] = []
         self._newest = -1
         self._noticed = asyncio.Event()
@@ -171,15 +171,16 @@ class Hub:
 
     def series(self, graph: str) -> dict[str, Any]:
         """Return the numbers of a graph over the last minutes: rates, backlogs and lags."""
+        samples = self._samples  # a thread may replace them
         names: dict[tuple[str, str], None] = {}
         counts: list[dict[tuple[str, str], Row]] = []
         lags: list[dict[str, int | None]] = []
-        for _, rows, progress in self._samples:
+        for _, rows, progress in samples:
             own = {(row["stream"], row["consumer"]): row for row in rows if row["graph"] == graph}
             names.update(dict.fromkeys(own))
             counts.append(own)
             lags.append({row["computation"]: row["lag_s"] for row in progress if row["graph"] == graph})
-        times = [at for at, _, _ in self._samples]
+        times = [at for at, _, _ in samples]
         computations = dict.fromkeys(name for lag in lags for name in lag)
         return {
             "ages_s": [round(self._clock.monotonic() - at, 1) for at in times],
@@ -206,14 +207,15 @@ class Hub:
                 continue
             try:
                 news = await self._lane.run(self._look, None, slow=slow)
-            except (MillError, ProblemError) as error:
+            except Exception as error:  # whatever it is, viewers are not to wait for ever
                 self._tell("trouble", json_text({"detail": "the database does not answer"}, indent=0))
-                log.warning("cannot look at the database: %s", error)
+                known = isinstance(error, (MillError, ProblemError))
+                log.warning("cannot look at the database: %s", error, exc_info=None if known else error)
                 continue
             slow_at = looked_at if slow else slow_at
-            self._state.pop("trouble", None)
-            for topic, text in news.items():
-                self._tell(topic, text)
+            again = self._state.pop("trouble", None) is not None
+            for topic, text in ({**self._state, **news} if again else news).items():
+                self._tell(topic, text, again=again)
 
     async def _await_notice(self, timeout_s: float) -> None:
         try:
@@ -239,13 +241,14 @@ class Hub:
             found["sources"] = admin.ask(SOURCES)
             found["accounts"] = admin.ask(ACCOUNTS)
             self._channels = [row["channel"] for row in admin.ask(CHANNELS)]
-            self._samples.append((self._clock.monotonic(), admin.ask(COUNTS, series_max=SERIES_MAX), progress))
+            sample = (self._clock.monotonic(), admin.ask(COUNTS, series_max=SERIES_MAX), progress)
+            self._samples = (*self._samples, sample)[-SAMPLES_MAX:]
         if self._newest < 0:
             self._newest = admin.ask(NEWEST)[0]["newest"]
         events = admin.ask(EVENTS, newest=self._newest, events_max=EVENTS_MAX)[::-1]
         if events:
-            self._newest = events[-1]["event_id"]
             found["events"] = sentences(admin, events)
+            self._newest = events[-1]["event_id"]  # last: an error must not skip them
         return {topic: json_text(rows, indent=0) for topic, rows in found.items()}
 
     async def _listen(self) -> None:
@@ -255,9 +258,12 @@ class Hub:
                     self._noticed.set()
             except MillError:
                 await self._pause(LOOK_S)
+            except Exception:
+                log.exception("cannot listen to the database")
+                await self._pause(LOOK_S)
 
-    def _tell(self, topic: str, text: str) -> None:
-        if self._state.get(topic) == text:
+    def _tell(self, topic: str, text: str, *, again: bool = False) -> None:
+        if self._state.get(topic) == text and not again:  # after trouble, what is as before says that it has ended
             return
         if topic != "events":  # a viewer that connects reads those before from the list of events
             self._state[topic] = text
@@ -302,7 +308,7 @@ async def watch(request: Request, caller: Viewer) -> Response:
         raise ProblemError(HTTPStatus.FORBIDDEN, "a user with a role of the database cannot see other users' graphs")
     hub = hub_of(request)
     gate: Gate = request.app.state.gate
-    bearer = request.headers.get("Authorization", "").partition(" ")[2] or None
+    bearer = bearer_of(request)
     hub.check_room()
 
     async def chunks() -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from millpy.admin import tokens
 from millpy.admin.tokens import Principal
 from millpy.api.answers import OBJECT, as_json, databases_of, described
-from millpy.api.authentication import COOKIE, SECRET_CHARACTERS_MAX, Caller, Gate, Viewer, csrf_of
+from millpy.api.authentication import SECRET_CHARACTERS_MAX, Caller, Gate, Viewer, csrf_of
 from millpy.api.problems import ProblemError
 
 router = APIRouter(tags=["session"])
@@ -39,7 +39,13 @@ async def open_session(request: Request, body: TokenGiven) -> Response:
 
 
 async def make_session(request: Request, caller: Caller) -> tuple[str, object]:
-    """Open a session for a user; return its secret, and when it ends."""
+    """Open a session for a user; return its secret, and when it ends.
+
+    Raises:
+        ProblemError: a reverse proxy names another user.
+    """
+    gate: Gate = request.app.state.gate
+    gate.check_identity(request, caller)
     kept_s: float = request.app.state.configuration.session_s
     lane = databases_of(request).authenticating
     return await lane.run(partial(tokens.open_session, principal=caller.principal, kept_s=kept_s), None)
@@ -49,7 +55,7 @@ def set_cookie(request: Request, response: Response, secret: str) -> None:
     """Set the cookie of a session."""
     gate: Gate = request.app.state.gate
     response.set_cookie(
-        COOKIE,
+        gate.cookie_of(request),
         secret,
         max_age=int(request.app.state.configuration.session_s),
         path="/",
@@ -59,13 +65,21 @@ def set_cookie(request: Request, response: Response, secret: str) -> None:
     )
 
 
+def delete_cookie(request: Request, response: Response) -> None:
+    """Delete the cookie of a session."""
+    gate: Gate = request.app.state.gate
+    response.delete_cookie(
+        gate.cookie_of(request), path="/", httponly=True, samesite="strict", secure=gate.is_encrypted(request)
+    )
+
+
 async def forget_session(request: Request, caller: Caller, response: Response) -> None:
     """End the session of a user, and delete its cookie."""
     gate: Gate = request.app.state.gate
     hashed = tokens.digest(caller.session)
     await databases_of(request).authenticating.run(partial(tokens.end_session, hashed=hashed), None)
     gate.forget(caller.session)
-    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict", secure=gate.is_encrypted(request))
+    delete_cookie(request, response)
 
 
 @router.get("/v1/session", responses=described(OBJECT, "The user"), response_class=Response)

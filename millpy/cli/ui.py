@@ -11,6 +11,9 @@ import webbrowser
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,8 +31,16 @@ from millpy.errors import ConfigError, MillError, UsageError
 if TYPE_CHECKING:
     from millpy.api.configuration import ApiConfiguration
 
-KEPT = timedelta(days=1)
+KEPT = timedelta(days=31)
 READ_BYTES = 4096
+OPENED = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={link}">
+<title>millpy</title>
+<a href="{link}">Open the page</a>
+"""
 
 
 @handle_errors
@@ -80,6 +91,8 @@ def _serve(found: ApiConfiguration, graph: str | None, *, opens: bool, as_json: 
 
     # uvicorn raises the signal again when it has ended: without a handler, that would end the process here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # the terminal is closed; with nohup, it goes on
+        signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     code = secrets.token_urlsafe(32)
     admin = Admin(found.operator_url)
     row, token = tokens.create(admin, f"millpy ui {os.getpid()} {random_id().hex[:8]}", Role.ADMIN, kept=KEPT)
@@ -92,13 +105,24 @@ def _serve(found: ApiConfiguration, graph: str | None, *, opens: bool, as_json: 
             tables.say(f"the page: {link}")
         sys.stdout.flush()
         if opens:
-            webbrowser.open(link)
+            webbrowser.open(_written(link, directory).as_uri())
 
-    try:
-        serve_api(replace(found, identity_header="", proxies=()), local_site(code, token), served)
-    finally:
-        with suppress(MillError):  # the database may have gone; the token ends by itself
-            tokens.revoke(admin, row["name"])
+    with TemporaryDirectory(prefix="millpy-ui-") as directory:
+        try:
+            serve_api(
+                replace(found, identity_header="", proxies=(), cookie_of_port=True), local_site(code, token), served
+            )
+        finally:
+            with suppress(MillError):  # the database may have gone; the token ends by itself
+                tokens.revoke(admin, row["name"])
+
+
+def _written(link: str, directory: str) -> Path:
+    """Write a file that leads to the link: other users of the machine see the command line of a browser."""
+    path = Path(directory) / "open.html"
+    path.touch(mode=0o600)
+    path.write_text(OPENED.format(link=escape(link)))
+    return path
 
 
 def _end_with_input() -> None:

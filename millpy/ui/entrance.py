@@ -16,6 +16,12 @@ from millpy.api.sessions import make_session, set_cookie
 from millpy.ui.routing import page_router
 from millpy.ui.site import add_site
 
+# Not a redirect: a browser counts that as a part of what another program's page began, and sends no strict cookie.
+ENTERED = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=/"><title>millpy</title></head>
+<body><a href="/">Go to the page</a></body></html>
+"""
+
 
 def local_site(code: str, token: str) -> Callable[[FastAPI], None]:
     """Return a function that adds the page, and the path `/enter`, which opens a session for who knows a code.
@@ -37,7 +43,7 @@ def local_site(code: str, token: str) -> Callable[[FastAPI], None]:
         gate: Gate = request.app.state.gate
         caller = await gate.caller(request, token, None)
         secret, _ = await make_session(request, caller)
-        response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": "/"})
+        response = Response(ENTERED, media_type="text/html")
         set_cookie(request, response, secret)
         return response
 

@@ -13,12 +13,12 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 
-from millpy.api.authentication import COOKIE, SECRET_CHARACTERS_MAX, Gate, csrf_of
+from millpy.api.authentication import SECRET_CHARACTERS_MAX, Gate, csrf_of
 from millpy.api.parameters import KEY_CHARACTERS_MAX, TEXT
 from millpy.api.problems import ProblemError
 from millpy.api.sessions import forget_session, make_session, set_cookie
 from millpy.ui.rendering import page
-from millpy.ui.routing import CSRF_FIELD, ViewerForm, form_of, page_router, visitor
+from millpy.ui.routing import CSRF_FIELD, ViewerForm, form_of, page_router
 
 LOGIN_COOKIE = "millpy_login"
 LOGIN_S = 3_600
@@ -77,8 +77,7 @@ async def _form_page(request: Request, back: str, fault: str = "", status: HTTPS
     gate: Gate = request.app.state.gate
     identity = ""
     try:
-        if COOKIE not in request.cookies:
-            identity = (await visitor(request)).principal.name
+        identity = (await gate.caller(request, None, None, may_open=True)).principal.name
     except ProblemError:
         pass
     cookie = request.cookies.get(LOGIN_COOKIE) or secrets.token_urlsafe(32)

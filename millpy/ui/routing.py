@@ -14,8 +14,9 @@ from fastapi.routing import APIRoute
 from millpy.admin.queries import Admin
 from millpy.admin.tokens import Role
 from millpy.api.answers import check_graph, databases_of
-from millpy.api.authentication import COOKIE, Caller, Gate, check_role
+from millpy.api.authentication import Caller, Gate, bearer_of, check_role, session_of
 from millpy.api.problems import ProblemError, of_error, of_validation
+from millpy.api.sessions import delete_cookie
 from millpy.errors import MillError
 from millpy.ui.rendering import here, page
 
@@ -57,9 +58,12 @@ def to_login(request: Request) -> Response:
     """Send a browser to the login, which leads back."""
     back = here(request) if request.method == "GET" else "/"
     target = "/login" if back == "/" else f"/login?{urlencode({'next': back})}"
+    response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": target})
     if request.headers.get(OF_HTMX):
-        return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": target})
-    return Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": target})
+        response = Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": target})
+    if session_of(request) is not None:  # it has ended, or is another user's
+        delete_cookie(request, response)
+    return response
 
 
 async def error_page(request: Request, problem: ProblemError) -> Response:
@@ -83,7 +87,7 @@ async def visitor(request: Request) -> Caller:
         ProblemError: the user is unknown.
     """
     gate: Gate = request.app.state.gate
-    return await gate.caller(request, _bearer(request), request.cookies.get(COOKIE))
+    return await gate.caller(request, bearer_of(request), session_of(request))
 
 
 async def form_of(request: Request) -> dict[str, list[str]]:
@@ -136,7 +140,7 @@ async def _form(request: Request, role: Role) -> Form:
     fields = await form_of(request)
     gate: Gate = request.app.state.gate
     csrf = fields.get(CSRF_FIELD, [""])[-1]
-    caller = await gate.caller(request, _bearer(request), request.cookies.get(COOKIE), csrf)
+    caller = await gate.caller(request, bearer_of(request), session_of(request), csrf)
     check_role(caller, role)
     return Form(caller, fields)
 
@@ -151,11 +155,6 @@ async def _operator_form(request: Request) -> Form:
 
 async def _administrator_form(request: Request) -> Form:
     return await _form(request, Role.ADMIN)
-
-
-def _bearer(request: Request) -> str | None:
-    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
-    return secret if scheme.lower() == "bearer" else None
 
 
 Visitor = Annotated[Caller, Depends(visitor)]

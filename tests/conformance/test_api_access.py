@@ -159,6 +159,35 @@ def test_an_identity_comes_only_from_a_proxy_and_acts_only_with_a_session(api: A
     assert through_proxy(api, "POST", ACTIONS[0][1], {**headers, **both}, ACTIONS[0][2]).status == 200
 
 
+def test_a_session_counts_only_for_the_user_whom_the_proxy_names(api: ApiServer) -> None:
+    for name, role in (("ann@example.com", Role.OPERATOR), ("bob@example.com", Role.VIEWER)):
+        create(Admin(api.database_url), name, role, identity=True)
+    ann, bob = ({"X-Forwarded-User": f"{name}@example.com"} for name in ("ann", "bob"))
+    opened = through_proxy(api, "POST", "/v1/session", ann, {})
+    of_ann = {"Cookie": opened.headers["Set-Cookie"].partition(";")[0], "X-CSRF-Token": opened.json["csrf_token"]}
+
+    assert through_proxy(api, "GET", "/v1/session", {**bob, **of_ann}).json["name"] == "bob@example.com"
+    assert through_proxy(api, "POST", ACTIONS[0][1], {**bob, **of_ann}, ACTIONS[0][2]).status == 401
+    assert through_proxy(api, "POST", ACTIONS[0][1], {**ann, **of_ann}, ACTIONS[0][2]).status == 200
+    refused = through_proxy(api, "POST", "/v1/session", bob, {"token": api.token("ann's", Role.ADMIN)})
+    assert refused.status == 401 and "another user" in refused.json["detail"]
+    eve = {"X-Forwarded-User": "eve", **of_ann}
+    assert through_proxy(api, "GET", "/v1/session", eve).status == 401
+
+
+def test_a_session_that_has_ended_locks_nobody_out_whom_the_proxy_names(api: ApiServer) -> None:
+    create(Admin(api.database_url), "cleo@example.com", Role.VIEWER, identity=True)
+    headers = {
+        "X-Forwarded-User": "cleo@example.com",
+        "X-Forwarded-For": "203.0.113.77",
+        "Cookie": "millpy_session=dead",
+    }
+
+    statuses = [through_proxy(api, "GET", "/v1/session", headers).status for _ in range(2 * FAILURES_MAX)]
+    assert set(statuses) == {200}
+    assert through_proxy(api, "POST", ACTIONS[0][1], headers, ACTIONS[0][2]).status == 401
+
+
 def test_of_repeated_headers_the_one_that_the_proxy_added_counts(api: ApiServer) -> None:
     create(Admin(api.database_url), "lou@example.com", Role.VIEWER, identity=True)
     wrong = [("Authorization", "Bearer wrong"), ("X-Forwarded-For", "203.0.113.9")]
@@ -252,6 +281,16 @@ def test_oversized_requests_are_refused(api: ApiServer) -> None:
     operator = api.token("large", Role.OPERATOR)
     assert api.post(ACTIONS[0][1], operator, {"ids": list(range(1, 10_002))}).status == 422
     assert api.get("/v1/graphs/plant/events", operator, limit=1_001).status == 422
+
+
+@pytest.mark.parametrize("head", ["Content-Length: 1\r\n\r\nx", "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_request_that_only_reads_has_no_body(api: ApiServer, method: str, head: str) -> None:
+    with socket.create_connection((api.host, api.port), timeout=20) as one:
+        one.sendall(f"{method} /live HTTP/1.1\r\nHost: x\r\n{head}".encode())
+
+        assert b" 400 " in received(one)
+    assert api.send(method, "/live", headers={"Content-Length": "0"}).status in (200, 405)
 
 
 def status_of_large(api: ApiServer, method: str, path: str, body: bytes | None = None) -> int | None:

@@ -296,6 +296,32 @@ def test_an_api_that_hangs_in_an_action_gives_its_locks_back_and_has_done_nothin
     assert (answers, state, noted) == ([503], ("open",), (0,))
 
 
+def test_a_switch_that_waits_holds_up_no_action_and_no_sigterm(database: str) -> None:
+    statuses: list[int] = []
+    with running_api(database) as api:
+        admin, operator = api.token("switching", Role.ADMIN), api.token("beside", Role.OPERATOR)
+
+        def ask() -> None:
+            with suppress(OSError, http.client.HTTPException):
+                statuses.append(api.post("/v1/graphs/plant/switch", admin, {"generation": 2}).status)
+
+        waiting = threading.Thread(target=ask)
+        with psycopg.connect(database) as holder:
+            holder.execute("SELECT FROM mill.graphs FOR NO KEY UPDATE")  # as a deployment does
+            waiting.start()
+            await_lock(database)
+            done = api.post("/v1/graphs/plant/dead-letters/discard", operator, {"ids": [2**40]})
+            began_at = time.monotonic()
+            api.process.terminate()
+            api.process.wait(60)
+            took_s = time.monotonic() - began_at
+            waiting.join()
+
+    assert done.json == {"discarded": 0}
+    assert took_s < 12
+    assert 200 not in statuses
+
+
 def open_letter(api: ApiServer, token: str) -> int:
     return int(api.get("/v1/graphs/plant/dead-letters", token, state="open").rows[0]["dead_letter_id"])
 

@@ -112,6 +112,21 @@ def test_an_identity_of_a_proxy_reads_and_opens_a_session(api: ApiServer) -> Non
     assert "(operator)" in client.get("/").text
 
 
+def test_a_session_that_has_ended_hides_no_identity_and_its_cookie_is_deleted(api: ApiServer) -> None:
+    api.token("cleo@example.com", Role.OPERATOR, identity=True)
+    known = {"X_Forwarded_User": "cleo@example.com"}
+    client = PageClient(api)
+    client.cookies["millpy_session"] = "dead"
+
+    assert "cleo@example.com" in client.get("/", **known).text
+    assert "You are cleo@example.com" in client.get("/login", **known).text
+    assert client.send("POST", "/logout", {"csrf": "x"}, **known).status == 303
+    assert "millpy_session" not in client.cookies
+    client.cookies["millpy_session"] = "dead"
+    assert client.send("GET", "/").status == 303
+    assert "millpy_session" not in client.cookies
+
+
 @pytest.mark.parametrize("path", ["/", *PATHS])
 def test_every_view_has_landmarks_and_the_menu(viewer: PageClient, path: str) -> None:
     shown = viewer.get(path)

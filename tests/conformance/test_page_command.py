@@ -24,6 +24,7 @@ import pytest
 from tests.api_server import ROOT, ApiServer
 from tests.commands import run_millpy
 from tests.page_client import PageClient
+from tests.terminal import Terminal
 
 GRAPH = """
 from datetime import datetime
@@ -89,7 +90,8 @@ def tokens(url: str) -> list[tuple[str, bool]]:
         return connection.execute("SELECT role, revoked_at IS NOT NULL FROM mill.tokens").fetchall()
 
 
-def test_the_link_logs_in_until_the_command_ends(database_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
+def test_the_link_logs_in_until_the_command_ends(database_url: str, tmp_path: Path, end: signal.Signals) -> None:
     with started(["ui"], database_url, tmp_path) as process:
         link = link_of(process)
         client = client_of(link, database_url)
@@ -97,13 +99,61 @@ def test_the_link_logs_in_until_the_command_ends(database_url: str, tmp_path: Pa
         assert client.send("GET", "/enter?code=wrong").status == HTTPStatus.FORBIDDEN
         assert client.send("GET", "/enter").status == HTTPStatus.FORBIDDEN
         assert client.send("GET", "/").status == HTTPStatus.SEE_OTHER
-        assert client.send("GET", path_of(link)).status == HTTPStatus.SEE_OTHER
+        assert client.send("GET", path_of(link)).status == HTTPStatus.OK
         assert "(admin)" in client.get("/").text
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(end)
         assert process.wait(WAIT_S) == 0
 
     ((role, revoked),) = tokens(database_url)
     assert revoked, role
+
+
+BROWSER = """
+import os, stat, sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+path = Path(unquote(urlsplit(sys.argv[1]).path))
+rights = [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)]
+print(sys.argv[1], *map(oct, rights), path.read_text(), file=open(os.environ["SEEN"], "w"), flush=True)
+os.rename(os.environ["SEEN"], os.environ["SEEN"] + ".whole")
+"""
+
+
+def test_no_command_line_of_a_browser_has_the_code(database_url: str, tmp_path: Path) -> None:
+    (tmp_path / "browser.py").write_text(BROWSER)
+    seen = tmp_path / "seen"
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {
+        "MILLPY_DATABASE_URL": database_url, "MILLPY_API": "127.0.0.1:0",
+        "SEEN": str(seen), "BROWSER": f"{sys.executable} {tmp_path / 'browser.py'} %s", "TMPDIR": str(temporary),
+    }  # fmt: skip
+    shown = Terminal([sys.executable, "-m", "millpy", "ui"], cwd=tmp_path, environment=environment)
+    try:
+        wait_until(Path(f"{seen}.whole").exists)
+        given, directory, file, *text = Path(f"{seen}.whole").read_text().split()
+        shown.process.send_signal(signal.SIGTERM)
+    finally:
+        status, _ = shown.end()
+
+    assert status == 0
+    assert "code" not in given and given.startswith("file:")
+    assert (directory, file) == ("0o700", "0o600")
+    assert "/enter?code=" in "".join(text)
+    assert list(temporary.iterdir()) == []
+
+
+def test_two_pages_on_one_machine_do_not_end_each_others_sessions(database_url: str, tmp_path: Path) -> None:
+    with started(["ui"], database_url, tmp_path) as one, started(["ui"], database_url, tmp_path) as other:
+        links = link_of(one), link_of(other)
+        clients = [client_of(link, database_url) for link in links]
+        clients[1].cookies = clients[0].cookies  # as in a browser, where cookies have no port
+        for client, link in zip(clients, links, strict=True):
+            assert client.send("GET", path_of(link)).status == HTTPStatus.OK
+        assert ["(admin)" in client.get("/").text for client in clients] == [True, True]
+        assert clients[1].send("POST", "/logout", {"csrf": clients[1].csrf}).status == HTTPStatus.SEE_OTHER
+        assert [client.send("GET", "/").status for client in clients] == [HTTPStatus.OK, HTTPStatus.SEE_OTHER]
 
 
 def test_the_end_of_input_ends_it_on_a_leash(database_url: str, tmp_path: Path) -> None:
@@ -160,7 +210,7 @@ def test_a_run_serves_the_page_beside_and_survives_it(database_url: str, tmp_pat
     with started(["run", "graph.py", "--ui", "--workers", str(workers)], database_url, tmp_path) as process:
         link = link_of(process)
         client = client_of(link, database_url)
-        assert client.send("GET", path_of(link)).status == HTTPStatus.SEE_OTHER
+        assert client.send("GET", path_of(link)).status == HTTPStatus.OK
         (page,) = [one for one in psutil.Process(process.pid).children(recursive=True) if "ui" in one.cmdline()]
         page.kill()
         wait_until(lambda: is_away(client))

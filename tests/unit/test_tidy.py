@@ -40,6 +40,7 @@ CATCHES_ALL = (
     "sinks.mqtt.template",  # calls a function of the user
     "ingest.expansion",  # calls a function of the user, and decoders of others
     "formats.avro",  # fastavro raises what it likes
+    "api.live",  # a poll that must go on
     "formats.schema_registry",  # a thread that must go on
     "model.dead_letter",
     "operators.stateless",

@@ -20,9 +20,9 @@ from typing import Any
 from aiohttp import web
 
 from millpy.clock import SystemClock
+from millpy.config.addresses import client_of
 from millpy.sources.http.answers import RETRY_S, RefusedRequestError
 from millpy.sources.http.port_check import GRAPH_HEADER
-from millpy.sources.http.rates import client_of
 
 log = logging.getLogger(__name__)
 

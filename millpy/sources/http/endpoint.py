@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import xxhash
 from aiohttp import HttpVersion11, web
 
+from millpy.config.addresses import client_of
 from millpy.ingest.protocol import WorkerSetup
 from millpy.ingest.request_traffic import RequestTraffic
 from millpy.sources.http.answers import JSON_TYPE, REFUSAL_REASONS, RETRY_S, RefusedRequestError
 from millpy.sources.http.body import PostedBody, idempotency_key, media_type
 from millpy.sources.http.connections import await_commit
-from millpy.sources.http.rates import RateLimiter, client_of
+from millpy.sources.http.rates import RateLimiter
 from millpy.sources.http.relay import NOT_OURS, PASSED_ON, REASON_HEADER, RELAYED_HEADER, PeerRelay
 from millpy.sources.http.tokens import TokenList
 

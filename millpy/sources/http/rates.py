@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -48,15 +47,3 @@ class RateLimiter:
             return math.ceil((1 - bucket.left) / self._per_s)
         bucket.left -= 1
         return 0
-
-
-def client_of(address: str) -> str:
-    """Return what counts as one client: an IPv4 address, or the /64 network of an IPv6 address."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(parsed, ipaddress.IPv6Address):
-        mapped = parsed.ipv4_mapped
-        return str(mapped) if mapped else str(ipaddress.ip_network((parsed, 64), strict=False))
-    return str(parsed)

@@ -15,6 +15,7 @@ import trustme
 
 from millpy import Http
 from millpy.clock import SystemClock
+from millpy.config.addresses import client_of
 from millpy.ingest.intake import Intake, IntakeSettings
 from millpy.limits import Limits
 from millpy.model.stage import StoredInterval
@@ -22,7 +23,7 @@ from millpy.model.time import ClockReading
 from millpy.sources.http import connections
 from millpy.sources.http import endpoint as endpoints
 from millpy.sources.http import listener as listeners
-from millpy.sources.http.rates import CLIENTS_MAX, RateLimiter, client_of
+from millpy.sources.http.rates import CLIENTS_MAX, RateLimiter
 from tests.unit.sources.http_client import (
     EVENT_TIME,
     RECORD_TYPE,

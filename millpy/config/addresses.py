@@ -1,0 +1,26 @@
+"""Addresses of clients: what counts as one client, whatever form its address comes in."""
+
+from __future__ import annotations
+
+import ipaddress
+
+CLIENT_BITS = 64
+"""An IPv6 client has a whole network of them."""
+
+
+def ip_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address that a text is, an IPv4 address also when it is mapped to IPv6; None for another text."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found
+
+
+def client_of(address: str) -> str:
+    """Return what counts as one client: an IPv4 address, or the /64 network of an IPv6 address."""
+    found = ip_address(address)
+    if isinstance(found, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((found, CLIENT_BITS), strict=False))
+    return address if found is None else str(found)

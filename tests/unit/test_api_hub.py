@@ -1,0 +1,98 @@
+"""The hub of live updates: it survives any error, says when trouble has ended, and is read while it looks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from millpy.api import live
+from millpy.api.database import Databases
+from millpy.api.live import NEWEST, SAMPLES_MAX, Hub
+from millpy.clock import SystemClock
+from millpy.errors import StoreUnavailableError
+
+
+class Database:
+    """Stands for the database: no rows, and a list that changes the hub when it is read."""
+
+    url = "postgresql://127.0.0.1:1/nowhere"
+
+    def __init__(self) -> None:
+        self.while_read: Callable[[], None] = lambda: None
+
+    def ask(self, statement: str, **_: Any) -> list[dict[str, Any]]:
+        return [{"newest": 0}] if statement == NEWEST else Rows(self)
+
+
+class Rows(list[dict[str, Any]]):
+    def __init__(self, database: Database) -> None:
+        super().__init__()
+        self._database = database
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self._database.while_read()
+        return super().__iter__()
+
+
+class Lane:
+    """Answers, one after another; errors are raised."""
+
+    def __init__(self, *answers: dict[str, str] | Exception) -> None:
+        self.admin = Database()
+        self._answers = list(answers)
+
+    async def run(self, *_: Any, **__: Any) -> dict[str, str]:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def hub_of(lane: Lane) -> Hub:
+    return Hub(cast("Databases", SimpleNamespace(reading=lane)), SystemClock())
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("away"), ValueError("an unknown one")])
+async def test_the_topics_come_again_after_trouble_of_any_kind(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("LOOK_S", "PAUSE_S"):
+        monkeypatch.setattr(live, name, 0.01)
+    state = {"progress": "[1]", "workers": "[2]"}
+    hub = hub_of(Lane(state, error, {"progress": "[1]"}))
+    stream = hub.connect()
+    told = []
+    hub.start()
+    try:
+        with caplog.at_level(logging.WARNING, live.__name__):
+            async with asyncio.timeout(20):
+                async for chunk in stream.chunks(b""):
+                    told += [line.decode() for line in chunk.splitlines() if line.startswith(b"event:")]
+                    if len(told) == 5:
+                        break
+    finally:
+        await hub.stop()
+
+    assert told[:3] == ["event: progress", "event: workers", "event: trouble"]
+    assert sorted(told[3:]) == ["event: progress", "event: workers"]
+    assert ("Traceback" in caplog.text) == isinstance(error, ValueError)
+
+
+def test_the_series_are_read_while_a_look_adds_to_them() -> None:
+    lane = Lane({})
+    hub = hub_of(lane)
+
+    def look() -> None:
+        lane.admin.while_read = lambda: None
+        hub._look(cast("Any", lane.admin), slow=True)  # as the thread of the lane does
+
+    for _ in range(SAMPLES_MAX + 1):
+        look()
+    lane.admin.while_read = look
+
+    assert len(hub.series("plant")["ages_s"]) == SAMPLES_MAX
