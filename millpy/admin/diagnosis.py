@@ -110,7 +110,8 @@ def read_facts(
             facts = _looked(url, clock, lambda _: nullcontext())
         if examine_pooler and facts.client_pid != facts.server["backend_pid"]:
             facts.pools_transactions = pooler_shares(url)
-            facts.pool_spares = 0 if facts.pools_transactions else count_connections(url, CONNECTIONS_PER_WORKER)
+            given = 0 if facts.pools_transactions else count_connections(url, CONNECTIONS_PER_WORKER + 1)
+            facts.pool_spares = max(0, given - 1)
         return facts
     except (psycopg.OperationalError, psycopg.ProgrammingError) as error:
         if error.sqlstate is None:

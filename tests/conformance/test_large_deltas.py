@@ -126,7 +126,7 @@ async def test_rows_that_compress_well_are_read_in_pieces_by_their_expanded_size
 ) -> None:
     owner = await world.owner()
     interval = world.sums[0]
-    rows = [(f"k{n}", "z" * 500_000, str(n)) for n in range(60)]
+    rows = [(f"k{n}", "z" * 500_000, f"{n}/{n + 1}") for n in range(60)]
     for place in range(0, 60, 20):
         delta = (entries(Kind.WINDOW, "", *rows[place : place + 20]),)
         await owner.commit(owner.checkpoint(interval, delta=delta))
