@@ -91,7 +91,7 @@ def _serve(found: ApiConfiguration, graph: str | None, *, opens: bool, as_json: 
 
     # uvicorn raises the signal again when it has ended: without a handler, that would end the process here.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # the terminal is closed; with nohup, it goes on
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # the terminal is closed; nohup ignores that
         signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     code = secrets.token_urlsafe(32)
     admin = Admin(found.operator_url)

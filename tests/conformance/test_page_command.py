@@ -90,6 +90,15 @@ def tokens(url: str) -> list[tuple[str, bool]]:
         return connection.execute("SELECT role, revoked_at IS NOT NULL FROM mill.tokens").fetchall()
 
 
+@pytest.fixture
+def terminal_may_close() -> Iterator[None]:
+    """A process that the test starts does not ignore SIGHUP, though the tests may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("terminal_may_close")
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
 def test_the_link_logs_in_until_the_command_ends(database_url: str, tmp_path: Path, end: signal.Signals) -> None:
     with started(["ui"], database_url, tmp_path) as process:
