@@ -9,9 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -25,6 +24,7 @@ from tests.api_server import ROOT, ApiServer
 from tests.commands import run_millpy
 from tests.page_client import PageClient
 from tests.terminal import Terminal
+from tests.waiting import await_true
 
 GRAPH = """
 from datetime import datetime
@@ -140,7 +140,7 @@ def test_no_command_line_of_a_browser_has_the_code(database_url: str, tmp_path: 
     }  # fmt: skip
     shown = Terminal([sys.executable, "-m", "millpy", "ui"], cwd=tmp_path, environment=environment)
     try:
-        wait_until(Path(f"{seen}.whole").exists)
+        await_true(Path(f"{seen}.whole").exists, "the browser has written what it saw")
         given, directory, file, *text = Path(f"{seen}.whole").read_text().split()
         shown.process.send_signal(signal.SIGTERM)
     finally:
@@ -200,13 +200,6 @@ def is_away(client: PageClient) -> bool:
     return False
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline, clock = time.monotonic() + WAIT_S, threading.Event()
-    while not holds():
-        assert time.monotonic() < deadline
-        clock.wait(0.05)
-
-
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -222,7 +215,7 @@ def test_a_run_serves_the_page_beside_and_survives_it(database_url: str, tmp_pat
         assert client.send("GET", path_of(link)).status == HTTPStatus.OK
         (page,) = [one for one in psutil.Process(process.pid).children(recursive=True) if "ui" in one.cmdline()]
         page.kill()
-        wait_until(lambda: is_away(client))
+        await_true(lambda: is_away(client), "the page is away")
 
         assert process.poll() is None
         process.send_signal(signal.SIGINT)

@@ -21,11 +21,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client.parser import text_string_to_metric_families
 
 from millpy.embedded import EmbeddedPostgres
+from tests.waiting import WITHIN_S, await_true
 
 ROOT = Path(__file__).resolve().parents[2]
 Spans = dict[str, list[dict[str, object]]]
 GRAPH = Path(__file__).with_name("services_graph.py")
-WITHIN_S = 60.0
 
 
 class Unlogged(WSGIRequestHandler):
@@ -86,14 +86,6 @@ class Service:
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(WITHIN_S)
-
-
-def await_true(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + WITHIN_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {WITHIN_S} s: {what}"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture

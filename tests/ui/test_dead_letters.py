@@ -8,7 +8,8 @@ import time
 from playwright.sync_api import expect
 
 from tests.ui.browser import Visitor
-from tests.ui.world import FAULTY, HOSTILE_NOTE, World, await_true
+from tests.ui.world import FAULTY, HOSTILE_NOTE, World
+from tests.waiting import await_true
 
 LIST = "/graphs/works/set-aside"
 STATE = "SELECT state FROM millpy.dead_letters WHERE dead_letter_id = %s"

@@ -7,7 +7,8 @@ from playwright.sync_api import Browser
 
 from tests.ui.browser import SCHEMES, WIDTHS, Visitor
 from tests.ui.views import VIEWS, View
-from tests.ui.world import World, await_true
+from tests.ui.world import World
+from tests.waiting import await_true
 
 SLUGS = [view.slug for view in VIEWS]
 FIRST_PAINT_MS_MAX = 1_500

@@ -12,23 +12,24 @@ import pyarrow.parquet as pq
 from playwright.sync_api import Page, expect
 
 from tests.ui.browser import Visitor
-from tests.ui.world import HOSTILE, SILENT, World, await_true
+from tests.ui.world import HOSTILE, SILENT, World
+from tests.waiting import await_true, quickest_s
 
 CHANGED_S_MAX = 2.0
-ATTEMPTS = 3
 WINDOWS = "/graphs/works/windows?table=temperature_5s&key.site=oslo&key.device={device}"
 
 
 def test_a_window_that_a_late_record_amends_changes_within_two_seconds(world: World, viewer: Visitor) -> None:
     page = viewer.open(WINDOWS.format(device="sensor-2"))
-    loads, changed_s = viewer.loads, []
-    for _ in range(ATTEMPTS):  # the machine may be busy
-        changed_s.append(change_s(world, page))
-        if changed_s[-1] < CHANGED_S_MAX:
-            break
-        page.wait_for_timeout(5_000)  # the next record is for another window
+    loads = viewer.loads
 
-    assert min(changed_s) < CHANGED_S_MAX
+    def again_s() -> float:
+        took_s = change_s(world, page)
+        if took_s >= CHANGED_S_MAX:
+            page.wait_for_timeout(5_000)  # the next record is for another window
+        return took_s
+
+    assert quickest_s(again_s, CHANGED_S_MAX) < CHANGED_S_MAX
     row = page.locator("#rows tr", has=page.locator(".state.amended")).first
     assert "99" in row.inner_text()
     assert viewer.loads == loads

@@ -9,7 +9,8 @@ from millpy.admin.tokens import Role
 from tests.databases import fresh_database, passing_server
 from tests.ui.browser import ROOT, Visitor, running_browser
 from tests.ui.views import VIEWS
-from tests.ui.world import FAULTY, SILENT, World, await_true, living
+from tests.ui.world import FAULTY, SILENT, World, living
+from tests.waiting import await_true
 
 PICTURES = ROOT / "docs" / "assets" / "page"
 SHOWN = ("graph", "windows", "fleet", "dead-letters", "workers", "accounting")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from psycopg.rows import dict_row
 from millpy.embedded import EmbeddedBroker
 from millpy.process.launcher import worker_command
 from tests.api_server import ApiServer, running_api
+from tests.waiting import await_true
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAPH = Path(__file__).with_name("works_graph.py")
-WITHIN_S = 90.0
 LEASE_S = 2.0
 SITES = ("oslo", "rome", "lima")
 DEVICES = 4
@@ -35,15 +35,6 @@ HOSTILE_NOTE = "<script>alert('note')</script>\x1b[31mred\u202e\x07 {{ 7 * 7 }} 
 """In payloads, and in the text of an error."""
 SILENT = "silent-1"
 FAULTY = "faulty-1"
-
-
-def await_true(condition: Callable[[], Any], what: str, within_s: float = WITHIN_S) -> Any:
-    """Wait until a condition holds; return what it gave."""
-    deadline = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
-        time.sleep(0.05)
-    return found
 
 
 class Feed(threading.Thread):
