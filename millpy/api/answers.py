@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
@@ -36,6 +36,7 @@ ROWS: Mapping[str, Any] = {
     },
 }
 OBJECT: Mapping[str, Any] = {"type": "object"}
+T = TypeVar("T")
 _STATUSES = {
     400: "A value that the database cannot read.",
     401: "No valid token or session.",
@@ -69,25 +70,30 @@ def as_json(value: object) -> Response:
     return Response(json_text(value, indent=0), media_type="application/json")
 
 
-async def answer_shared(
-    request: Request, caller: Caller, read: Callable[[Admin], object], *, as_login: bool = False
-) -> Response:
-    """Answer a GET with what a call reads, as JSON; requests that wait for the same answer share it.
+async def read_shared(request: Request, caller: Caller, call: Callable[[Admin], T], *, as_login: bool = False) -> T:
+    """Read from the database for a GET; requests for the same address that wait share what is found.
 
     Args:
-        request: the request, whose path and query say what is read.
+        request: the request.
         caller: who sends it; the call runs under its role of the database.
-        read: the call.
+        call: reads; depends on nothing but the address and that role.
         as_login: whether it runs as the login of the API instead.
     """
     role = caller.principal.database_role
+    key = (request.url.path, request.url.query, role)
+    return await databases_of(request).reading.share(key, call, None if as_login else role)
+
+
+async def answer_shared(
+    request: Request, caller: Caller, read: Callable[[Admin], object], *, as_login: bool = False
+) -> Response:
+    """Answer a GET with what a call reads, as JSON, and share it as `read_shared` does."""
 
     def text(admin: Admin) -> str:
         found = read(admin)
         return found if isinstance(found, str) else json_text(found, indent=0)
 
-    key = (request.url.path, request.url.query, role)
-    found = await databases_of(request).reading.share(key, text, None if as_login else role)
+    found = await read_shared(request, caller, text, as_login=as_login)
     return Response(found, media_type="application/json")
 
 

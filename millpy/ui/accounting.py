@@ -11,12 +11,12 @@ from fastapi import Request, Response
 
 from millpy.admin.pages import RowPage, decoded
 from millpy.admin.queries import Admin
-from millpy.api.answers import find_page
+from millpy.api.answers import find_page, read_shared
 from millpy.api.live import ACCOUNTS
 from millpy.api.parameters import Cursor, GraphName, Word
 from millpy.api.workers import VIEWS
 from millpy.ui.rendering import page
-from millpy.ui.routing import Visitor, page_router, read_shared
+from millpy.ui.routing import Visitor, page_router
 from millpy.ui.views import ROWS_MAX
 
 COUNTS = (

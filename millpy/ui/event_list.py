@@ -7,11 +7,12 @@ from functools import partial
 from fastapi import Request, Response
 
 from millpy.admin.pages import decoded
+from millpy.api.answers import read_shared
 from millpy.api.events import find_events
 from millpy.api.parameters import Cursor, GraphName
 from millpy.ui.parameters import Choice, FromTime, ToTime
 from millpy.ui.rendering import page
-from millpy.ui.routing import Visitor, page_router, read_shared
+from millpy.ui.routing import Visitor, page_router
 from millpy.ui.views import ROWS_MAX
 
 router = page_router()

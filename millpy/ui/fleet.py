@@ -15,7 +15,7 @@ from millpy.admin.device_reports import reports
 from millpy.admin.pages import PagedView, RowPage, decoded
 from millpy.admin.queries import Admin, Row
 from millpy.admin.results import DeployedTable
-from millpy.api.answers import find_page
+from millpy.api.answers import find_page, read_shared
 from millpy.api.parameters import Cursor, GraphName, Word
 from millpy.api.sources import FLEET, SILENT_S_MAX
 from millpy.clock import SystemClock
@@ -23,7 +23,7 @@ from millpy.config.durations import format_duration
 from millpy.errors import UsageError
 from millpy.model.time import to_datetime
 from millpy.ui.rendering import page
-from millpy.ui.routing import Visitor, page_router, read_shared
+from millpy.ui.routing import Visitor, page_router
 from millpy.ui.tables import element_id, numbers_of, tables_of, values_of_key
 
 DEVICES_MAX = 100

@@ -12,7 +12,7 @@ from fastapi import Request, Response
 
 from millpy.admin.queries import Admin, Row
 from millpy.api.actions import GenerationToSwitch, switch_to
-from millpy.api.answers import find_page
+from millpy.api.answers import find_page, read_shared
 from millpy.api.graphs import GRAPHS, find_graph
 from millpy.api.live import PROGRESS, hub_of
 from millpy.api.parameters import GraphName, Word
@@ -20,7 +20,7 @@ from millpy.api.problems import ProblemError
 from millpy.api.workers import EXPLAINED, VIEWS
 from millpy.errors import MillError
 from millpy.ui.rendering import page
-from millpy.ui.routing import AdministratorForm, Visitor, done, page_router, read, read_shared
+from millpy.ui.routing import AdministratorForm, Visitor, done, page_router, read
 
 GENERATIONS_MAX = 4
 """Generations that are shown side by side: the viewed one, and the newest others."""

@@ -10,10 +10,11 @@ from millpy.admin.pages import RowPage, decoded, encoded
 from millpy.admin.queries import Admin, Row
 from millpy.admin.results import DeployedTable, RowFilter, panes
 from millpy.admin.state import stored_page
+from millpy.api.answers import read_shared
 from millpy.api.parameters import Cursor, GraphName, Key, Word
 from millpy.errors import UsageError
 from millpy.ui.rendering import page
-from millpy.ui.routing import Visitor, page_router, read_shared
+from millpy.ui.routing import Visitor, page_router
 from millpy.ui.tables import tables_of, values_of_key
 from millpy.ui.views import link
 

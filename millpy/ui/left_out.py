@@ -18,7 +18,7 @@ from millpy.admin.dead_letters import DEAD_LETTERS, LATE_RECORDS, RecordFilter
 from millpy.admin.pages import RowPage, decoded
 from millpy.admin.queries import Admin, Row
 from millpy.api.actions import IDS_MAX, PAYLOAD_CHARACTERS_MAX, WHY_CHARACTERS_MAX, act
-from millpy.api.answers import find_page
+from millpy.api.answers import find_page, read_shared
 from millpy.api.authentication import Caller
 from millpy.api.dead_letters import GROUPED, VIEWS
 from millpy.api.parameters import KEY_CHARACTERS_MAX, NAME_CHARACTERS_MAX, Cursor, GraphName, RecordId, Word
@@ -26,7 +26,7 @@ from millpy.api.problems import ProblemError, not_found
 from millpy.config.escape import visible
 from millpy.ui.payload_diff import difference
 from millpy.ui.rendering import page
-from millpy.ui.routing import Form, OperatorForm, Visitor, done, page_router, read, read_shared
+from millpy.ui.routing import Form, OperatorForm, Visitor, done, page_router, read
 from millpy.ui.tables import element_id
 from millpy.ui.views import link
 

@@ -168,15 +168,6 @@ async def read(request: Request, caller: Caller, call: Callable[[Admin], T]) -> 
     return await databases_of(request).reading.run(call, caller.principal.database_role)
 
 
-async def read_shared(request: Request, caller: Caller, call: Callable[[Admin], T]) -> T:
-    """Read all that a view shows, in one call, and share that with requests for the same address that wait.
-
-    The call must depend on nothing but the address and the role of the database.
-    """
-    role = caller.principal.database_role
-    return await databases_of(request).reading.share((here(request), role), call, role)
-
-
 async def check_deployed(request: Request, graph: str) -> None:
     """Check that a graph is deployed.
 

@@ -67,12 +67,6 @@ def key_text(row: Row, table: DeployedTable) -> str:
     return as_key(parts[0] if len(parts) == 1 else parts)
 
 
-def key_spellings(row: Row, table: DeployedTable) -> list[str]:
-    """Return the spellings under which a row's key may be stored: without spaces, and as PostgreSQL prints JSON."""
-    text = key_text(row, table)
-    return [text, json.dumps(parsed(text), ensure_ascii=False)]
-
-
 def element_id(*parts: object) -> str:
     """Return the id of an element for a row, whatever characters its key has."""
     return f"row-{hashlib.sha256(as_key([str(part) for part in parts]).encode(errors='replace')).hexdigest()[:16]}"

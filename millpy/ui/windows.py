@@ -14,7 +14,7 @@ from millpy.admin.pages import PagedView, RowPage, decoded, page_of
 from millpy.admin.queries import Admin, Row
 from millpy.admin.results import DeployedTable, RowFilter, newest, panes
 from millpy.admin.results import page as rows_page
-from millpy.api.answers import databases_of
+from millpy.api.answers import databases_of, read_shared
 from millpy.api.dead_letters import VIEWS as LEFT_OUT
 from millpy.api.parameters import KEY_CHARACTERS_MAX, TEXT, Cursor, GraphName, Word
 from millpy.api.problems import not_found
@@ -22,12 +22,11 @@ from millpy.api.windows import Where, pairs
 from millpy.errors import RightsError, UsageError
 from millpy.ui.downloads import MEDIA_TYPES, WRITERS
 from millpy.ui.rendering import page
-from millpy.ui.routing import Visitor, page_router, read_shared
+from millpy.ui.routing import Visitor, page_router
 from millpy.ui.tables import (
     STATES,
     element_id,
     key_parts,
-    key_spellings,
     key_text,
     moment,
     numbers_of,
@@ -227,7 +226,7 @@ def _too_late(admin: Admin, choice: Choice, rows: Sequence[Row]) -> dict[tuple[s
     if not rows or choice.table.kind != "windowed":
         return {}
     times = sorted(str(row["window_start"]) for row in rows)
-    keys = sorted({spelling for row in rows for spelling in key_spellings(row, choice.table)})
+    keys = sorted({key_text(row, choice.table) for row in rows})
     table = choice.table
     try:
         found = admin.ask(

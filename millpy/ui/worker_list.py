@@ -13,13 +13,13 @@ from fastapi import Request, Response
 from millpy.admin.json_output import json_safe
 from millpy.admin.pages import RowPage, decoded
 from millpy.admin.queries import Admin, Row
-from millpy.api.answers import find_page
+from millpy.api.answers import find_page, read_shared
 from millpy.api.events import find_events
 from millpy.api.parameters import Cursor, GraphName
 from millpy.api.workers import VIEWS
 from millpy.ui.parameters import Choice
 from millpy.ui.rendering import page
-from millpy.ui.routing import Visitor, page_router, read_shared
+from millpy.ui.routing import Visitor, page_router
 from millpy.ui.views import ROWS_MAX
 
 KINDS: Mapping[str, str] = {"claimed": "●", "lease_expired": "✗", "fence_refused": "▲"}

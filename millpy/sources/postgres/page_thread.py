@@ -20,6 +20,7 @@ from millpy.sources.postgres.replication import SETTINGS, ReplicationError
 from millpy.sources.postgres.table_copy import CopyPiece
 from millpy.store.postgres.errors import translate
 from millpy.store.postgres.session import connect
+from millpy.store.postgres.session_settings import KEEPALIVES
 from millpy.store.postgres.timeouts import hang_up
 
 log = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ class PageThread(threading.Thread, ABC):
     def _connect_and_read(self) -> None:
         connection = connect(
             self._url, {**SETTINGS, **COPY_IS_LONG}, connect_timeout=CONNECT_S_MAX, application_name="millpy table",
-            keepalives_idle=5, keepalives_interval=2, keepalives_count=3,
+            **KEEPALIVES,
         )  # fmt: skip
         self._connection = connection
         try:

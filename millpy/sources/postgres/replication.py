@@ -16,7 +16,7 @@ import psycopg
 from psycopg import pq, sql
 from psycopg.conninfo import make_conninfo
 
-from millpy.store.postgres.session_settings import ENCODING
+from millpy.store.postgres.session_settings import ENCODING, KEEPALIVES
 
 _DATA, _KEEPALIVE, _STATUS = struct.Struct(">qqq"), struct.Struct(">qqb"), struct.Struct(">qqqqb")
 SETTINGS = {
@@ -67,9 +67,7 @@ class ReplicationStream:
             connect_timeout=max(2, int(connect_s)),
             application_name="millpy changes",
             client_encoding=ENCODING,
-            keepalives_idle=5,
-            keepalives_interval=2,
-            keepalives_count=3,
+            **KEEPALIVES,
         )
         self._connection = pq.PGconn.connect(conninfo.encode())
         if self._connection.status != pq.ConnStatus.OK:

@@ -32,7 +32,7 @@ from millpy.store.postgres.arrays import register_arrays
 from millpy.store.postgres.errors import connect_error, translate
 from millpy.store.postgres.pooler_check import pooler_error, pooler_shares
 from millpy.store.postgres.session import pin_async
-from millpy.store.postgres.session_settings import ENCODING
+from millpy.store.postgres.session_settings import ENCODING, KEEPALIVES
 from millpy.store.postgres.statements import statement
 from millpy.store.postgres.timeouts import BoundedAsyncConnection, hang_up
 
@@ -209,9 +209,7 @@ class Channel:
                 connect_timeout=max(2, int(self._group.settings.connect_s)),
                 application_name=f"millpy {self._name}",
                 prepare_threshold=self._group.settings.prepare_threshold,
-                keepalives_idle=5,
-                keepalives_interval=2,
-                keepalives_count=3,
+                **KEEPALIVES,
                 # Not less: a busy server that does not read does not acknowledge new data either.
                 tcp_user_timeout=timeout_ms,
                 client_encoding=ENCODING,

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.pool import NullPool
 
 from millpy.store.postgres.session import pin_transaction, plain_transactions
-from millpy.store.postgres.session_settings import ENCODING
+from millpy.store.postgres.session_settings import ENCODING, KEEPALIVES
 
 CONNECT_S_MAX = 10
 LOST_MS_MAX = 10_000
@@ -36,7 +36,7 @@ def make_engine(url: str, own: Mapping[str, str] | None = None, *, connections_m
         connection: psycopg.Connection[Any] = psycopg.connect(
             url, connect_timeout=CONNECT_S_MAX, prepare_threshold=None, client_encoding=ENCODING,
             # Of a connection that waits for its next use: a firewall or a failover may forget it without a word.
-            keepalives_idle=5, keepalives_interval=2, keepalives_count=3, tcp_user_timeout=LOST_MS_MAX,
+            tcp_user_timeout=LOST_MS_MAX, **KEEPALIVES,
         )  # fmt: skip
         try:
             plain_transactions(connection)

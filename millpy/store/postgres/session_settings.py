@@ -7,10 +7,23 @@ Functions in the database pin their own path, because users call them from their
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypedDict
 
 SEARCH_PATH = "pg_catalog, pg_temp"
 ENCODING = "UTF8"
 """Also passed at connect, because psycopg encodes the settings themselves with it."""
+
+
+class Keepalives(TypedDict):
+    """Parameters of libpq by which a connection notices that the other side has gone without a word."""
+
+    keepalives_idle: int
+    keepalives_interval: int
+    keepalives_count: int
+
+
+KEEPALIVES: Keepalives = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+"""Seconds, seconds and probes: a connection that carries nothing is lost after 11 s."""
 PINNED: Mapping[str, str] = {
     "search_path": SEARCH_PATH,
     # Isolation. READ COMMITTED: a statement that has waited for a lock reads the rows as they are then.
