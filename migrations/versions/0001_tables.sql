@@ -113,6 +113,13 @@ CREATE TABLE mill.workers (
     lease_s        double precision NOT NULL DEFAULT 5
 ) WITH (fillfactor = 50);
 
+-- Requests that workers drain. A row of its own, and not a column of the worker: a transaction that hangs after its
+-- request must not keep the worker from renewing its lease.
+CREATE TABLE mill.drain_requests (
+    worker_id    uuid PRIMARY KEY REFERENCES mill.workers ON DELETE CASCADE,
+    requested_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
 -- The checkpoint headers. A header has a fixed width and no index on a changing column, so a commit makes one HOT
 -- update, which is both fence and progress.
 CREATE TABLE mill.intervals (

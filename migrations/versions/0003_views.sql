@@ -219,9 +219,29 @@ CREATE VIEW millpy.workers AS
 SELECT g.name AS graph, w.worker_id, w.host, w.pid, w.lease_deadline > clock_timestamp() AS live, w.registered_at,
        w.lease_deadline, w.computations,
        (SELECT count(*) FROM mill.intervals AS i WHERE i.worker_id = w.worker_id) AS intervals,
-       w.graph_version AS version
-  FROM mill.workers AS w JOIN mill.graphs AS g USING (graph_id)
+       w.graph_version AS version, d.requested_at AS drain_requested_at
+  FROM mill.workers AS w
+  JOIN mill.graphs AS g USING (graph_id)
+  LEFT JOIN mill.drain_requests AS d USING (worker_id)
  ORDER BY g.name, w.registered_at;
+
+-- Requests that a live worker drains: at the next renewal of its lease it gives its intervals to other workers, and ends
+-- with status 0. Returns 1, or 0 if that is requested already or the graph has no such live worker.
+CREATE FUNCTION millpy.drain_worker(p_graph text, p_worker uuid, p_why text DEFAULT '') RETURNS bigint
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    WITH live AS (
+        SELECT w.worker_id, w.graph_id FROM mill.workers AS w JOIN mill.graphs AS g USING (graph_id)
+         WHERE g.name = p_graph AND w.worker_id = p_worker AND w.engine = 'workers' AND mill.alive(w.worker_id)
+           FOR KEY SHARE OF w
+    ), requested AS (
+        INSERT INTO mill.drain_requests (worker_id) SELECT worker_id FROM live ON CONFLICT DO NOTHING RETURNING worker_id
+    ), noted AS (
+        INSERT INTO mill.events (graph_id, kind, detail)
+        SELECT graph_id, 'drain_requested', jsonb_build_object('worker', worker_id, 'by', mill.actor(), 'why', p_why)
+          FROM live JOIN requested USING (worker_id)
+    )
+    SELECT count(*) FROM requested
+$$;
 
 CREATE VIEW millpy.archive_files AS
 SELECT p.graph, p.computation AS archive, f.path, f.records, f.bytes, mill.moment(f.event_time_lo) AS first_event_time,

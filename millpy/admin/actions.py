@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from millpy.admin.queries import Admin, Row
 
@@ -41,6 +42,11 @@ _RELEASE = {
     False: "SELECT millpy.release_parked(:graph, :computation, :key) AS n",
     True: "SELECT millpy.discard_parked(:graph, :computation, :key) AS n",
 }
+_DRAIN = "SELECT millpy.drain_worker(:graph, :worker, :why) AS n"
+_STATE_OF_WORKER = """
+SELECT CASE WHEN w.engine <> 'workers' THEN 'spark' WHEN mill.alive(w.worker_id) THEN 'live' ELSE 'dead' END AS state
+  FROM mill.workers AS w JOIN mill.graphs AS g USING (graph_id) WHERE g.name = :graph AND w.worker_id = :worker
+"""
 _RESUME = "SELECT millpy.resume_source(:graph, :stream) AS n"
 
 
@@ -55,6 +61,15 @@ class Actor:
 
     name: str
     token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRefusal:
+    """Why a worker cannot drain, and what to do; `unknown` if the graph has no such worker."""
+
+    message: str
+    hint: str
+    unknown: bool = False
 
 
 def replay_dead_letters(
@@ -118,6 +133,26 @@ def resume_source(admin: Admin, actor: Actor, graph: str, stream: str) -> int:
     """Resume a source; return how many of its partitions were paused. The event is `resumed`."""
     with _acting(admin, actor) as run:
         return _count(run(_RESUME, graph=graph, stream=stream))
+
+
+def drain_worker(admin: Admin, actor: Actor, graph: str, worker: UUID, why: str) -> int:
+    """Request that a worker drains; return 1, or 0 if it does already or cannot. The event is `drain_requested`."""
+    with _acting(admin, actor) as run:
+        return _count(run(_DRAIN, graph=graph, worker=worker, why=why))
+
+
+def refused_drain(admin: Admin, graph: str, worker: UUID) -> DrainRefusal | None:
+    """Return why a worker cannot drain; None if it can, or does already."""
+    found = admin.ask(_STATE_OF_WORKER, graph=graph, worker=worker)
+    if not found:
+        message = f"graph {graph!r} has no worker {worker}"
+        return DrainRefusal(message, "`millpy status` lists the workers", unknown=True)
+    if found[0]["state"] == "spark":
+        return DrainRefusal(f"{worker} is a query of Spark, which cannot drain", "stop the query")
+    if found[0]["state"] == "dead":
+        message = f"worker {worker} cannot drain: its lease has expired"
+        return DrainRefusal(message, "do nothing: live workers take over its intervals")
+    return None
 
 
 @contextmanager

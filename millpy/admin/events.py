@@ -117,6 +117,9 @@ def _describe_other(kind: str, detail: Mapping[str, Any]) -> str:
         into = " into their windows" if detail.get("into_window") else ""
         why = f": {detail['why']}" if detail["why"] else ""
         return f"{detail['by']} requested: {detail['action']}{into} {detail['count']} {detail['of']}{why}"
+    if kind == "drain_requested":
+        why = f": {detail['why']}" if detail["why"] else ""
+        return f"{detail['by']} requested that worker {detail['worker'][:8]} drains{why}"
     if kind == "repaired":
         done = ", ".join(f"{detail[what]} {what}" for what in ("replaced", "added", "deleted"))
         return f"{detail['by']} repaired {detail['table']}: {done}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from typing import Any, cast
+from uuid import UUID
 
 import psycopg
 from sqlalchemy import Connection, Executable, event, text
@@ -172,6 +173,11 @@ class Admin:
         """Resume a source; return how many of its partitions were paused."""
         found = self.change("SELECT millpy.resume_source(:graph, :stream) AS n", graph=graph, stream=stream)
         return int(found[0]["n"])
+
+    def drain_worker(self, graph: str, worker: UUID, why: str) -> int:
+        """Request that a live worker drains; return 1, or 0 if that is requested already or it does not live."""
+        statement = "SELECT millpy.drain_worker(:graph, :worker, :why) AS n"
+        return int(self.change(statement, graph=graph, worker=worker, why=why)[0]["n"])
 
     def parked(self, graph: str | None = None) -> list[Row]:
         """Return the keys that stopped at a failing record, and the records that wait behind it."""

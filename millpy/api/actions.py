@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -27,7 +28,7 @@ PAYLOAD_CHARACTERS_MAX = 1_400_000
 Ids = Annotated[list[Annotated[int, Field(ge=1, le=ID_MAX)]], Field(min_length=1, max_length=IDS_MAX)]
 Why = Annotated[str, Field(max_length=WHY_CHARACTERS_MAX, pattern=TEXT)]
 Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARACTERS_MAX, pattern=TEXT)]
-DONE = described(OBJECT, "The number of records, keys or partitions")
+DONE = described(OBJECT, "The number of records, keys, partitions or workers")
 router = APIRouter(tags=["actions"])
 
 
@@ -84,6 +85,12 @@ class KeysToRelease(_Body):
         default=None, description="The key, as text or as JSON; null for all keys."
     )
     discard: bool = Field(default=False, description="Without the record that failed, which becomes a dead letter.")
+    why: Why = ""
+
+
+class WorkerToDrain(_Body):
+    """Why a worker is to drain."""
+
     why: Why = ""
 
 
@@ -155,6 +162,14 @@ async def resume_source(request: Request, caller: Operator, graph: GraphName, st
     return await _done(request, caller, graph, partial(actions.resume_source, stream=stream), "resumed")
 
 
+@router.post("/v1/graphs/{graph}/workers/{worker}/drain", responses=DONE, response_class=Response)
+async def drain_worker(
+    request: Request, caller: Operator, graph: GraphName, worker: UUID, body: WorkerToDrain
+) -> Response:
+    """Request that a worker gives its intervals to other workers and ends with status 0, as on SIGTERM."""
+    return await _done(request, caller, graph, partial(drain, worker=worker, why=body.why), "requested")
+
+
 @router.post(
     "/v1/graphs/{graph}/switch", responses=described(OBJECT, "Whether it was switched"), response_class=Response
 )
@@ -167,6 +182,19 @@ async def switch_to(request: Request, caller: Caller, graph: str, body: Generati
     """Make a generation the current one; return what was done."""
     switches: Switches = request.app.state.switches
     return await switches.switch(caller.principal.name, graph, body.generation, anyway=body.anyway, rights=body.rights)
+
+
+def drain(admin: Admin, actor: Actor, graph: str, worker: UUID, why: str) -> int:
+    """Request that a worker drains; return 1, or 0 if it does already.
+
+    Raises:
+        ProblemError: the graph has no such worker, or it cannot drain.
+    """
+    done = actions.drain_worker(admin, actor, graph, worker, why)
+    if not done and (refused := actions.refused_drain(admin, graph, worker)):
+        status = HTTPStatus.NOT_FOUND if refused.unknown else HTTPStatus.CONFLICT
+        raise ProblemError(status, refused.message, hint=refused.hint)
+    return done
 
 
 async def act(request: Request, caller: Caller, graph: str, call: Callable[[Admin, Actor, str], int]) -> int:

@@ -47,7 +47,8 @@ SELECT graph, computation, count(*) AS intervals, count(*) FILTER (WHERE live) A
   FROM millpy.watermarks GROUP BY graph, computation ORDER BY graph, computation
 """
 WORKERS = """
-SELECT graph, worker_id, host, pid, live, intervals, version, registered_at FROM millpy.workers
+SELECT graph, worker_id, host, pid, live, intervals, version, registered_at, drain_requested_at
+  FROM millpy.workers
  ORDER BY live DESC, registered_at DESC, worker_id LIMIT 200
 """
 SOURCES = """

@@ -43,6 +43,7 @@ from millpy.cli import (
     transcripts,
     ui,
     windows,
+    workers,
 )
 from millpy.cli.options import (
     DatabaseOption,
@@ -155,6 +156,7 @@ COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
         "events": events.events,
         "sources": sources.sources,
         "fleet": sources.fleet,
+        "workers": workers.workers,
         "doctor": doctor.doctor,
         "api": api.api,
         "ui": ui.ui,

@@ -70,7 +70,7 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
         database_url: the database, which must be migrated.
         limits: the bounds; by default those of `Limits()`.
         only: the names of the computations to run; empty for all, without archives unless these run in workers.
-        stop: drains the worker when it is set.
+        stop: drains the worker when it is set, as does an operator's request through the database.
         failpoints: named points in the cycle, for tests.
         start: the instant at which a source without a position begins, if the source supports it.
         patient: whether to wait, like a service, for a database that does not answer or is not migrated yet.
@@ -200,6 +200,9 @@ async def _run(worker: Worker, heartbeats: HeartbeatThread, stop: asyncio.Event,
     observer.begun(worker)
     try:
         await worker.run(stop)
+    except GraphVersionError:
+        if not worker.context.lease.drain_requested:  # else the worker has left, as it was to
+            raise
     finally:
         observer.ended()
         heartbeats.stop()

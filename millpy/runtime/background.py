@@ -104,7 +104,10 @@ class BackgroundTasks:
         while True:
             await clock.sleep(WATCH_EVERY_S)
             now = clock.monotonic()
-            if self._stop.is_set():
+            drain_requested = self._context.lease.drain_requested
+            if drain_requested:
+                self._context.wake.set()
+            if drain_requested or self._stop.is_set():
                 leave_at = min(leave_at, now + self._context.limits.drain_grace_s / 2)
             if not thread.is_busy():
                 continue

@@ -19,6 +19,7 @@ from uuid import UUID
 from millpy.clock import Clock
 from millpy.errors import LeaseExpiredError, MillError
 from millpy.limits import Limits
+from millpy.model.lease import Renewal
 from millpy.model.step_progress import StepProgress
 from millpy.runtime.database_health import DatabaseHealth
 
@@ -28,8 +29,8 @@ log = logging.getLogger(__name__)
 class HeartbeatSender(Protocol):
     """Sends heartbeats on a separate connection; blocks."""
 
-    def beat(self, worker_id: UUID, ttl_s: float) -> bool:
-        """Extend the lease by `ttl_s` from now; return False if it had already expired. Raises TransientError."""
+    def beat(self, worker_id: UUID, ttl_s: float) -> Renewal | None:
+        """Extend the lease by `ttl_s` from now; return None if it had already expired. Raises TransientError."""
         ...
 
     def close(self) -> None:
@@ -42,6 +43,7 @@ class Lease:
 
     Attributes:
         expired: whether the server has reported that the lease had expired.
+        drain_requested: whether an operator has requested that the worker drains, as by SIGTERM.
     """
 
     def __init__(self, limits: Limits, clock: Clock) -> None:
@@ -52,6 +54,7 @@ class Lease:
         self._progress = StepProgress()
         self._units = 0
         self.expired = False
+        self.drain_requested = False
 
     def watch(self, progress: StepProgress) -> None:
         """Let `is_stuck` watch the progress of the graph's steps; a step whose units rise is not stuck."""
@@ -127,7 +130,7 @@ class Heartbeat:
             return
         attempt_started = self._clock.monotonic()
         try:
-            alive = self._sender.beat(self._worker_id, self._limits.lease_ttl_s)
+            renewal = self._sender.beat(self._worker_id, self._limits.lease_ttl_s)
         except MillError as error:
             # Catch every error: the next attempt may succeed, and the end of this thread would go unnoticed.
             log.warning("heartbeat failed: %s", error)
@@ -136,10 +139,13 @@ class Heartbeat:
             return
         if self._database is not None:
             self._database.answered()
-        if alive:
-            self._lease.renewed(attempt_started)
-        else:
+        if renewal is None:
             self._lease.lost()
+            return
+        self._lease.renewed(attempt_started)
+        if renewal.drain_requested and not self._lease.drain_requested:
+            log.info("an operator has requested that this worker drains")
+            self._lease.drain_requested = True
 
 
 class HeartbeatThread(threading.Thread):

@@ -75,7 +75,7 @@ class Worker:
         await self.context.clock.synchronize()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Take turns until `stop` is set or the graph has finished, then release all intervals and unregister."""
+        """Take turns until `stop` is set, an operator requests a drain, or the graph has finished; then release all."""
         background = BackgroundTasks(self.context, self.maintenance, self.cycle, stop)
         background.start()
         try:
@@ -92,22 +92,25 @@ class Worker:
             await self.abandon()
 
     async def _run_until(self, stop: asyncio.Event, background: BackgroundTasks) -> None:
-        while not stop.is_set():
+        while not self._is_stopping(stop):
             background.raise_failed()
             worked = await self.step()
             if _is_cancelled():
                 raise asyncio.CancelledError
-            if not worked and not stop.is_set():
+            if not worked and not self._is_stopping(stop):
                 if await self.owned.have_finished():
                     if not await self._await_more():
                         break
                 await self._wait()
-        finished = not stop.is_set()
+        finished = not self._is_stopping(stop)
         if finished:
             log.info("all sources have ended; saving state and exiting")
         await self._drain(None if finished else self.context.limits.drain_grace_s)
         if finished:
             await self.maintenance.empty_rings()
+
+    def _is_stopping(self, stop: asyncio.Event) -> bool:
+        return stop.is_set() or self.context.lease.drain_requested
 
     async def _await_more(self) -> bool:
         """Tell whether something has come to the sources of a finished graph; the next turn then reads it."""

@@ -18,6 +18,7 @@ from uuid import UUID
 from millpy.errors import TransientError
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, OutboxRows, RefusedMessage, Request
 from millpy.model.deployment import Deployment, GraphSpec
+from millpy.model.lease import Renewal
 from millpy.model.lookup import LookupTable, TableVersion
 from millpy.model.stage import UNBOUNDED, Release, StoredInterval
 from millpy.model.stored_windows import ClosedKind, WindowQuery
@@ -304,8 +305,8 @@ class Store(Protocol):
         """
         ...
 
-    async def heartbeat(self, worker_id: UUID, ttl_s: float) -> bool:
-        """Renew the lease. Return False if it has expired or the worker is not registered: it then owns nothing."""
+    async def heartbeat(self, worker_id: UUID, ttl_s: float) -> Renewal | None:
+        """Renew the lease. Return None if it has expired or the worker is not registered: it then owns nothing."""
         ...
 
     async def unregister(self, worker_id: UUID) -> None:

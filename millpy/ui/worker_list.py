@@ -7,22 +7,24 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 from fastapi import Request, Response
 
 from millpy.admin.json_output import json_safe
 from millpy.admin.pages import RowPage, decoded
 from millpy.admin.queries import Admin, Row
+from millpy.api.actions import act, drain
 from millpy.api.answers import find_page, read_shared
 from millpy.api.events import find_events
 from millpy.api.parameters import Cursor, GraphName
 from millpy.api.workers import VIEWS
 from millpy.ui.parameters import Choice
 from millpy.ui.rendering import page
-from millpy.ui.routing import Visitor, page_router
-from millpy.ui.views import ROWS_MAX
+from millpy.ui.routing import OperatorForm, Visitor, done, page_router
+from millpy.ui.views import ROWS_MAX, link
 
-KINDS: Mapping[str, str] = {"claimed": "●", "lease_expired": "✗", "fence_refused": "▲"}
+KINDS: Mapping[str, str] = {"claimed": "●", "lease_expired": "✗", "fence_refused": "▲", "drain_requested": "◆"}
 """The kinds of events on the time line, with their marks."""
 EVENTS_MAX = 50
 WIDTH, LEFT, LANE, ID_SHOWN = 960, 110, 26, 8
@@ -81,6 +83,15 @@ async def show_workers(
         rows=intervals.rows, next=intervals.next, events=events, timeline=timeline_of(events),
         computation=computation, worker=worker, after=after,
     )  # fmt: skip
+
+
+@router.post("/graphs/{graph}/workers/{worker}/drain")
+async def drain_worker(request: Request, form: OperatorForm, graph: GraphName, worker: UUID) -> Response:
+    """Request that a worker drains."""
+    count = await act(request, form.caller, graph, partial(drain, worker=worker, why=""))
+    name = str(worker)[:ID_SHOWN]
+    text = f"Worker {name} drains: its intervals go to other workers." if count else f"Worker {name} drains already."
+    return done(request, form.caller, text, link("workers", graph))
 
 
 def _find(

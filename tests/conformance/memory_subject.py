@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
+from uuid import UUID
 
 from millpy.model.checkpoint import RecordTableName
 from millpy.model.deployment import Deployment
@@ -66,6 +67,9 @@ class MemorySubject:
 
     async def release(self, computation: str, interval_id: int, key: str, ticket: int) -> None:
         self.database.requests.release(interval_id, key_text(key), ticket)
+
+    async def drain(self, graph: str, worker_id: UUID) -> bool:
+        return self.database.requests.drain(worker_id)
 
     async def switch(self, family: str, generation: int) -> bool:
         return await self._stores[0].switch(family, generation)

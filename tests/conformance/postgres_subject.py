@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import psycopg
 from psycopg import sql
@@ -91,6 +92,10 @@ class PostgresSubject:
 
     async def release(self, computation: str, interval_id: int, key: str, ticket: int) -> None:
         await self._fetch(sql.SQL("SELECT millpy.release_parked('factory', {}, {})").format(computation, key))
+
+    async def drain(self, graph: str, worker_id: UUID) -> bool:
+        statement = sql.SQL("SELECT millpy.drain_worker({}, {}) AS n").format(graph, worker_id)
+        return bool((await self._fetch(statement))[0]["n"])
 
     async def switch(self, family: str, generation: int) -> bool:
         async with PostgresStore(self._url) as store:

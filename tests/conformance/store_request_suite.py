@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from typing import Protocol, cast
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -20,6 +21,7 @@ from millpy.model.checkpoint import (
     Request,
     RequestOutcome,
 )
+from millpy.model.lease import Renewal
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN
 from tests.conformance.store_builders import MINUTE, Owner, World, entries, panes
 
@@ -52,6 +54,8 @@ class People(Protocol):
     async def resume(self, graph: str, stream: str, interval_id: int) -> None: ...
 
     async def release(self, computation: str, interval_id: int, key: str, ticket: int) -> None: ...
+
+    async def drain(self, graph: str, worker_id: UUID) -> bool: ...
 
 
 def people(world: World) -> People:
@@ -230,6 +234,32 @@ class RequestSuite:
         resumed = await owner.store.read_requests([a, b], records_max=1, bytes_max=1)
 
         assert (paused.paused, resumed.paused) == ({a}, frozenset())
+
+    async def test_renewals_tell_of_a_requested_drain_until_the_worker_leaves(self, world: World) -> None:
+        owner, other = await world.owner(world.a), await world.worker()
+        before = await owner.store.heartbeat(owner.worker_id, 60.0)
+
+        requested = [await people(world).drain("factory", owner.worker_id) for _ in range(2)]
+        renewals = [await one.store.heartbeat(one.worker_id, 60.0) for one in (owner, owner, other)]
+        await owner.register()
+        again = await owner.store.heartbeat(owner.worker_id, 60.0)
+        await owner.store.unregister(owner.worker_id)
+        await owner.register()
+        left = await owner.store.heartbeat(owner.worker_id, 60.0)
+
+        assert (before, requested) == (Renewal(False), [True, False])
+        assert renewals == [Renewal(True), Renewal(True), Renewal(False)]
+        assert again == Renewal(True), "a worker that registers anew after a lost lease is the same worker"
+        assert left == Renewal(False)
+
+    async def test_only_a_live_worker_can_be_requested_to_drain(self, world: World) -> None:
+        worker = await world.worker()
+        await worker.expire()
+
+        assert not await people(world).drain("factory", worker.worker_id)
+        assert not await people(world).drain("factory", uuid4())
+        await worker.register()
+        assert await worker.store.heartbeat(worker.worker_id, 60.0) == Renewal(False)
 
     async def test_graph_with_a_request_has_not_finished(self, world: World) -> None:
         owner = await world.owner()

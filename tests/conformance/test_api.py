@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -198,6 +199,53 @@ def test_a_paused_source_is_resumed_and_noted(api: ApiServer, operator: str) -> 
 
     assert resumed == {"resumed": 1}
     assert api.get("/v1/graphs/plant/events", operator, kind="resumed").rows[0]["detail"]["by"] == "olga"
+
+
+def test_a_live_worker_is_requested_to_drain_once_and_noted(api: ApiServer, operator: str, viewer: str) -> None:
+    live, dead = a_worker(api, "1 hour"), a_worker(api, "-1 hour")
+    path = "/v1/graphs/plant/workers"
+
+    done = [api.post(f"{path}/{live}/drain", operator, {"why": HOSTILE}).json for _ in range(2)]
+    late, unknown = api.post(f"{path}/{dead}/drain", operator), api.post(f"{path}/{uuid4()}/drain", operator)
+    (event,) = api.get("/v1/graphs/plant/events", operator, kind="drain_requested").rows
+    draining = {row["worker_id"]: row["drain_requested_at"] for row in api.get(path, viewer).rows}
+
+    assert done == [{"requested": 1}, {"requested": 0}]
+    assert (late.status, unknown.status) == (409, 404)
+    assert "its lease has expired" in late.json["detail"]
+    assert (event["detail"]["by"], event["detail"]["why"], event["detail"]["worker"]) == ("olga", HOSTILE, live)
+    assert event["happened"] == f"olga requested that worker {live[:8]} drains: {HOSTILE}"
+    assert draining[live] is not None and draining[dead] is None
+    assert api.post(f"{path}/{live}/drain", viewer).status == 403
+    assert api.post(f"{path}/x/drain", operator).status == 422
+    assert api.post(f"/v1/graphs/nope/workers/{live}/drain", operator).status == 404
+    forget_workers(api)
+
+
+def test_a_query_of_spark_is_not_drained(api: ApiServer, operator: str) -> None:
+    query = a_worker(api, "1 hour", "spark")
+
+    answer = api.post(f"/v1/graphs/plant/workers/{query}/drain", operator)
+    forget_workers(api)
+
+    assert (answer.status, answer.json["hint"]) == (409, "stop the query")
+
+
+def a_worker(api: ApiServer, lease: str, engine: str = "workers") -> str:
+    """Register a worker of the graph whose lease ends in a while, or has ended."""
+    with psycopg.connect(api.database_url, autocommit=True) as connection:
+        (row,) = connection.execute(
+            "INSERT INTO mill.workers (worker_id, graph_id, graph_version, computations, engine, host, pid,"
+            " lease_deadline, lease_s) SELECT gen_random_uuid(), graph_id, version, '{}', %s, 'elsewhere', 1,"
+            " clock_timestamp() + %s::interval, 3600 FROM mill.graphs RETURNING worker_id::text",
+            [engine, lease],
+        ).fetchall()
+    return str(row[0])
+
+
+def forget_workers(api: ApiServer) -> None:
+    with psycopg.connect(api.database_url, autocommit=True) as connection:
+        connection.execute("DELETE FROM mill.workers")
 
 
 def test_a_switch_to_a_generation_that_does_not_exist_is_refused(api: ApiServer, operator: str) -> None:

@@ -44,6 +44,7 @@ ELSEWHERE = {
     "service uninstall": "tests/unit/test_service_command.py runs it",
     "correct": "tests/conformance/test_corrections.py reads its document",
     "analytics": "Spark: tests/spark/test_analytics.py reads its document",
+    "workers drain": "a live worker: tests/crash/test_drain.py reads its document",
     "ui": "it serves until a signal ends it: tests/conformance/test_page_command.py reads its document",
     "api": "it serves until a signal ends it: tests/conformance/test_api.py",
 }

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from urllib.parse import quote
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -19,9 +20,9 @@ from millpy.ui.asset_files import PLACE
 from millpy.ui.values import NONE
 from millpy.ui.views import ROWS_MAX, VIEWS, link
 from tests.api_server import ApiServer, running_api
-from tests.conformance.test_api import HOSTILE, ran
+from tests.conformance.test_api import HOSTILE, a_worker, forget_workers, ran
 from tests.databases import fresh_database
-from tests.page_client import PageClient, figure
+from tests.page_client import Page, PageClient, figure
 
 PATHS = [link(view, "plant") for view in VIEWS]
 COUNTS = ("injected", "accepted", "duplicate", "produced", "added", "consumed", "late", "parked", "pending")
@@ -296,6 +297,31 @@ def test_workers_show_owners_and_takeovers_of_sql(api: ApiServer, viewer: PageCl
     assert len(shown.root.all("svg")) == 1 and "No worker runs this graph." in shown.text
     of_one = viewer.get("/graphs/plant/workers?computation=readings").table("Intervals and their owners")
     assert {row["Computation"] for row in of_one} == {"readings"}
+
+
+def test_an_operator_drains_a_worker(api: ApiServer, viewer: PageClient) -> None:
+    live, dead = a_worker(api, "1 hour"), a_worker(api, "-1 hour")
+    client, path = client_of(api, "drainer", Role.OPERATOR), "/graphs/plant/workers"
+    before = client.get(path)
+    forms = [one for one in before.main.all("form") if one.attributes["method"] == "post"]
+    fields = {one.attributes["name"]: one.attributes.get("value", "") for one in forms[0].all("input")}
+    refused = [
+        viewer.send("POST", f"{path}/{live}/drain", {"csrf": viewer.csrf}).status,
+        client.send("POST", f"{path}/{live}/drain", {}).status,
+        client.send("POST", f"{path}/{dead}/drain", fields).status,
+        client.send("POST", f"{path}/{uuid4()}/drain", fields).status,
+    ]
+    said = [Page(client.send("POST", forms[0].attributes["action"], fields)).main.text for _ in range(2)]
+    after = client.get(path)
+    states = {row["Worker"]: row["State"] for row in after.table("Workers, the newest first")}
+    forget_workers(api)
+
+    assert [form.attributes["action"] for form in forms] == [f"{path}/{live}/drain"]
+    assert refused == [403, 403, 409, 404]
+    assert "drains: its intervals go to other workers." in said[0] and "drains already." in said[1]
+    assert [form for form in after.main.all("form") if form.attributes["method"] == "post"] == []
+    assert states[live[:8]] == "draining" and "lease expired" in states[dead[:8]]
+    assert "drainer requested that worker" in after.text and "◆" in after.text
 
 
 def test_events_are_sentences_by_kind_and_time(api: ApiServer, viewer: PageClient) -> None:

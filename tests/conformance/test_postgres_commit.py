@@ -10,11 +10,13 @@ import pytest
 
 from millpy.errors import CommitUnknownError, StoreUnavailableError
 from millpy.model.checkpoint import Entries, Kind
+from millpy.model.lease import Renewal
 from millpy.store.postgres.arrays import Bigints
 from millpy.store.postgres.heartbeat import HeartbeatConnection
 from millpy.store.postgres.statements import statement
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_segment, a_slice, entries
+from tests.crash.harness import await_true
 
 
 def some_state() -> tuple[Entries, ...]:
@@ -132,7 +134,40 @@ async def test_heartbeat_renews_the_lease_and_tells_when_it_has_expired(owner: O
         await owner.expire()
         over = await asyncio.to_thread(sender.beat, owner.worker_id, 60.0)
 
-    assert (renewed, over) == (True, False)
+    assert (renewed, over) == (Renewal(), None)
+
+
+async def test_a_request_that_hangs_keeps_no_lease_from_being_renewed(owner: Owner, database_url: str) -> None:
+    drain = "SELECT millpy.drain_worker('factory', %s, 'the disk is full')"
+    with psycopg.connect(database_url) as hanging, HeartbeatConnection(database_url) as sender:
+        hanging.execute(drain, [owner.worker_id])
+        meanwhile = await asyncio.to_thread(sender.beat, owner.worker_id, 60.0)
+        hanging.commit()
+        renewed = await asyncio.to_thread(sender.beat, owner.worker_id, 60.0)
+
+    assert (meanwhile, renewed) == (Renewal(False), Renewal(True))
+
+
+async def test_a_drain_that_two_request_at_once_is_one_event(owner: Owner, database_url: str) -> None:
+    drain = "SELECT millpy.drain_worker('factory', %s)"
+    with psycopg.connect(database_url) as first, psycopg.connect(database_url) as second:
+        one = first.execute(drain, [owner.worker_id]).fetchone()
+        waiting = asyncio.create_task(asyncio.to_thread(second.execute, drain, [owner.worker_id]))
+        await asyncio.to_thread(await_lock, database_url)
+        first.commit()
+        other = (await waiting).fetchone()
+        second.commit()
+        elsewhere = first.execute("SELECT millpy.drain_worker('other', %s)", [owner.worker_id]).fetchone()
+        noted = first.execute("SELECT detail FROM millpy.events WHERE kind = 'drain_requested'").fetchall()
+
+    assert (one, other, elsewhere) == ((1,), (0,), (0,))
+    assert noted == [({"worker": str(owner.worker_id), "by": "millpy", "why": ""},)]
+
+
+def await_lock(url: str) -> None:
+    waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with psycopg.connect(url, autocommit=True) as connection:
+        await_true(lambda: connection.execute(waits).fetchone() is not None, "it waits")
 
 
 def test_heartbeat_without_an_answer_is_logged() -> None:

@@ -45,7 +45,7 @@ RELATIONS = {
         "",
         "",
     ),
-    r"mill\.(injected_records|injection_readers|table_slots)": ("SIUD", "", ""),
+    r"mill\.(injected_records|injection_readers|table_slots|drain_requests)": ("SIUD", "", ""),
     r"mill\.sessions": ("SIUD", "", ""),
     r"mill\.(audits|archive_\w+)": (
         "SIUD",
@@ -70,7 +70,7 @@ FUNCTIONS = {
     r"millpy\.trim_\w+\(.*": {"worker"},
     r"millpy\.explain_watermark\(.*": {"worker", "reader"},
     r"mill\.\w+\(.*": {"worker"},
-    r"millpy\.(replay|discard|release|resume)_\w+\(.*": {"worker"},
+    r"millpy\.(replay|discard|release|resume|drain)_\w+\(.*": {"worker"},
     r"millpy\.(correct|inject)\(.*": {"worker"},
 }
 SCHEMAS = {  # USAGE; only the owner has CREATE
@@ -84,7 +84,7 @@ KNOWN_FUNCTIONS = set(
     "oldest_entry request_release make_partitions drop_partitions partition_bound "
     "explain_source duration explain_watermark replay_dead_letters replay_dead_letter replay_late_records "
     "discard_dead_letters discard_late_records resume_source release_parked discard_parked as_of history_of "
-    "trim_history trim_piece correct correction replay_into_window inject has_read forget_injected".split()
+    "drain_worker trim_history trim_piece correct correction replay_into_window inject has_read forget_injected".split()
 )
 ROLES = {"owner": "millpy_owner", "worker": "millpy_worker", "reader": "millpy_reader", "stranger": "stranger"}
 

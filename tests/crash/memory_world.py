@@ -186,10 +186,12 @@ class World:
             await asyncio.sleep(self.limits.heartbeat_s)
             started = self.clock.monotonic()
             try:
-                if await store.heartbeat(worker.context.worker_id, self.limits.lease_ttl_s):
-                    lease.renewed(started)
-                else:
+                renewal = await store.heartbeat(worker.context.worker_id, self.limits.lease_ttl_s)
+                if renewal is None:
                     lease.lost()
+                    continue
+                lease.renewed(started)
+                lease.drain_requested |= renewal.drain_requested
             except TransientError:
                 continue
 

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from millpy.limits import Limits
+from millpy.model.lease import Renewal
 from millpy.model.stage import StoredInterval
 from millpy.store.memory.store import MemoryStore
 from millpy.windowing.logic import WindowedStage
@@ -41,7 +42,7 @@ async def test_process_answers_while_windows_are_loaded(tmp_path: Path, monkeypa
     records, slow = readings(500), Slow(monkeypatch)
     beats, beat = asyncio.Semaphore(0), MemoryStore.heartbeat
 
-    async def counted(store: MemoryStore, worker_id: UUID, ttl_s: float) -> bool:
+    async def counted(store: MemoryStore, worker_id: UUID, ttl_s: float) -> Renewal | None:
         beats.release()
         return await beat(store, worker_id, ttl_s)
 

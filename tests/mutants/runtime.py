@@ -268,8 +268,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/runtime/lease.py",
-        "            self._lease.renewed(attempt_started)",
-        "            self._lease.renewed(self._clock.monotonic())",
+        "        self._lease.renewed(attempt_started)",
+        "        self._lease.renewed(self._clock.monotonic())",
         killers=(
             "tests/unit/runtime/test_lease.py::test_trust_ends_a_margin_before_the_lease_counted_from_the_attempt",
         ),

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
+from uuid import UUID
 
 from millpy.errors import RequestWithdrawnError
 from millpy.model.checkpoint import (
@@ -112,6 +113,14 @@ class Requests:
     def resume(self, interval_id: int) -> None:
         """Resume a paused source partition."""
         self.pauses.pop(interval_id, None)
+
+    def drain(self, worker_id: UUID) -> bool:
+        """Request that a live worker drains. Return False when it is requested already, or no such worker lives."""
+        worker = self._database.workers.get(worker_id)
+        if worker is None or worker.drain_requested or not self._database.is_live(worker_id):
+            return False
+        worker.drain_requested = True
+        return True
 
     def release(self, interval_id: int, key: bytes, ticket: int, *, discard: bool = False) -> None:
         """Request the release of a parked key."""

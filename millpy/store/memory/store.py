@@ -28,6 +28,7 @@ from millpy.errors import (
 )
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, Kind, OutboxRows
 from millpy.model.deployment import Deployment, GraphSpec
+from millpy.model.lease import Renewal
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
 from millpy.model.stored_windows import ClosedKind, WindowQuery
@@ -113,18 +114,19 @@ class MemoryStore:
                     header.disown()
                 else:
                     await self.database.wait_for_release()
+        known = self.database.workers.get(worker.worker_id)
         self.database.workers[worker.worker_id] = RegisteredWorker(
-            worker, self._deadline(ttl_s), int(ttl_s * 1_000_000)
+            worker, self._deadline(ttl_s), int(ttl_s * 1_000_000), known is not None and known.drain_requested
         )
 
-    async def heartbeat(self, worker_id: UUID, ttl_s: float) -> bool:
-        """Renew the lease. Return False if it has expired or the worker is unknown."""
+    async def heartbeat(self, worker_id: UUID, ttl_s: float) -> Renewal | None:
+        """Renew the lease. Return None if it has expired or the worker is unknown."""
         await self._reach_server()
         worker = self.database.workers.get(worker_id)
         if worker is None or worker.expires_at <= self.database.clock.now_us():
-            return False
+            return None
         worker.expires_at = self._deadline(ttl_s)
-        return True
+        return Renewal(worker.drain_requested)
 
     async def unregister(self, worker_id: UUID) -> None:
         """Delete the registration of a worker."""

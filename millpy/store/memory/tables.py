@@ -228,6 +228,7 @@ class RegisteredWorker:
     info: WorkerInfo
     expires_at: Instant
     lease_us: int
+    drain_requested: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import TupleRow
 
+from millpy.model.lease import Renewal
 from millpy.store.postgres.errors import connect_error, translate
 from millpy.store.postgres.session import pin
 from millpy.store.postgres.session_settings import ENCODING
@@ -33,8 +34,8 @@ class HeartbeatConnection:
         self._timeout_s = timeout_s
         self._connection: BoundedConnection[TupleRow] | None = None
 
-    def beat(self, worker_id: UUID, ttl_s: float) -> bool:
-        """Renew the lease. Return False when it has expired, or the worker is unknown.
+    def beat(self, worker_id: UUID, ttl_s: float) -> Renewal | None:
+        """Renew the lease. Return None when it has expired, or the worker is unknown.
 
         Raises:
             TransientError: the database does not answer; whether the lease was renewed is unknown.
@@ -42,7 +43,8 @@ class HeartbeatConnection:
         parameters: dict[str, Any] = {"worker_id": worker_id, "ttl_s": ttl_s}
         try:
             connection = self._connected()
-            return connection.execute(statement("renew_lease"), parameters).rowcount == 1
+            row = connection.execute(statement("renew_lease"), parameters).fetchone()
+            return None if row is None else Renewal(*row)
         except psycopg.Error as error:
             self.close()
             raise translate(error) from error

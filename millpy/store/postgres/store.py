@@ -25,6 +25,7 @@ from millpy.model.copied_results import ResultCopy
 from millpy.model.dead_letter import printable, printable_values
 from millpy.model.deployment import Deployment, GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange
+from millpy.model.lease import Renewal
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
 from millpy.model.stored_windows import ClosedKind, WindowQuery
@@ -269,11 +270,11 @@ class PostgresStore:
         async with self._admin.use() as connection, connection.transaction():
             return await reopening.reopen_source(connection, graph_id, grant, watermark, closed_ends, told)
 
-    async def heartbeat(self, worker_id: UUID, ttl_s: float) -> bool:
-        """Renew the lease. Return False when it has expired. Workers use `HeartbeatConnection`, from a thread."""
+    async def heartbeat(self, worker_id: UUID, ttl_s: float) -> Renewal | None:
+        """Renew the lease. Return None when it has expired. Workers use `HeartbeatConnection`, from a thread."""
         async with self._hint.use() as connection:
-            cursor = await connection.execute(statement("renew_lease"), {"worker_id": worker_id, "ttl_s": ttl_s})
-            return cursor.rowcount == 1
+            rows = await all_rows(connection, statement("renew_lease"), {"worker_id": worker_id, "ttl_s": ttl_s})
+        return Renewal(*rows[0]) if rows else None
 
     async def unregister(self, worker_id: UUID) -> None:
         """Delete the registration of a worker that has released everything."""

@@ -44,9 +44,11 @@ SELECT state = 'active' AND coalesce(wait_event, '') NOT IN ('ClientRead', 'Clie
 SELECT extract(epoch FROM pg_postmaster_start_time())::text;
 
 -- name: renew_lease
--- Zero rows: the lease has expired, or the worker is unknown.
-UPDATE mill.workers SET lease_deadline = clock_timestamp() + make_interval(secs => %(ttl_s)s)
- WHERE worker_id = %(worker_id)s AND lease_deadline > clock_timestamp();
+-- Renews a lease, and tells whether an operator has requested that the worker drains. Zero rows: the lease has expired,
+-- or the worker is unknown.
+UPDATE mill.workers AS w SET lease_deadline = clock_timestamp() + make_interval(secs => %(ttl_s)s)
+ WHERE w.worker_id = %(worker_id)s AND w.lease_deadline > clock_timestamp()
+RETURNING EXISTS (SELECT FROM mill.drain_requests AS d WHERE d.worker_id = w.worker_id);
 
 -- name: forget_worker
 -- Zero rows: the worker is unknown.

@@ -8,6 +8,7 @@ import pytest
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError, CorruptionError, MillError, StoreUnavailableError
 from millpy.limits import Limits
+from millpy.model.lease import Renewal
 from millpy.runtime.lease import Heartbeat, HeartbeatThread, Lease
 from millpy.testing.clock import ManualClock
 
@@ -19,11 +20,11 @@ class FailingOnce:
         self._errors = [error]
         self.beaten = threading.Event()
 
-    def beat(self, worker_id: UUID, ttl_s: float) -> bool:
+    def beat(self, worker_id: UUID, ttl_s: float) -> Renewal:
         if self._errors:
             raise self._errors.pop()
         self.beaten.set()
-        return True
+        return Renewal()
 
     def close(self) -> None:
         pass
@@ -51,9 +52,9 @@ class Slow:
         self._clock = clock
         self._takes_s = takes_s
 
-    def beat(self, worker_id: UUID, ttl_s: float) -> bool:
+    def beat(self, worker_id: UUID, ttl_s: float) -> Renewal:
         self._clock.advance(self._takes_s)
-        return True
+        return Renewal()
 
     def close(self) -> None:
         pass
