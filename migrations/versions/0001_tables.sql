@@ -110,7 +110,13 @@ CREATE TABLE mill.workers (
     backend_start  timestamptz,
     registered_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     lease_deadline timestamptz NOT NULL,
-    lease_s        double precision NOT NULL DEFAULT 5
+    lease_s        double precision NOT NULL DEFAULT 5,
+    -- What the worker reports with each renewal of its lease: NULL before the first one, and where it is not known.
+    memory_bytes   bigint,
+    turn_p50_s     double precision,  -- of the last minute, as all of these
+    turn_p99_s     double precision,
+    commit_p50_s   double precision,
+    commit_p99_s   double precision
 ) WITH (fillfactor = 50);
 
 -- Requests that workers drain. A row of its own, and not a column of the worker: a transaction that hangs after its

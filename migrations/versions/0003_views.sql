@@ -219,7 +219,8 @@ CREATE VIEW millpy.workers AS
 SELECT g.name AS graph, w.worker_id, w.host, w.pid, w.lease_deadline > clock_timestamp() AS live, w.registered_at,
        w.lease_deadline, w.computations,
        (SELECT count(*) FROM mill.intervals AS i WHERE i.worker_id = w.worker_id) AS intervals,
-       w.graph_version AS version, d.requested_at AS drain_requested_at
+       w.graph_version AS version, d.requested_at AS drain_requested_at, w.memory_bytes,
+       w.turn_p50_s, w.turn_p99_s, w.commit_p50_s, w.commit_p99_s
   FROM mill.workers AS w
   JOIN mill.graphs AS g USING (graph_id)
   LEFT JOIN mill.drain_requests AS d USING (worker_id)

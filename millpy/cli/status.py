@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +23,7 @@ from millpy.cli.options import (
 )
 from millpy.cli.sections import Section, lay_out
 from millpy.cli.watch import Answers, EveryOption, Look, WatchOption, interval_of, watch_answers
-from millpy.config.durations import format_duration
+from millpy.config.durations import format_duration, format_latency
 from millpy.model.time import Instant
 
 HEALTHY = ("running", "ended")
@@ -137,12 +137,28 @@ def _workers(rows: Iterable[Row]) -> Section:
     lines = [
         {
             "graph": row["graph"], "worker": str(row["worker_id"])[:8], "intervals": row["intervals"],
-            "state": "live" if row["live"] else "lease ended", "host": row["host"], "pid": row["pid"],
-            "only": ", ".join(row["computations"]), "since": row["registered_at"],
+            "state": _state_of_worker(row), "host": row["host"], "pid": row["pid"],
+            "only": ", ".join(row["computations"]), "memory": _known(row["memory_bytes"], _megabytes),
+            "turn_p99": _known(row["turn_p99_s"], format_latency),
+            "commit_p99": _known(row["commit_p99_s"], format_latency),
         }
         for row in rows
     ]  # fmt: skip
     return Section("workers", sorted(lines, key=lambda line: line["state"] == "live"), [] if lines else ["(none)"])
+
+
+def _state_of_worker(row: Row) -> str:
+    if not row["live"]:
+        return "lease ended"
+    return "draining" if row["drain_requested_at"] else "live"
+
+
+def _known(value: float | None, shown: Callable[[float], str]) -> str | None:
+    return None if value is None else shown(value)
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.0f} MB"
 
 
 def source_section(now: Look, before: Look | None) -> Section:

@@ -74,6 +74,11 @@ def format_duration(duration: timedelta | float, *, exact: bool = False) -> str:
     return " ".join(f"{count} {unit}" for count, unit in shown)
 
 
+def format_latency(seconds: float) -> str:
+    """Return a short duration in milliseconds with two digits that count: `0.42 ms`, `12 ms`, `1200 ms`."""
+    return f"{float(format(seconds * 1_000, '.2g')):.10g} ms"
+
+
 def _seconds(microseconds: int, digits: int) -> str:
     step = 10 ** (6 - digits)
     whole, part = divmod(microseconds // step, 10**digits)

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from uuid import UUID
 
 from millpy.clock import Clock
@@ -24,6 +25,7 @@ from millpy.runtime.source_growth import SourceGrowth
 from millpy.runtime.source_health import SourceHealth
 from millpy.runtime.step_thread import StepThread
 from millpy.runtime.turn_budget import TurnBudget
+from millpy.runtime.turn_latencies import TurnLatencies
 from millpy.store.protocol import Store
 
 
@@ -47,6 +49,7 @@ class WorkerContext:
         sources: the connections of the sources, and whether the database answers.
         thread: the thread for steps that are not quick.
         events: events that wait to be stored for operators.
+        latencies: the durations of the turns of the last minute.
     """
 
     store: Store
@@ -72,6 +75,7 @@ class WorkerContext:
     sources: SourceHealth = field(init=False)
     thread: StepThread = field(init=False, default_factory=StepThread)
     events: EventQueue = field(init=False)
+    latencies: TurnLatencies = field(init=False, default_factory=TurnLatencies)
 
     def __post_init__(self) -> None:
         events = EventQueue(self.store, self.graph_id, self.worker_id)
@@ -97,4 +101,6 @@ class WorkerContext:
 
     def heartbeats(self, sender: HeartbeatSender) -> HeartbeatThread:
         """Return the thread of this worker's heartbeats, which also watch whether the database answers."""
-        return HeartbeatThread(sender, self.worker_id, self.lease, self.limits, self.host_clock, self.sources.database)
+        usage = partial(self.latencies.usage, self.host_clock.monotonic)
+        health = self.sources.database
+        return HeartbeatThread(sender, self.worker_id, self.lease, self.limits, self.host_clock, health, usage)

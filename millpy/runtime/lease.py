@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Protocol
 from uuid import UUID
 
 from millpy.clock import Clock
 from millpy.errors import LeaseExpiredError, MillError
 from millpy.limits import Limits
-from millpy.model.lease import Renewal
+from millpy.model.lease import Renewal, WorkerUsage
 from millpy.model.step_progress import StepProgress
 from millpy.runtime.database_health import DatabaseHealth
 
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 class HeartbeatSender(Protocol):
     """Sends heartbeats on a separate connection; blocks."""
 
-    def beat(self, worker_id: UUID, ttl_s: float) -> Renewal | None:
+    def beat(self, worker_id: UUID, ttl_s: float, usage: WorkerUsage, /) -> Renewal | None:
         """Extend the lease by `ttl_s` from now; return None if it had already expired. Raises TransientError."""
         ...
 
@@ -105,7 +106,10 @@ class Lease:
 
 
 class Heartbeat:
-    """A sender of heartbeats that updates a `Lease` by the answers, and says whether the database answers."""
+    """A sender of heartbeats that updates a `Lease` by the answers, and says whether the database answers.
+
+    `usage` returns what the worker reports with each of them.
+    """
 
     def __init__(
         self,
@@ -115,6 +119,7 @@ class Heartbeat:
         limits: Limits,
         clock: Clock,
         database: DatabaseHealth | None = None,
+        usage: Callable[[], WorkerUsage] = WorkerUsage,
     ) -> None:
         self._sender = sender
         self._worker_id = worker_id
@@ -122,6 +127,7 @@ class Heartbeat:
         self._limits = limits
         self._clock = clock
         self._database = database
+        self._usage = usage
 
     def attempt(self) -> None:
         """Try once to renew the lease, unless the worker is stuck. Log errors."""
@@ -130,7 +136,7 @@ class Heartbeat:
             return
         attempt_started = self._clock.monotonic()
         try:
-            renewal = self._sender.beat(self._worker_id, self._limits.lease_ttl_s)
+            renewal = self._sender.beat(self._worker_id, self._limits.lease_ttl_s, self._usage())
         except MillError as error:
             # Catch every error: the next attempt may succeed, and the end of this thread would go unnoticed.
             log.warning("heartbeat failed: %s", error)
@@ -159,10 +165,11 @@ class HeartbeatThread(threading.Thread):
         limits: Limits,
         clock: Clock,
         database: DatabaseHealth | None = None,
+        usage: Callable[[], WorkerUsage] = WorkerUsage,
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._sender = sender
-        self._heartbeat = Heartbeat(sender, worker_id, lease, limits, clock, database)
+        self._heartbeat = Heartbeat(sender, worker_id, lease, limits, clock, database, usage)
         self._limits = limits
         self._ended = threading.Event()
 

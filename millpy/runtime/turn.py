@@ -269,6 +269,7 @@ class TurnCycle:
         return partial(failpoints.reach, Failpoint.AFTER_FENCE) if failpoints.watches_fence else None
 
     def _report_committed(self, turn: Turn, times: TurnTimes) -> None:
+        self._context.latencies.add(times)
         self._context.observer.committed(turn, times)
         for checkpoint in turn.checkpoints:
             if (interval := self._owned.intervals.get(checkpoint.grant.interval_id)) is not None:

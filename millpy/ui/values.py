@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from millpy.admin.json_output import json_safe
 from millpy.admin.loaders import TimeText
-from millpy.config.durations import format_duration
+from millpy.config.durations import format_duration, format_latency
 from millpy.config.escape import visible
 
 NONE = "–"
@@ -86,6 +86,11 @@ def seconds(count: float | Decimal | None) -> str:
     return NONE if count is None else format_duration(float(count))
 
 
+def latency(count: float | None) -> str:
+    """Return a number of seconds in milliseconds."""
+    return NONE if count is None else format_latency(count)
+
+
 def rate(count: float | None) -> str:
     """Return a number of records a second, with as many digits as can be read while it changes."""
     if count is None:
@@ -127,5 +132,5 @@ def _bytes_text(value: bytes) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "shown": shown, "number": number, "size": size, "seconds": seconds, "rate": rate, "instant": instant,
-    "exact": exact,
+    "exact": exact, "latency": latency,
 }  # fmt: skip

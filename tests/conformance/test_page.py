@@ -299,6 +299,19 @@ def test_workers_show_owners_and_takeovers_of_sql(api: ApiServer, viewer: PageCl
     assert {row["Computation"] for row in of_one} == {"readings"}
 
 
+def test_workers_show_what_they_report(api: ApiServer, viewer: PageClient) -> None:
+    a_worker(api, "1 hour")
+    figures = "memory_bytes = 123456789, turn_p50_s = 0.000423, turn_p99_s = 1.23, commit_p99_s = 0.0179"
+    with psycopg.connect(api.database_url, autocommit=True) as connection:
+        connection.execute(f"UPDATE mill.workers SET {figures}".encode())
+    (row,) = viewer.get("/graphs/plant/workers").table("Workers, the newest first")
+    forget_workers(api)
+
+    shown = [row[name] for name in ("Memory", "Turn p50", "Turn p99", "Commit p50", "Commit p99")]
+    assert shown == ["123 MB", "0.42 ms", "1200 ms", NONE, "18 ms"]
+    assert "Drain" not in row
+
+
 def test_an_operator_drains_a_worker(api: ApiServer, viewer: PageClient) -> None:
     live, dead = a_worker(api, "1 hour"), a_worker(api, "-1 hour")
     client, path = client_of(api, "drainer", Role.OPERATOR), "/graphs/plant/workers"

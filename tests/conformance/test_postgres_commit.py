@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import astuple
 from uuid import UUID
 
 import psycopg
@@ -10,7 +11,7 @@ import pytest
 
 from millpy.errors import CommitUnknownError, StoreUnavailableError
 from millpy.model.checkpoint import Entries, Kind
-from millpy.model.lease import Renewal
+from millpy.model.lease import Renewal, WorkerUsage
 from millpy.store.postgres.arrays import Bigints
 from millpy.store.postgres.heartbeat import HeartbeatConnection
 from millpy.store.postgres.statements import statement
@@ -130,20 +131,32 @@ async def test_commit_of_a_live_owner_is_never_terminated(owner: Owner, database
 
 async def test_heartbeat_renews_the_lease_and_tells_when_it_has_expired(owner: Owner, database_url: str) -> None:
     with HeartbeatConnection(database_url) as sender:
-        renewed = await asyncio.to_thread(sender.beat, owner.worker_id, 60.0)
+        renewed = await asyncio.to_thread(sender.beat, owner.worker_id, 60.0, WorkerUsage())
         await owner.expire()
-        over = await asyncio.to_thread(sender.beat, owner.worker_id, 60.0)
+        over = await asyncio.to_thread(sender.beat, owner.worker_id, 60.0, WorkerUsage())
 
     assert (renewed, over) == (Renewal(), None)
+
+
+async def test_a_renewal_reports_what_the_worker_has_used(owner: Owner, database_url: str) -> None:
+    used = WorkerUsage(8_000_000_000, 0.02, 0.5, 0.01, 0.25)
+    statement = "SELECT memory_bytes, turn_p50_s, turn_p99_s, commit_p50_s, commit_p99_s FROM millpy.workers"
+    shown = []
+    with psycopg.connect(database_url, autocommit=True) as connection, HeartbeatConnection(database_url) as sender:
+        for usage in (used, WorkerUsage(7), WorkerUsage()):
+            await asyncio.to_thread(sender.beat, owner.worker_id, 60.0, usage)
+            shown += connection.execute(statement).fetchall()
+
+    assert shown == [astuple(used), (7, None, None, None, None), (None,) * 5]
 
 
 async def test_a_request_that_hangs_keeps_no_lease_from_being_renewed(owner: Owner, database_url: str) -> None:
     drain = "SELECT millpy.drain_worker('factory', %s, 'the disk is full')"
     with psycopg.connect(database_url) as hanging, HeartbeatConnection(database_url) as sender:
         hanging.execute(drain, [owner.worker_id])
-        meanwhile = await asyncio.to_thread(sender.beat, owner.worker_id, 60.0)
+        meanwhile = await asyncio.to_thread(sender.beat, owner.worker_id, 60.0, WorkerUsage())
         hanging.commit()
-        renewed = await asyncio.to_thread(sender.beat, owner.worker_id, 60.0)
+        renewed = await asyncio.to_thread(sender.beat, owner.worker_id, 60.0, WorkerUsage())
 
     assert (meanwhile, renewed) == (Renewal(False), Renewal(True))
 
@@ -172,4 +185,4 @@ def await_lock(url: str) -> None:
 
 def test_heartbeat_without_an_answer_is_logged() -> None:
     with HeartbeatConnection("postgresql://nobody@127.0.0.1:1/nothing") as sender, pytest.raises(StoreUnavailableError):
-        sender.beat(UUID(int=1), 1.0)
+        sender.beat(UUID(int=1), 1.0, WorkerUsage())

@@ -88,6 +88,8 @@ MUTANTS = [
            ("tests/property/test_hand_over.py",)),
     Mutant("millpy/spark/stream_task.py", "        return replace(taken, finished=False)\n", "        return taken\n",
            ("tests/property/test_hand_over.py",)),
+    _store("migrations/versions/0003_views.sql", "AND mill.alive(w.worker_id)\n           FOR KEY SHARE OF w", "FOR KEY SHARE OF w",
+           "test_only_a_live_worker_can_be_requested_to_drain"),
     _store(OWNERSHIP, "AS d WHERE d.worker_id = w.worker_id);", "AS d);",
            "test_renewals_tell_of_a_requested_drain_until_the_worker_leaves"),
     _store(OWNERSHIP, " WHERE w.worker_id = %(worker_id)s AND w.lease_deadline > clock_timestamp()\nRETURNING",

@@ -267,6 +267,18 @@ MUTANTS = [
         killers=("tests/property/test_parking.py::test_a_record_at_the_watermark_is_parked_in_time_and_holds_it",),
     ),
     Mutant(
+        "millpy/runtime/worker.py",
+        "        return stop.is_set() or self.context.lease.drain_requested",
+        "        return stop.is_set()",
+        killers=("tests/crash/test_drain.py::test_a_drain_is_for_one_worker_of_those_with_one_stop",),
+    ),
+    Mutant(
+        "millpy/runtime/turn_latencies.py",
+        "if newest - SLICES < number <= newest",
+        "if number <= newest",
+        killers=("tests/unit/runtime/test_turn_latencies.py::test_only_the_last_minute_counts",),
+    ),
+    Mutant(
         "millpy/runtime/lease.py",
         "        self._lease.renewed(attempt_started)",
         "        self._lease.renewed(self._clock.monotonic())",

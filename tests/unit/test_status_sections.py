@@ -68,6 +68,31 @@ def test_rates_are_those_between_two_looks() -> None:
     assert [row["per_s"] for row in section("steps", now, before).rows] == [0.5]
 
 
+def test_workers_show_what_they_report_and_whether_they_drain() -> None:
+    known = {
+        "graph": "plant", "worker_id": "0123456789", "host": "h", "pid": 1, "intervals": 2, "computations": [],
+        "drain_requested_at": None,
+    }  # fmt: skip
+    used = {"memory_bytes": 181_000_000, "turn_p99_s": 0.0123, "commit_p99_s": 0.0009}
+    fresh = dict.fromkeys(used)
+    lines = section(
+        "workers",
+        a_look(
+            workers=[
+                {**known, **used, "live": True},
+                {**known, **fresh, "live": True, "drain_requested_at": "2026-11-20 08:00:00+00"},
+                {**known, **used, "live": False, "drain_requested_at": "2026-11-20 08:00:00+00"},
+            ]
+        ),
+    ).rows
+
+    assert [(line["state"], line["memory"], line["turn_p99"], line["commit_p99"]) for line in lines] == [
+        ("draining", None, None, None),
+        ("lease ended", "181 MB", "12 ms", "0.9 ms"),
+        ("live", "181 MB", "12 ms", "0.9 ms"),
+    ]
+
+
 def test_what_needs_somebody_comes_first_and_says_why() -> None:
     why = {"disconnected_because": "refused", "connection_since": "2026-11-20 08:00:00+00"}
     now = a_look(sources=[a_source("0"), a_source("1", state="disconnected", **why)])

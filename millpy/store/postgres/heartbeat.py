@@ -6,6 +6,7 @@ lost in a crash of the server has expired by then.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 from uuid import UUID
@@ -13,7 +14,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import TupleRow
 
-from millpy.model.lease import Renewal
+from millpy.model.lease import Renewal, WorkerUsage
 from millpy.store.postgres.errors import connect_error, translate
 from millpy.store.postgres.session import pin
 from millpy.store.postgres.session_settings import ENCODING
@@ -34,13 +35,13 @@ class HeartbeatConnection:
         self._timeout_s = timeout_s
         self._connection: BoundedConnection[TupleRow] | None = None
 
-    def beat(self, worker_id: UUID, ttl_s: float) -> Renewal | None:
-        """Renew the lease. Return None when it has expired, or the worker is unknown.
+    def beat(self, worker_id: UUID, ttl_s: float, usage: WorkerUsage) -> Renewal | None:
+        """Renew the lease, and report `usage`. Return None when it has expired, or the worker is unknown.
 
         Raises:
             TransientError: the database does not answer; whether the lease was renewed is unknown.
         """
-        parameters: dict[str, Any] = {"worker_id": worker_id, "ttl_s": ttl_s}
+        parameters: dict[str, Any] = {"worker_id": worker_id, "ttl_s": ttl_s, **asdict(usage)}
         try:
             connection = self._connected()
             row = connection.execute(statement("renew_lease"), parameters).fetchone()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -25,7 +26,7 @@ from millpy.model.copied_results import ResultCopy
 from millpy.model.dead_letter import printable, printable_values
 from millpy.model.deployment import Deployment, GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange
-from millpy.model.lease import Renewal
+from millpy.model.lease import Renewal, WorkerUsage
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED
 from millpy.model.stored_windows import ClosedKind, WindowQuery
@@ -272,8 +273,9 @@ class PostgresStore:
 
     async def heartbeat(self, worker_id: UUID, ttl_s: float) -> Renewal | None:
         """Renew the lease. Return None when it has expired. Workers use `HeartbeatConnection`, from a thread."""
+        parameters = {"worker_id": worker_id, "ttl_s": ttl_s, **asdict(WorkerUsage())}
         async with self._hint.use() as connection:
-            rows = await all_rows(connection, statement("renew_lease"), {"worker_id": worker_id, "ttl_s": ttl_s})
+            rows = await all_rows(connection, statement("renew_lease"), parameters)
         return Renewal(*rows[0]) if rows else None
 
     async def unregister(self, worker_id: UUID) -> None:

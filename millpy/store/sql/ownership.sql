@@ -44,9 +44,12 @@ SELECT state = 'active' AND coalesce(wait_event, '') NOT IN ('ClientRead', 'Clie
 SELECT extract(epoch FROM pg_postmaster_start_time())::text;
 
 -- name: renew_lease
--- Renews a lease, and tells whether an operator has requested that the worker drains. Zero rows: the lease has expired,
+-- Renews a lease, notes what the worker reports, and tells whether an operator has requested that the worker drains. Zero rows: the lease has expired,
 -- or the worker is unknown.
-UPDATE mill.workers AS w SET lease_deadline = clock_timestamp() + make_interval(secs => %(ttl_s)s)
+UPDATE mill.workers AS w
+   SET lease_deadline = clock_timestamp() + make_interval(secs => %(ttl_s)s), memory_bytes = %(memory_bytes)s,
+       turn_p50_s = %(turn_p50_s)s, turn_p99_s = %(turn_p99_s)s, commit_p50_s = %(commit_p50_s)s,
+       commit_p99_s = %(commit_p99_s)s
  WHERE w.worker_id = %(worker_id)s AND w.lease_deadline > clock_timestamp()
 RETURNING EXISTS (SELECT FROM mill.drain_requests AS d WHERE d.worker_id = w.worker_id);
 

@@ -17,7 +17,7 @@ from millpy.hosting.plan import plan
 from millpy.hosting.step import StoreLoader
 from millpy.limits import Limits
 from millpy.model.checkpoint import Entries, Grant
-from millpy.model.lease import Renewal
+from millpy.model.lease import Renewal, WorkerUsage
 from millpy.model.stored_windows import WindowQuery
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.lease import Heartbeat, Lease
@@ -45,7 +45,7 @@ class Beat:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
 
-    def beat(self, worker_id: UUID, ttl_s: float) -> Renewal | None:
+    def beat(self, worker_id: UUID, ttl_s: float, _usage: WorkerUsage) -> Renewal | None:
         """Renew the lease."""
         return at_once(self._store.heartbeat(worker_id, ttl_s))
 

@@ -8,7 +8,7 @@ import pytest
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError, CorruptionError, MillError, StoreUnavailableError
 from millpy.limits import Limits
-from millpy.model.lease import Renewal
+from millpy.model.lease import Renewal, WorkerUsage
 from millpy.runtime.lease import Heartbeat, HeartbeatThread, Lease
 from millpy.testing.clock import ManualClock
 
@@ -20,7 +20,7 @@ class FailingOnce:
         self._errors = [error]
         self.beaten = threading.Event()
 
-    def beat(self, worker_id: UUID, ttl_s: float) -> Renewal:
+    def beat(self, worker_id: UUID, ttl_s: float, usage: WorkerUsage) -> Renewal:
         if self._errors:
             raise self._errors.pop()
         self.beaten.set()
@@ -52,7 +52,7 @@ class Slow:
         self._clock = clock
         self._takes_s = takes_s
 
-    def beat(self, worker_id: UUID, ttl_s: float) -> Renewal:
+    def beat(self, worker_id: UUID, ttl_s: float, usage: WorkerUsage) -> Renewal:
         self._clock.advance(self._takes_s)
         return Renewal()
 
@@ -85,3 +85,29 @@ def test_an_answer_later_than_the_trust_gives_none(takes_s: float) -> None:
     Heartbeat(Slow(clock, takes_s), UUID(int=1), lease, limits, clock).attempt()
 
     assert not lease.is_trusted()
+
+
+class Reading:
+    """Keeps what was reported, and answers that the worker has to drain."""
+
+    def __init__(self) -> None:
+        self.reported: list[WorkerUsage] = []
+
+    def beat(self, worker_id: UUID, ttl_s: float, usage: WorkerUsage) -> Renewal:
+        self.reported.append(usage)
+        return Renewal(drain_requested=True)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_heartbeat_reports_what_was_used_and_learns_of_a_drain() -> None:
+    limits, clock, sender = Limits(), ManualClock(), Reading()
+    lease, used = Lease(limits, clock), WorkerUsage(1_000, 0.1, 0.2, 0.01, 0.02)
+    heartbeat = Heartbeat(sender, UUID(int=1), lease, limits, clock, usage=lambda: used)
+    assert not lease.drain_requested
+
+    heartbeat.attempt()
+
+    assert (sender.reported, lease.drain_requested) == ([used], True)
+    assert lease.is_trusted()
