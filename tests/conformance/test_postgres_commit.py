@@ -177,6 +177,18 @@ async def test_a_drain_that_two_request_at_once_is_one_event(owner: Owner, datab
     assert noted == [({"worker": str(owner.worker_id), "by": "millpy", "why": ""},)]
 
 
+async def test_a_worker_that_leaves_at_that_moment_is_not_requested_to_drain(owner: Owner, database_url: str) -> None:
+    drain = "SELECT millpy.drain_worker('factory', %s)"
+    with psycopg.connect(database_url) as leaving, psycopg.connect(database_url) as asking:
+        leaving.execute("DELETE FROM mill.workers WHERE worker_id = %s", [owner.worker_id])
+        waiting = asyncio.create_task(asyncio.to_thread(asking.execute, drain, [owner.worker_id]))
+        await asyncio.to_thread(await_lock, database_url)
+        leaving.commit()
+        requested = (await waiting).fetchone()
+
+    assert requested == (0,)
+
+
 def await_lock(url: str) -> None:
     waits = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     with psycopg.connect(url, autocommit=True) as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import signal
 import threading
@@ -12,7 +13,12 @@ import psycopg
 import pytest
 
 from millpy.admin.tokens import Role
-from millpy.hosting.failpoints import Failpoint
+from millpy.graph.loader import load_graph
+from millpy.hosting.failpoints import Failpoint, NoFailpoints
+from millpy.limits import Limits
+from millpy.process.assembly import run_worker
+from millpy.runtime.observer import Observers
+from millpy.runtime.worker import Worker as EngineWorker
 from tests.api_server import running_api
 from tests.commands import millpy, millpy_json
 from tests.crash import memory_world
@@ -108,6 +114,54 @@ def test_a_worker_that_was_frozen_past_its_lease_drains_when_it_is_back(place: P
             finish(place, database_url, second)
 
     assert (requested, late) == (1, 0)
+
+
+class Deploying(NoFailpoints):
+    """At the third commit, deploy another version, and let the worker learn that it has to drain."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._commits = 0
+        self.lives: list[EngineWorker] = []
+
+    async def reach(self, point: Failpoint) -> None:
+        self._commits += point is Failpoint.BEFORE_COMMIT
+        if self._commits == 3 and point is Failpoint.BEFORE_COMMIT:
+            await asyncio.to_thread(self._change)
+
+    def _change(self) -> None:
+        (worker,) = self.lives
+        request(self._url, str(worker.context.worker_id))
+        millpy("deploy", "next.py", "--database", self._url)
+        await_true(lambda: worker.context.lease.drain_requested, "it knows")
+
+
+class Lives(Observers):
+    def __init__(self, lives: list[EngineWorker]) -> None:
+        super().__init__()
+        self._lives = lives
+
+    def begun(self, worker: EngineWorker) -> None:
+        self._lives.append(worker)
+
+
+async def test_a_worker_that_has_to_drain_does_not_begin_again_for_another_version(
+    place: Path, database_url: str
+) -> None:
+    more = 'keyed.window(FixedWindows(minutes(2))).aggregate(n=Count()).to_table("twos")'
+    (place / "next.py").write_text(f"{GRAPH}\n{more}\n")
+    failpoints = Deploying(database_url)
+    limits = Limits(progress_every_s=0.02, bundle_records_max=100)
+
+    async with asyncio.timeout(60):
+        await run_worker(
+            load_graph("graph.py"), database_url, limits=limits, failpoints=failpoints, observer=Lives(failpoints.lives)
+        )
+
+    assert len(failpoints.lives) == 1
+    assert rows(database_url, "SELECT worker_id FROM mill.workers") == []
+    with Worker(place, database_url, place, graph=place / "next.py") as second:
+        finish(place, database_url, second)
 
 
 def test_an_api_that_is_killed_in_the_middle_has_requested_all_or_nothing(place: Path, database_url: str) -> None:
