@@ -240,8 +240,10 @@ LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
         INSERT INTO mill.events (graph_id, kind, detail)
         SELECT graph_id, 'drain_requested', jsonb_build_object('worker', worker_id, 'by', mill.actor(), 'why', p_why)
           FROM live JOIN requested USING (worker_id)
+    ), notified AS (
+        SELECT pg_notify('millpy_' || graph_id, 'drain') FROM live JOIN requested USING (worker_id)
     )
-    SELECT count(*) FROM requested
+    SELECT count(*) FROM requested WHERE (SELECT count(*) FROM notified) >= 0
 $$;
 
 CREATE VIEW millpy.archive_files AS

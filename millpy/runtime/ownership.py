@@ -90,10 +90,11 @@ class OwnedIntervals:
         return decided.to_claim, decided.to_release
 
     async def claim(self, interval_ids: Sequence[int]) -> int:
-        """Claim free intervals and open them; return how many were claimed."""
+        """Claim free intervals, notify, and open them; return how many were claimed."""
         grants = await self._store.claim(self._context.worker_id, interval_ids)
         if not grants:
             return 0
+        await self._store.notify(self._context.graph_id)  # first: pages show a takeover, and opening may take minutes
         await self._failpoints.reach(Failpoint.AFTER_CLAIM)
         await self._open(grants, {})
         log.info("claimed %d intervals: %s", len(grants), [grant.interval_id for grant in grants])

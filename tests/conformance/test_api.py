@@ -244,8 +244,10 @@ def a_worker(api: ApiServer, lease: str, engine: str = "workers") -> str:
 
 
 def forget_workers(api: ApiServer) -> None:
+    """Forget all workers, and that they were requested to drain."""
     with psycopg.connect(api.database_url, autocommit=True) as connection:
         connection.execute("DELETE FROM mill.workers")
+        connection.execute("DELETE FROM mill.events WHERE kind = 'drain_requested'")
 
 
 def test_a_switch_to_a_generation_that_does_not_exist_is_refused(api: ApiServer, operator: str) -> None:

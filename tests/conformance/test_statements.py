@@ -44,7 +44,7 @@ def type_oid(name: str, statement: str) -> int:
         return 0
     if statement == "append_archive_files" and name == "partitions":
         return Jsonbs.array_oid
-    if statement in ("replace_file", "report_lookup_table"):  # one row: every parameter is a scalar
+    if statement in ("renew_lease", "replace_file", "report_lookup_table"):  # one row: every parameter is a scalar
         return 0
     if name == "retracts":
         return Booleans.array_oid

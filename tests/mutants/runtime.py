@@ -273,6 +273,12 @@ MUTANTS = [
         killers=("tests/crash/test_drain.py::test_a_drain_is_for_one_worker_of_those_with_one_stop",),
     ),
     Mutant(
+        "millpy/runtime/ownership.py",
+        "        await self._store.notify(self._context.graph_id)  # first: pages show a takeover, and opening may take minutes\n",
+        "",
+        killers=("tests/crash/test_takeover_notice.py::test_a_takeover_in_an_idle_graph_is_notified",),
+    ),
+    Mutant(
         "millpy/runtime/turn_latencies.py",
         "if newest - SLICES < number <= newest",
         "if number <= newest",

@@ -54,6 +54,7 @@ class Visitor:
         self.url = url
         self.errors: list[str] = []
         self.loads = 0
+        self._question = ""
         width, height = size
         self.context: BrowserContext = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce",  # type: ignore[arg-type]
@@ -63,7 +64,7 @@ class Visitor:
         self.page: Page = self.context.new_page()
         self.page.on("console", self._note)
         self.page.on("pageerror", lambda error: self.errors.append(f"error: {error}"))
-        self.page.on("dialog", self._refuse)
+        self.page.on("dialog", self._answer)
         self.page.on("request", self._see)
         self.page.on("load", self._count)
 
@@ -80,6 +81,10 @@ class Visitor:
         assert answer is not None and answer.status == 200, (path, answer and answer.status, self.page.content()[:2000])
         self.page.evaluate("document.fonts.ready.then(() => true)")  # wait_for_function needs eval
         return self.page
+
+    def agree_to(self, question: str) -> None:
+        """Accept one dialog that begins like this; every other one is an error."""
+        self._question = question
 
     def violations(self) -> list[str]:
         """Return what axe-core finds serious or critical, with the elements."""
@@ -108,7 +113,11 @@ class Visitor:
         if message.type in ("error", "warning"):
             self.errors.append(f"{message.type}: {message.text}")
 
-    def _refuse(self, dialog: Any) -> None:
+    def _answer(self, dialog: Any) -> None:
+        if self._question and dialog.message.startswith(self._question):
+            self._question = ""
+            dialog.accept()
+            return
         self.errors.append(f"dialog: {dialog.message}")
         dialog.dismiss()
 

@@ -44,8 +44,8 @@ SELECT state = 'active' AND coalesce(wait_event, '') NOT IN ('ClientRead', 'Clie
 SELECT extract(epoch FROM pg_postmaster_start_time())::text;
 
 -- name: renew_lease
--- Renews a lease, notes what the worker reports, and tells whether an operator has requested that the worker drains. Zero rows: the lease has expired,
--- or the worker is unknown.
+-- Renews a lease, notes what the worker reports, and tells whether an operator has requested that the worker drains.
+-- Zero rows: the lease has expired, or the worker is unknown.
 UPDATE mill.workers AS w
    SET lease_deadline = clock_timestamp() + make_interval(secs => %(ttl_s)s), memory_bytes = %(memory_bytes)s,
        turn_p50_s = %(turn_p50_s)s, turn_p99_s = %(turn_p99_s)s, commit_p50_s = %(commit_p50_s)s,

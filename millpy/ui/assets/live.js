@@ -1,5 +1,6 @@
 // Keeps a page as the database is. One stream of server-sent events says what has changed; then the parts of the page
-// that name the topic in `data-live` are fetched again, at most once a second, and not while nobody looks at the page.
+// that name the topic in `data-live` are fetched again: at most once a second, at once when a worker has come, gone or
+// taken intervals, and not while nobody looks at the page.
 
 const TOPICS = ["progress", "workers", "sources", "accounts", "events", "trouble"];
 const REST_MS = 1000;
@@ -14,6 +15,7 @@ const asking = new Map();
 let source = null;
 let restMs = REST_MS;
 let timer = 0;
+let urgent = false;
 let shownAt = -Infinity;
 let retry = 0;
 let heardAt = 0;
@@ -41,18 +43,21 @@ function note(topic, text) {
   if (topic === "events" ? rows.length === 0 : last.get(topic) === key) return;
   last.set(topic, key);
   changed.add(topic);
+  urgent = urgent || topic === "workers"; // rare, unlike progress; and an answer that failed is not urgent
   plan();
 }
 
 function plan() {
-  if (timer || !changed.size || document.hidden) return;
-  timer = setTimeout(show, Math.max(GATHER_MS, shownAt + restMs - performance.now()));
+  if ((timer && !urgent) || !changed.size || document.hidden) return;
+  clearTimeout(timer);
+  timer = setTimeout(show, Math.max(GATHER_MS, urgent ? 0 : shownAt + restMs - performance.now()));
 }
 
 function show() {
   timer = 0;
   if (asking.size || document.hidden) return;
   shownAt = performance.now();
+  urgent = false;
   const topics = new Set(changed);
   changed.clear();
   document.dispatchEvent(new CustomEvent("millpy:live", { detail: topics }));
