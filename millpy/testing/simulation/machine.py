@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
-from millpy.errors import GraphVersionError
+from millpy.errors import GraphError, GraphVersionError
 from millpy.graph import Graph
 from millpy.hosting.failpoints import Failpoint
 from millpy.hosting.plan import plan
@@ -145,6 +145,10 @@ class Machine:
                 deployment = await self.store.deploy(graph.spec())
             except GraphVersionError:  # a deployment came in between
                 continue
+            except GraphError:
+                if graph is self._graph():
+                    raise
+                continue  # the file was replaced in between, and the older one refused: its supervisor starts another
             context = WorkerContext(
                 store=self.store,
                 plan=plan(graph, deployment, self._limits),
