@@ -93,7 +93,7 @@ LIVE = (
     _edge(
         *("begins an added source at the beginning of time", "I5", "changes", (MemoryDatabase, "_united")),
         *("max(header.low_watermark, *reached)", "header.low_watermark"),
-        first=613,
+        first=1557,
     ),
     Canary("leaves the rows of what is reset", "I7", KeepsRowsOfReset, needs="resets"),
     Canary("adds a late record to its window twice", "I9", KeepsFulfilledRequests, needs="corrections"),
