@@ -19,7 +19,7 @@ from millpy.errors import (
     TransientError,
     WatermarkRegressedError,
 )
-from millpy.model.checkpoint import Cursor, DeadLetter, DeletedRows, Kind, LateRows
+from millpy.model.checkpoint import Cursor, DeadLetter, DeletedRows, Grant, Kind, LateRows
 from millpy.model.time import Instant
 from tests.conformance.store_builders import (
     MINUTE,
@@ -53,6 +53,27 @@ class FenceSuite:
         await owner.commit(owner.checkpoint(world.a), reading(3))  # in one turn it has got so far
 
         assert (await owner.opened(world.sums[0])).cursors[world.a.interval_id][0] == 3
+
+    async def test_one_wrong_cursor_of_several_refuses_the_turn(self, world: World) -> None:
+        owner = await world.owner()
+        await owner.commit(owner.checkpoint(world.a), owner.checkpoint(world.b))
+        wrong = [Cursor(world.a.interval_id, 1, Instant(0)), Cursor(world.b.interval_id, 2, Instant(0))]
+
+        with pytest.raises(CursorGapError):
+            await owner.commit(owner.checkpoint(world.sums[0], cursors=wrong))
+
+        assert {seq for seq, _ in (await owner.opened(world.sums[0])).cursors.values()} == {0}
+
+    async def test_grant_that_the_store_has_not_given_cannot_commit(self, world: World) -> None:
+        """After a failover to a standby that was behind, a worker has a higher sequencer than the store."""
+        owner = await world.owner(world.a)
+        grant = owner.grants[world.a.interval_id]
+        unknown = Grant(grant.interval_id, grant.sequencer + 1)
+
+        with pytest.raises(StaleSequencerError):
+            await owner.commit(owner.checkpoint(world.a, grant=unknown))
+
+        await owner.commit(owner.checkpoint(world.a))
 
     async def test_stale_sequencer_cannot_commit(self, world: World) -> None:
         old = await world.owner(world.a, world.b)
@@ -128,11 +149,13 @@ class FenceSuite:
         recovered = (await owner.opened(world.a)).recovered
         assert (recovered.bundle, recovered.low_watermark) == (1, 10)
 
-    async def test_another_version_of_the_graph_cannot_commit(self, world: World) -> None:
+    @pytest.mark.parametrize("further", [-1, 1])
+    async def test_another_version_of_the_graph_cannot_commit(self, world: World, further: int) -> None:
+        """Not even under a grant that is current."""
         owner = await world.owner(world.a)
 
         with pytest.raises(GraphVersionError):
-            await owner.store.commit([owner.checkpoint(world.a)], graph_version=world.deployment.version + 1)
+            await owner.store.commit([owner.checkpoint(world.a)], graph_version=world.deployment.version + further)
 
         assert (await owner.opened(world.a)).recovered.bundle == 0
 

@@ -121,11 +121,12 @@ class OutboxSuite:
         assert (await state(second, interval)).refused in ([], ())
         assert (await state(second, interval)).delivered == 0
 
-    async def test_a_graph_with_refused_messages_has_not_finished(self, world: World) -> None:
+    async def test_a_graph_with_waiting_or_refused_messages_has_not_finished(self, world: World) -> None:
         owner = await world.owner()
         interval = await filled(world, owner)
         end = {"input_watermark": INSTANT_MAX, "low_watermark": INSTANT_MAX}
         await owner.commit(*(owner.checkpoint(each, **end) for each in world.deployment.intervals))
+        assert not await owner.store.finished(world.deployment.graph_id)
         await owner.store.record_delivered([report(owner, interval, 5, refused(1))])
         assert not await owner.store.finished(world.deployment.graph_id)
         await owner.store.record_delivered([report(owner, interval, 5, accepted=(1,))])

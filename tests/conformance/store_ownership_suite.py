@@ -259,6 +259,33 @@ class OwnershipSuite:
         assert grant.interval_id == world.a.interval_id
         assert grant.sequencer > old.grants[world.a.interval_id].sequencer
 
+    async def test_released_interval_takes_no_commit_although_no_worker_has_claimed_it(self, world: World) -> None:
+        owner = await world.owner(world.a)
+        await owner.store.release(owner.worker_id, list(owner.grants.values()))
+
+        with pytest.raises(StaleSequencerError):
+            await owner.commit(owner.checkpoint(world.a))
+
+    async def test_worker_that_registers_again_owns_nothing(self, world: World) -> None:
+        owner = await world.owner(world.a)
+        await owner.register()
+
+        with pytest.raises(StaleSequencerError):
+            await owner.commit(owner.checkpoint(world.a))
+        ownership = await world.store.ownership(world.deployment.graph_id)
+        assert {interval.worker_id for interval in ownership.intervals} == {None}
+
+    async def test_outdated_grants_of_ones_own_release_and_raise_nothing(self, world: World) -> None:
+        """A release may arrive late: when its worker has claimed the interval again."""
+        owner = await world.owner(world.a)
+        outdated = list(owner.grants.values())
+        await owner.take_over_from_self()
+
+        await owner.store.release(owner.worker_id, outdated)
+        assert not await owner.store.take_over_from_self(owner.worker_id, outdated)
+
+        await owner.commit(owner.checkpoint(world.a))
+
     async def test_stale_release_changes_nothing(self, world: World) -> None:
         old = await world.owner(world.a)
         await old.expire()
@@ -351,6 +378,14 @@ class OwnershipSuite:
             await owner.commit(owner.checkpoint(world.a))
         await other.commit(other.checkpoint(world.a, grant=grant, bundle=1))
         assert await owner.claim(world.a) == []
+
+    async def test_expired_worker_seizes_nothing(self, world: World) -> None:
+        owner, other = await world.owner(world.a), await world.worker()
+        await other.expire()
+
+        assert not await other.store.seize(other.worker_id, [world.a.interval_id])
+
+        await owner.commit(owner.checkpoint(world.a))
 
     async def test_address_is_that_of_the_live_owner(self, world: World) -> None:
         owner = await world.owner()

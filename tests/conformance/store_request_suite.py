@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 from uuid import UUID, uuid4
 
 import pytest
@@ -198,18 +198,21 @@ class RequestSuite:
         assert await people(world).standing("late_records", 1) == ("replayed", 0)
         assert await people(world).standing("late_records", 2) == ("open", 1)
 
-    async def test_withdrawn_request_is_not_fulfilled(self, world: World) -> None:
+    @pytest.mark.parametrize("table", ["dead_letters", "late_records"])
+    async def test_withdrawn_request_is_not_fulfilled(self, world: World, table: RecordTableName) -> None:
         owner = await world.owner()
-        await owner.commit(owner.checkpoint(world.a, dead_letters=[LETTER]))
-        await people(world).replay("dead_letters", 1)
+        step = world.a if table == "dead_letters" else world.sums[0]
+        recorded: Any = {"dead_letters": [LETTER]} if table == "dead_letters" else {"late": [LATE]}
+        await owner.commit(owner.checkpoint(step, **recorded))
+        await people(world).replay(table, 1)
         (request,) = await asked(owner, world)
-        assert await people(world).discard("dead_letters", 1)
+        assert await people(world).discard(table, 1)
 
         with pytest.raises(RequestWithdrawnError):
-            await owner.commit(owner.checkpoint(world.a, outcomes=[RequestOutcome(request)]))
+            await owner.commit(owner.checkpoint(step, outcomes=[RequestOutcome(request)]))
 
-        assert await people(world).standing("dead_letters", 1) == ("discarded", 0)
-        assert (await owner.opened(world.a)).recovered.bundle == 1
+        assert await people(world).standing(table, 1) == ("discarded", 0)
+        assert (await owner.opened(step)).recovered.bundle == 1
 
     async def test_stale_owner_fulfills_no_request(self, world: World) -> None:
         owner = await world.owner()
@@ -261,14 +264,17 @@ class RequestSuite:
         await worker.register()
         assert await worker.store.heartbeat(worker.worker_id, 60.0) == Renewal(False)
 
-    async def test_graph_with_a_request_has_not_finished(self, world: World) -> None:
+    @pytest.mark.parametrize("table", ["dead_letters", "late_records"])
+    async def test_graph_with_a_request_has_not_finished(self, world: World, table: RecordTableName) -> None:
         owner = await world.owner()
-        await owner.commit(owner.checkpoint(world.a, dead_letters=[LETTER]))
+        await owner.commit(
+            owner.checkpoint(world.a, dead_letters=[LETTER]), owner.checkpoint(world.sums[0], late=[LATE])
+        )
         end = {"input_watermark": INSTANT_MAX, "low_watermark": INSTANT_MAX}
         await owner.commit(*(owner.checkpoint(i, **end) for i in world.deployment.intervals))
         assert await owner.store.finished(world.deployment.graph_id)
 
-        await people(world).replay("dead_letters", 1)
+        await people(world).replay(table, 1 if table == "dead_letters" else 2)
 
         assert not await owner.store.finished(world.deployment.graph_id)
 

@@ -43,7 +43,11 @@ async def test_fold_of_a_stale_owner_is_refused(owner: Owner, database_url: str)
                 await connection.execute("SELECT mill.end_fold(%s, %s, 0, 1)", [interval.interval_id, sequencer])
             assert refused.value.sqlstate == "MW001"
 
-        await connection.execute("SELECT mill.end_fold(%s, %s, 0, 1)", [interval.interval_id, grant.sequencer])
+        fold = "SELECT mill.end_fold(%s, %s, 0, 1)"
+        await connection.execute(fold, [interval.interval_id, grant.sequencer])
+        with pytest.raises(psycopg.Error) as refused:  # another fold was faster
+            await connection.execute(fold, [interval.interval_id, grant.sequencer])
+        assert refused.value.sqlstate == "MW001"
 
 
 async def test_cancelled_commit_is_unknown(owner: Owner, database_url: str) -> None:

@@ -57,4 +57,27 @@ MUTANTS = [
         ),
         line="Each change of a table counts once",
     ),
+    *(
+        Mutant(
+            "millpy/sources/postgres/table_thread.py",
+            "            flushed = self._committed_lsn\n",
+            f"            flushed = {advanced}\n",
+            killers=("tests/unit/sources/test_tables.py::test_a_slot_forgets_nothing_but_what_is_committed",),
+        )
+        for advanced in ("stream.reached", "self._position.lsn")
+    ),
+    Mutant(
+        "millpy/sources/postgres/table_thread.py",
+        "            self._committed_lsn = max(self._committed_lsn, position.lsn)\n",
+        "            self._committed_lsn = position.lsn\n",
+        killers=("tests/unit/sources/test_tables.py::test_a_slot_forgets_nothing_but_what_is_committed",),
+    ),
+    Mutant(
+        "millpy/sources/postgres/table_thread.py",
+        "        if begin.lsn >= position.until:\n",
+        "        if begin.lsn > position.until:\n",
+        killers=(
+            "tests/unit/sources/test_tables.py::test_a_change_is_one_of_the_copy_exactly_if_its_snapshot_shows_it",
+        ),
+    ),
 ]

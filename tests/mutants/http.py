@@ -60,4 +60,40 @@ MUTANTS = [
         '        return name or "anybody"\n',
         killers=(f"{OF_HTTP}test_token_is_needed_and_its_rate_is_bounded",),
     ),
+    Mutant(
+        ENDPOINT,
+        "xxhash.xxh3_64_intdigest(content if key is None else key.encode())",
+        "xxhash.xxh3_64_intdigest(content)",
+        killers=(f"{OF_HTTP}test_attempts_under_one_key_have_one_partition_whatever_their_bytes",),
+    ),
+    Mutant(
+        "millpy/sources/http/body.py",
+        "b'#%d\"' % number for number",
+        "b'#%d\"' % (number // 2) for number",
+        killers=(f"{OF_HTTP}test_key_of_the_request_numbers_its_records",),
+    ),
+    Mutant(
+        INJECTOR,
+        "                self._waiting.remove(waiting)\n",
+        "                pass\n",
+        killers=(f"{OF_HTTP}test_a_request_that_no_turn_has_taken_in_time_is_never_taken",),
+    ),
+    Mutant(
+        INJECTOR,
+        "            if waiting in self._taken:\n",
+        "            if False:\n",
+        killers=(f"{OF_HTTP}test_requests_are_refused_when_the_turn_fails_or_takes_too_long",),
+    ),
+    Mutant(
+        INJECTOR,
+        "        if not self._setup.trusted() or endpoint is None:\n",
+        "        if endpoint is None:\n",
+        killers=(f"{OF_HTTP}test_a_worker_whose_lease_has_ended_takes_nothing",),
+    ),
+    Mutant(
+        ENDPOINT,
+        'send the request again later", retry_after_s=RETRY_S)',
+        'send the request again later")',
+        killers=(f"{OF_HTTP}test_too_much_that_waits_is_pushed_back",),
+    ),
 ]

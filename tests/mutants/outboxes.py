@@ -151,6 +151,62 @@ MUTANTS = [
         "millpy/store/memory/store.py",
         "            or self.database.refused_messages.get(header.interval.interval_id)\n",
         "",
-        killers=(f"{OF_STORE}test_a_graph_with_refused_messages_has_not_finished",),
+        killers=(f"{OF_STORE}test_a_graph_with_waiting_or_refused_messages_has_not_finished",),
     ),
 ]
+
+OF_REFUSED = "tests/unit/runtime/test_refused_messages.py::test_"
+OF_WAITING = "tests/unit/runtime/test_waiting_rows.py::test_"
+
+
+def _refused(old: str, new: str, test: str, file: str = REFUSED) -> Mutant:
+    return Mutant(file, old, new, killers=(OF_REFUSED + test,))
+
+
+def _waiting(old: str, new: str, test: str) -> Mutant:
+    return Mutant("millpy/runtime/waiting_rows.py", old, new, killers=(OF_WAITING + test,))
+
+
+MUTANTS += [
+    _refused("now + max(delay, min(retry_after_s or 0.0, RETRY_AFTER_S_MAX))", "now + delay",
+             "delays_double_and_the_other_side_may_ask_for_longer_ones"),
+    _refused("2.0 ** min(waiting.attempts - 1, 32)", "2.0 ** min(waiting.attempts, 32)",
+             "delays_double_and_the_other_side_may_ask_for_longer_ones"),
+    _refused("            for waiting in islice(queue, 1 if firsts or queue[0].attempts else None):",
+             "            for waiting in islice(queue, 1 if firsts else None):",
+             "only_the_first_message_of_a_refused_key_is_sent_again_and_the_rest_at_once_after_it"),
+    _refused("        while place and waiting.position < queue[place - 1].position:", "        while False:",
+             "messages_that_are_added_out_of_order_wait_in_order"),
+    _refused("                    other.position < position and not (other.given_up and self.final)",
+             "                    other.position < position and not other.given_up",
+             "a_message_that_is_given_up_holds_its_key_until_it_is_settled_unless_the_sink_stores_positions"),
+    _refused("        if waiting.attempts == 0:\n            waiting.since_us = now_us",
+             "        waiting.since_us = now_us", "a_message_is_given_up_after_its_attempts_or_its_time"),
+    _refused("attempts >= self.attempts:", "attempts > self.attempts:",
+             "a_message_is_given_up_after_its_attempts_or_its_time", "millpy/sinks/refusal_policy.py"),
+    _refused("waited_us >= self.after // timedelta(microseconds=1)",
+             "waited_us >= self.after // timedelta(milliseconds=1)",
+             "a_message_is_given_up_after_its_attempts_or_its_time", "millpy/sinks/refusal_policy.py"),
+    _refused("            if self.changes.get(stored.position) is stored:", "            if stored.position in self.changes:",
+             "a_change_that_has_changed_again_is_stored_again"),
+    _refused("first is not None and first.parked and first.key == key else None",
+             "first is not None and first.parked else None", "a_parked_key_waits_for_its_ticket_and_begins_anew"),
+    _refused("not parked.settling and parked.position not in self.changes and parked.position < before",
+             "not parked.settling and parked.position < before", "a_parked_key_waits_for_its_ticket_and_begins_anew"),
+    _refused('            waiting.parked = self._policy.then == "park"', "            waiting.parked = False",
+             "a_parked_key_waits_for_its_ticket_and_begins_anew"),
+    _refused("(waiting.attempts > 0 and not waiting.parked)", "waiting.attempts > 0",
+             "a_sink_that_stores_positions_gives_up_what_was_refused_and_keeps_what_is_parked"),
+    _waiting("        if rows.end <= self.head:\n            return", "        if False:\n            return",
+             "rows_of_commits_are_taken_from_memory_in_order_and_once"),
+    _waiting("        if rows.position == self._read_to and", "        if",
+             "a_row_behind_one_that_is_only_in_the_store_is_not_taken_before_it"),
+    _waiting("        skipped = max(0, self.delivered - rows.position)", "        skipped = 0",
+             "a_new_owner_begins_behind_what_is_delivered"),
+    _waiting("        if not found or found[0].position > self._read_to:", "        if not found:",
+             "messages_that_another_owner_has_delivered_are_not_passed_over"),
+    _waiting("            if stable:\n                break", "            if stable and room <= 0:\n                break",
+             "a_send_that_must_be_repeated_alike_has_messages_of_one_commit"),
+    _waiting("        self.delivered = max(self.delivered, position)", "        self.delivered = position",
+             "what_was_taken_and_is_not_delivered_comes_again"),
+]  # fmt: skip

@@ -99,3 +99,37 @@ MUTANTS = [
     Mutant(FUNCTIONS, "    IF p_slots <> (SELECT", "    IF false AND p_slots <> (SELECT",
            ("tests/conformance/test_postgres_commit.py::test_commit_continues_after_another_worker_turned_the_rings",)),
 ]  # fmt: skip
+
+FORMER = "       AND i.sequencer = e.sequencer\n       AND i.bundle = e.bundle - 1\n"
+MINE = "AND g.sequencer = h.sequencer\n         WHERE h.worker_id = %(worker_id)s\n"
+ORDERED = "         ORDER BY h.interval_id FOR NO KEY UPDATE OF h) AS mine\n WHERE i.interval_id = mine.interval_id"
+
+MUTANTS += [
+    _store(FUNCTIONS, FORMER, FORMER.replace("i.sequencer =", "i.sequencer <="),
+           "test_grant_that_the_store_has_not_given_cannot_commit"),
+    _store(FUNCTIONS, "       AND i.graph_version = p_graph_version;", "       AND i.graph_version >= p_graph_version;",
+           "test_another_version_of_the_graph_cannot_commit"),
+    _store(FUNCTIONS, "       AND i.graph_version = p_graph_version;", "       AND i.graph_version <= p_graph_version;",
+           "test_another_version_of_the_graph_cannot_commit"),
+    _store(FUNCTIONS, "    IF p_written <> p_sent THEN", "    IF p_written = 0 THEN",
+           "test_one_wrong_cursor_of_several_refuses_the_turn"),
+    _store(OWNERSHIP, "worker_id = NULL, sequencer = i.sequencer + 1\n  FROM (SELECT h.interval_id FROM mill.intervals AS h\n          JOIN",
+           "worker_id = NULL\n  FROM (SELECT h.interval_id FROM mill.intervals AS h\n          JOIN",
+           "test_released_interval_takes_no_commit_although_no_worker_has_claimed_it"),
+    _store(OWNERSHIP, "worker_id = NULL, sequencer = i.sequencer + 1\n  FROM (SELECT interval_id FROM", "worker_id = NULL\n  FROM (SELECT interval_id FROM",
+           "test_worker_that_registers_again_owns_nothing"),
+    _store(OWNERSHIP, f"{MINE}{ORDERED};", f"{MINE}{ORDERED};".replace("AND g.sequencer = h.sequencer", ""),
+           "test_outdated_grants_of_ones_own_release_and_raise_nothing"),
+    _store(OWNERSHIP, f"{MINE}{ORDERED}\nRETURNING", f"{MINE}{ORDERED}\nRETURNING".replace("AND g.sequencer = h.sequencer", ""),
+           "test_outdated_grants_of_ones_own_release_and_raise_nothing"),
+    _store(OWNERSHIP, " WHERE i.interval_id = held.interval_id AND mill.alive(%(worker_id)s)\n",
+           " WHERE i.interval_id = held.interval_id\n", "test_expired_worker_seizes_nothing"),
+    _store("millpy/store/sql/retention.sql", "AND NOT EXISTS (SELECT FROM mill.outbox AS o WHERE o.interval_id = i.interval_id)", "",
+           "test_a_graph_with_waiting_or_refused_messages_has_not_finished"),
+    _store("millpy/store/sql/retention.sql", "AND NOT EXISTS (SELECT FROM mill.late_records AS l WHERE l.interval_id = i.interval_id AND l.state = 'requested')",
+           "", "test_graph_with_a_request_has_not_finished"),
+    _store("millpy/store/sql/replay.sql", "AND l.interval_id = e.interval_id AND l.state = 'requested'", "AND l.interval_id = e.interval_id",
+           "test_withdrawn_request_is_not_fulfilled"),
+    Mutant(FUNCTIONS, "AND sequencer = p_sequencer AND folded_bundle = p_folded;", "AND sequencer = p_sequencer;",
+           ("tests/conformance/test_postgres_commit.py::test_fold_of_a_stale_owner_is_refused",)),
+]  # fmt: skip

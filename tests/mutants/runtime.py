@@ -344,4 +344,16 @@ MUTANTS = [
         "            pass",
         killers=("tests/unit/runtime/test_pauses.py::test_objects_of_a_slow_collection_are_frozen",),
     ),
+    Mutant(
+        "millpy/runtime/turn.py",
+        "        await self._context.lease.await_trust()\n        await self.commit(turn, stepped)",
+        "        await self.commit(turn, stepped)",
+        killers=("tests/unit/runtime/test_trust.py::test_late_heartbeat_is_waited_for_without_a_recovery",),
+    ),
+    Mutant(
+        "millpy/runtime/turn.py",
+        "        if over:  # take",
+        "        if False:  # take",
+        killers=("tests/unit/runtime/test_worker.py::test_a_worker_with_too_much_state_to_fold_takes_no_input",),
+    ),
 ]

@@ -99,4 +99,28 @@ MUTANTS = [
         "            trust_env=True,\n",
         killers=(f"{RECEIVER}test_no_proxy_and_no_login_of_the_environment_is_used",),
     ),
+    Mutant(
+        DELIVERY,
+        "            self._resumes_at = max(self._resumes_at, resumes_at)\n",
+        "            self._resumes_at = resumes_at\n",
+        killers=(f"{ALONE}test_the_longest_wait_that_an_endpoint_asks_for_counts",),
+    ),
+    Mutant(
+        "millpy/sinks/webhook/requests.py",
+        '"Idempotency-Key": id, ',
+        "",
+        killers=(f"{ALONE}test_a_request_is_identified_by_the_positions_of_its_messages",),
+    ),
+    Mutant(
+        "millpy/sinks/webhook/requests.py",
+        "            found.setdefault(key, []).append(self._single(messages, place))\n",
+        "            found.setdefault(key, []).insert(0, self._single(messages, place))\n",
+        killers=(f"{ALONE}test_messages_of_a_key_are_in_order_and_others_at_once_within_the_bound",),
+    ),
+    Mutant(
+        "millpy/sinks/webhook/answers.py",
+        "return min(float(text), RETRY_AFTER_S_MAX)",
+        "return min(float(text) / 1000, RETRY_AFTER_S_MAX)",
+        killers=(f"{ALONE}test_retry_after_is_a_number_or_a_date_within_bounds",),
+    ),
 ]

@@ -25,6 +25,7 @@ from millpy import (
 )
 from millpy.limits import Limits
 from millpy.model.record import RecordType, retractions_of
+from millpy.model.stage import StepResult
 from millpy.model.time import INSTANT_MAX, instant
 from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.logic import WindowedLogic
@@ -223,6 +224,34 @@ def test_an_alarm_is_that_of_the_open_session_not_of_a_closed_one_with_its_start
         subject.restart()
 
     assert told(subject.feed([], now_us=30)) == ["early 3"]
+
+
+@pytest.mark.parametrize("few", [0, 10_000], ids=["columns", "few"])
+@pytest.mark.parametrize("restarts", [False, True], ids=["", "restarted"])
+def test_a_record_that_would_make_a_closed_session_again_is_late_and_any_other_is_not(few: int, restarts: bool) -> None:
+    subject = driver(AfterCount(2), windows=SESSIONS, few=few, allowed=50)
+
+    def feed(*times: int) -> StepResult:
+        return subject.feed([(Reading("a", 1), at) for at in times], columns=few == 0)
+
+    assert told(feed(1, 1)) == ["early 2"]
+    if restarts:
+        subject.restart()
+    again = feed(1, 1)
+    assert told(again) == []
+    assert again.late_by_input == {0: 2}
+    assert {(part.window_starts[0], part.window_ends[0]) for part in again.late} == {(1, 1 + GAP)}
+
+    beside = feed(2, 2)
+    assert told(beside) == ["early 2"], "another session, although it overlaps the closed one"
+    assert not beside.late
+    open_beside = feed(1, 3)
+    assert told(open_beside) == ["early 2"]
+    assert len(subject.stored) == 3
+    if restarts:
+        subject.restart()
+    assert told(advance(subject, 7 + 50)) == []
+    assert not subject.stored, "closed sessions expire, too"
 
 
 class Fours(WindowFunction):

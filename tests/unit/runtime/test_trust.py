@@ -10,7 +10,7 @@ import pytest
 from millpy.clock import SystemClock
 from millpy.errors import LeaseExpiredError
 from millpy.limits import Limits
-from millpy.model.checkpoint import Grant
+from millpy.model.checkpoint import Checkpoint, Grant
 from millpy.runtime.lease import Lease
 from millpy.runtime.worker import Worker
 from millpy.store.memory.store import MemoryDatabase, MemoryStore
@@ -19,13 +19,29 @@ from millpy.testing.clock import ManualClock
 from tests.crash import memory_world
 from tests.crash.memory_world import readings, two_stages
 
-LIMITS = Limits(lease_ttl_s=0.5, bundle_records_max=10, progress_every_s=0.01, retry_s_min=0.01, retry_s_max=0.05)
+
+class FrequentHeartbeats(Limits):
+    """A lease that does not end while the machine is busy, with heartbeats as of a short one."""
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds between heartbeats."""
+        return 0.1
+
+
+QUICK: dict[str, Any] = {"bundle_records_max": 10, "progress_every_s": 0.01, "retry_s_min": 0.01, "retry_s_max": 0.05}
+LIMITS = FrequentHeartbeats(lease_ttl_s=60, **QUICK)
 
 
 class CountingStore(MemoryStore):
-    """Counts the reads of intervals."""
+    """Counts the reads of intervals, and the commits while the lease is not trusted."""
 
-    reads = 0
+    reads = distrusted_commits = 0
+    is_distrusted = False
+
+    async def commit(self, checkpoints: Sequence[Checkpoint], **how: Any) -> None:
+        self.distrusted_commits += self.is_distrusted
+        await super().commit(checkpoints, **how)
 
     async def read(self, grants: Sequence[Grant], **bounds: int) -> Sequence[OwnerSnapshot]:
         self.reads += len(grants)
@@ -53,9 +69,14 @@ async def test_late_heartbeat_is_waited_for_without_a_recovery(tmp_path: Path, b
     place, name = (worker, "_turn") if before == "turn" else (worker.cycle, "_commit_in_background")
     reads, intervals, sound = store.reads, dict(worker.owned.intervals), getattr(place, name)
 
+    def renewed() -> None:
+        store.is_distrusted = False
+        worker.context.lease.renewed(SystemClock().monotonic())
+
     def distrusts(*arguments: Any) -> Any:
+        store.is_distrusted = True
         distrusted(worker.context.lease)
-        asyncio.get_running_loop().call_later(0.02, lambda: worker.context.lease.renewed(SystemClock().monotonic()))
+        asyncio.get_running_loop().call_later(0.02, renewed)
         return sound(*arguments)
 
     setattr(place, name, distrusts)
@@ -65,6 +86,7 @@ async def test_late_heartbeat_is_waited_for_without_a_recovery(tmp_path: Path, b
 
     assert store.reads == reads
     assert worker.owned.intervals == intervals
+    assert store.distrusted_commits == 0
     await worker.abandon()
 
 

@@ -97,6 +97,27 @@ async def test_a_bundle_that_was_in_flight_during_a_fold_is_folded_later(tmp_pat
     await worker.abandon()
 
 
+async def test_a_worker_with_too_much_state_to_fold_takes_no_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = await started(two_stages(tmp_path / "in", readings(100)), MemoryDatabase(), Limits(lease_ttl_s=60))
+    await worker.balance()  # which claims and opens all
+    (source,) = [i for i in worker.owned.intervals.values() if i.intake is not None]
+    assert source.injector is not None
+    take = AsyncMock(side_effect=source.injector.take)
+    monkeypatch.setattr(source.injector, "take", take)
+    monkeypatch.setattr(worker.maintenance, "unfolded_bytes", lambda: worker.context.limits.unfolded_bytes_max + 1)
+
+    for _ in range(3):
+        await worker.step()
+    take.assert_not_called()
+
+    monkeypatch.setattr(worker.maintenance, "unfolded_bytes", lambda: worker.context.limits.unfolded_bytes_max)
+    await worker.step()
+    take.assert_called()
+    await worker.abandon()
+
+
 async def test_refused_fence_is_reported_even_if_another_statement_fails_first(tmp_path: Path) -> None:
     database = MemoryDatabase()
     worker = await started(two_stages(tmp_path / "in", readings(100)), database, Limits(lease_ttl_s=60))

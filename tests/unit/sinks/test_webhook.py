@@ -346,6 +346,20 @@ async def test_a_busy_endpoint_is_asked_when_it_wants_to_be() -> None:
     assert all(at >= 30.0 for at in asked[2:])
 
 
+async def test_the_longest_wait_that_an_endpoint_asks_for_counts() -> None:
+    clock, asked = SteppedClock(), []
+
+    def answers(positions: tuple[int, ...]) -> WebhookAnswer:
+        asked.append(clock.at)
+        waits = {2: 30.0, 3: 5.0}
+        return WebhookAnswer(Meaning.AGAIN, "busy", waits[len(asked)], True) if len(asked) in waits else DELIVERED
+
+    place = Place(answers)
+    await send(place, messages_of("aabc"), in_flight=3, clock=clock)
+    assert len(place.got) == 4
+    assert all(at >= 30.0 for at in asked[4:]), asked
+
+
 async def test_a_batch_with_a_refused_message_is_divided_until_it_is_found() -> None:
     bad = {103, 110}
     place = Place(lambda positions: WebhookAnswer(Meaning.FINAL, "bad") if bad & set(positions) else DELIVERED)

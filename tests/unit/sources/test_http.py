@@ -150,6 +150,22 @@ async def test_key_of_the_request_numbers_its_records() -> None:
         assert [record["request"] for record in client.payloads] == ["k\\1#0", "k\\1#1"]
 
 
+async def test_attempts_under_one_key_have_one_partition_whatever_their_bytes() -> None:
+    async with accepting(partitions=8, key_field="request") as client:
+        for number in range(8):
+            for body in ([reading(number)], [reading(number + 1), reading()]):
+                assert (await client.post(body, Idempotency_Key=f"k{number}")).status == 200
+
+        found: dict[str, set[str]] = {}
+        for batch in client.batches:
+            for row, payload in enumerate(batch.payloads):
+                key = json.loads(payload)["request"].partition("#")[0]
+                found.setdefault(key, set()).add(batch.describe(row).partition(" ")[0])
+        assert len(found) == 8
+        assert all(len(partitions) == 1 for partitions in found.values())
+        assert len(set.union(*found.values())) > 1
+
+
 # -- answers and commits -----------------------------------------------------------------------------------------------
 
 
@@ -226,6 +242,37 @@ async def test_requests_are_refused_when_the_turn_fails_or_takes_too_long() -> N
         answer = await client.post(reading())
 
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        assert "not known whether" in answer.body["detail"]
+
+
+async def test_a_request_that_no_turn_has_taken_in_time_is_never_taken() -> None:
+    (setup,) = setups_of(source := Http("/readings", url=URL, bounds=HttpBounds(answer_s=0.05)), Limits())
+    injector = source.connect(setup)
+    await injector.open(None)
+    try:
+        async with aiohttp.ClientSession() as session:
+            answer = await Client(source, session, [setup], [injector]).post(reading())
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        assert "has taken nothing" in answer.body["detail"]
+        assert await injector.take() is None
+    finally:
+        await injector.close()
+
+
+async def test_a_worker_whose_lease_has_ended_takes_nothing() -> None:
+    is_trusted = True
+    (setup,) = setups_of(source := Http("/readings", url=URL), Limits(), trusted=lambda: is_trusted)
+    injector = source.connect(setup)
+    await injector.open(None)
+    try:
+        async with aiohttp.ClientSession() as session:
+            is_trusted = False
+            answer = await Client(source, session, [setup], [injector]).post(reading())
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        assert "does not own" in answer.body["detail"]
+        assert await injector.take() is None
+    finally:
+        await injector.close()
 
 
 async def test_too_much_that_waits_is_pushed_back() -> None:

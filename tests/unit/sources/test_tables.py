@@ -20,13 +20,15 @@ from millpy.ingest.protocol import SourceSetup
 from millpy.limits import Limits
 from millpy.model.record import RecordType
 from millpy.sources.postgres import column_json
+from millpy.sources.postgres import table_thread as table_thread_module
 from millpy.sources.postgres.change_records import ChangeRecords
-from millpy.sources.postgres.pgoutput import UNCHANGED, Change, PgoutputDecoder, Relation
+from millpy.sources.postgres.pgoutput import UNCHANGED, Begin, Change, PgoutputDecoder, Relation
 from millpy.sources.postgres.polled_thread import PolledThread
 from millpy.sources.postgres.replication import is_readable
 from millpy.sources.postgres.table_checks import look_at_table
 from millpy.sources.postgres.table_position import CopiedPart, TablePosition
 from millpy.sources.postgres.table_reader import database_of
+from millpy.sources.postgres.table_thread import TableThread
 from millpy.testing.clock import ManualClock
 
 HIGH = 7 << 32
@@ -118,6 +120,55 @@ def test_sockets_are_awaited_beyond_a_thousand_open_files() -> None:
             assert is_readable(high)
         finally:
             os.close(high)
+
+
+class Stream:
+    """A replication stream that has reached a position, and notes what it is told."""
+
+    reached = 900
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def send_status(self, flushed: int, *, asks: bool) -> None:
+        self.told.append(flushed)
+
+
+def table_thread(position: TablePosition | None = None) -> TableThread:
+    setup = SourceSetup(
+        graph="g", stream="s", partition="t", limits=Limits(), clock=ManualClock(), ready=asyncio.Event()
+    )
+    return TableThread(setup, PostgresTable("t"), "", "slot", position, lambda call: call())
+
+
+def test_a_slot_forgets_nothing_but_what_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_thread_module, "is_readable", lambda number: False)
+    thread, stream = table_thread(TablePosition(copied=True, lsn=400)), Stream()
+    thread._stream, thread._connection = stream, socket.socket()  # type: ignore[assignment]
+    thread._position = TablePosition(copied=True, lsn=800)  # read, and on its way
+
+    with thread._connection:
+        thread._send_status()
+        thread.committed(1, TablePosition(copied=True, lsn=600))
+        thread._send_status()
+        thread.committed(1, TablePosition(copied=True, lsn=500))
+        thread._send_status()
+
+    assert stream.told == [400, 600, 600]
+
+
+def test_a_change_is_one_of_the_copy_exactly_if_its_snapshot_shows_it() -> None:
+    thread = table_thread()
+    position = TablePosition(copied=True, copies=(CopiedPart("100:110:105"),), until=50)
+    change = Change(Relation(1, "public", "t", ()), "insert", [b"1"], None, False)
+
+    def left(lsn: int, xid: int) -> Change | None:
+        return thread._judged(None, None, position, Begin(lsn, 0, xid), change)  # type: ignore[arg-type]
+
+    assert left(49, 99) is None
+    assert left(49, 105) is change, "it was open at the snapshot"
+    assert left(49, 110) is change
+    assert left(50, 99) is change, "no snapshot shows what commits there, whatever its id"
 
 
 class SlowPolling(PolledThread):
