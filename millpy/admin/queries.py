@@ -35,6 +35,7 @@ PROTOCOL_VIOLATION = "08P01"
 RIGHTS_HINT = "log in as a member of a role with these rights; `millpy migrate --roles` creates the roles"
 NO_RIGHTS = "42501"
 NO_CORRECTION = "MW010"  # of millpy.correct
+TOO_LONG = "the query takes too long"
 REFUSED_BY_POOL = "08"
 OF_CONSTRAINTS = "23"
 # Everyone may look into the catalog; a reader may not read the revision itself.
@@ -94,6 +95,7 @@ class Admin:
     ) -> None:
         self.url = database_url
         self._role: str | None = None
+        self._within_s: float | None = None
         self._limited = statement_s_max is not None
         limit = str(int((statement_s_max or 0) * 1000))  # 0 is no limit
         # A process that hangs between two statements must not hold the locks of the first.
@@ -105,6 +107,13 @@ class Admin:
         """Return the same database, with statements that run under another role; None for the login's."""
         other = copy(self)
         other._role = role
+        return other
+
+    def within(self, seconds: float) -> Admin:
+        """Return the same database, with statements that are cancelled after this time, as those that take too long."""
+        other = copy(self)
+        other._within_s = seconds
+        other._limited = True
         return other
 
     def close(self) -> None:
@@ -267,6 +276,9 @@ class Admin:
     def _act(self, connection: Connection) -> None:
         if self._role is not None:
             connection.execute(text("SELECT set_config('role', :role, true)"), {"role": self._role})
+        if self._within_s is not None:
+            limit = str(max(1, int(self._within_s * 1000)))
+            connection.execute(text("SELECT set_config('statement_timeout', :limit, true)"), {"limit": limit})
 
     @contextmanager
     def _connected(self, *, commit: bool) -> Iterator[Connection]:
@@ -325,7 +337,7 @@ def _translated(error: DBAPIError) -> MillError:
             hint="nothing was changed: change the constraint, or what it refuses",
         )
     if state == CANCELLED:
-        return UsageError("the query takes too long", hint="ask for less: give a key, or a span of time")
+        return UsageError(TOO_LONG, hint="ask for less: give a key, or a span of time")
     if state == NO_RIGHTS:
         return RightsError(f"missing rights: {_first_line(error)}", hint=RIGHTS_HINT)
     if not state or state.startswith(REFUSED_BY_POOL):
