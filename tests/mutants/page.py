@@ -1,4 +1,4 @@
-"""Mutants of the page and of what keeps it safe: who may act, what a browser is told, whose text is shown how."""
+"""Mutants of the page and of what keeps it safe: who may act, what a browser may do, how foreign text is shown."""
 
 from __future__ import annotations
 
