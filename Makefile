@@ -12,7 +12,7 @@ STORE_TESTS := postgres_commit postgres_results postgres_store histories rights 
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check lint format types unit test api-fuzz docs docs-setup store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant ui-test ui-tour feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
-        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w1-early bench-join bench-formats bench-late bench-w2 bench-w2b bench-w3 bench-http bench-kafka bench-outbox bench-cdc bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-api bench-soak
+        bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w1-early bench-join bench-formats bench-late bench-w2 bench-w2b bench-w3 bench-http bench-kafka bench-outbox bench-cdc bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-api bench-page bench-soak
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -202,6 +202,9 @@ bench-scores: $(STAMP) ## the report's scores on the recorded feeds, with faults
 
 bench-api: $(STAMP) ## W2 beside 200 viewers of the API, and each list on 100,000 devices and ten million rows
 	$(BIN)/python -m benchmarks.api
+
+bench-page: $(STAMP) ## the page in a browser on 100,000 devices and ten million rows: when each view is painted and whole
+	$(BIN)/python -m benchmarks.page
 
 bench-soak: $(STAMP) ## 20 minutes: does the database stop growing?
 	$(BIN)/python -m benchmarks.soak

@@ -10,22 +10,23 @@ from uuid import UUID
 
 import psycopg
 from sqlalchemy import Connection, Executable, event, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from millpy.admin.loaders import load_any_value
 from millpy.admin.sql import answer
 from millpy.config.database_url import unreadable_url_error
-from millpy.errors import ConfigError, MillError, RightsError, StoreUnavailableError, UsageError
+from millpy.errors import ConfigError, MillError, NotMigratedError, RightsError, StoreUnavailableError, UsageError
 from millpy.model.time import Instant
 from millpy.store.archive.reader import ListedFile
 from millpy.store.postgres.engine import make_engine
 from millpy.store.postgres.unreachable import unreachable_error
+from millpy.store.revision import check_revision
 
 Row = Mapping[str, Any]
 NO_TABLE = "42P01"
 OUR_SCHEMAS = ("mill", "millpy")
-NOT_MIGRATED = {NO_TABLE, "42883", "3F000"}  # no such table, function, schema
+MISSING = {NO_TABLE, "42703", "42883", "3F000"}  # no such table, column, function, schema
 NOT_ONE_COMPUTATION = {"P0002", "42P09"}  # no such computation, or in several graphs
 # Text that is not a number, a time, a zone, a uuid, …
 NOT_A_VALUE = {"22P02", "22P05", "22003", "22007", "22008", "22009", "22015", "22021"}
@@ -34,8 +35,12 @@ PROTOCOL_VIOLATION = "08P01"
 RIGHTS_HINT = "log in as a member of a role with these rights; `millpy migrate --roles` creates the roles"
 NO_RIGHTS = "42501"
 NO_CORRECTION = "MW010"  # of millpy.correct
+TOO_LONG = "the query takes too long"
 REFUSED_BY_POOL = "08"
 OF_CONSTRAINTS = "23"
+# Everyone may look into the catalog; a reader may not read the revision itself.
+MIGRATED = "SELECT FROM pg_class WHERE relname = 'alembic_version' AND relnamespace = to_regnamespace('mill')"
+REVISION = "SELECT version_num FROM mill.alembic_version"
 ARCHIVE_FILES = """
 SELECT path, partitions, (extract(epoch FROM first_event_time) * 1000000)::bigint AS lo,
        (extract(epoch FROM last_event_time) * 1000000)::bigint AS hi
@@ -90,6 +95,7 @@ class Admin:
     ) -> None:
         self.url = database_url
         self._role: str | None = None
+        self._within_s: float | None = None
         self._limited = statement_s_max is not None
         limit = str(int((statement_s_max or 0) * 1000))  # 0 is no limit
         # A process that hangs between two statements must not hold the locks of the first.
@@ -101,6 +107,13 @@ class Admin:
         """Return the same database, with statements that run under another role; None for the login's."""
         other = copy(self)
         other._role = role
+        return other
+
+    def within(self, seconds: float) -> Admin:
+        """Return the same database, with statements that are cancelled after this time, as those that take too long."""
+        other = copy(self)
+        other._within_s = seconds
+        other._limited = True
         return other
 
     def close(self) -> None:
@@ -263,6 +276,9 @@ class Admin:
     def _act(self, connection: Connection) -> None:
         if self._role is not None:
             connection.execute(text("SELECT set_config('role', :role, true)"), {"role": self._role})
+        if self._within_s is not None:
+            limit = str(max(1, int(self._within_s * 1000)))
+            connection.execute(text("SELECT set_config('statement_timeout', :limit, true)"), {"limit": limit})
 
     @contextmanager
     def _connected(self, *, commit: bool) -> Iterator[Connection]:
@@ -279,17 +295,34 @@ class Admin:
     def _translated(self, error: DBAPIError) -> MillError:
         if getattr(error.orig, "sqlstate", None) == CANCELLED and not self._limited:  # an administrator did, or a limit
             return StoreUnavailableError(f"the server ended the query: {_first_line(error)}", hint="try again")
+        if getattr(error.orig, "sqlstate", None) in MISSING and not _is_result_table(error):
+            return self._of_other_tables(error)
         return _translated(error)
+
+    def _of_other_tables(self, error: DBAPIError) -> ConfigError:
+        """Return the error for a database that lacks what a statement reads; it says what to do."""
+        try:
+            with self._engine.connect() as connection:
+                if connection.execute(text(MIGRATED)).first() is None:
+                    return NotMigratedError("the database has no tables of millpy", hint="run `millpy migrate` first")
+                check_revision(connection.execute(text(REVISION)).scalar_one())
+        except ConfigError as other:
+            return other
+        except (SQLAlchemyError, psycopg.Error):
+            pass  # a reader may not know the revision
+        return NotMigratedError(
+            f"the database lacks what this millpy reads: {_first_line(error)}",
+            hint="run `millpy migrate` as the owner; if that changes nothing, restore what was dropped, or use a new"
+            " database",
+        )
 
 
 def _translated(error: DBAPIError) -> MillError:
     state = getattr(error.orig, "sqlstate", None)
-    if state == NO_TABLE and not any(f'"{schema}.' in _first_line(error) for schema in OUR_SCHEMAS):
+    if _is_result_table(error):
         return ConfigError(
             f"a result table is gone: {_first_line(error)}", hint="`millpy graphs` shows what is deployed"
         )
-    if state in NOT_MIGRATED:
-        return ConfigError("the database has no tables of millpy", hint="run `millpy migrate` first")
     detail = " ".join(str(error.orig).split())
     if isinstance(error.orig, psycopg.Error) and state in NOT_ONE_COMPUTATION:
         message = error.orig.diag.message_primary or detail
@@ -304,7 +337,7 @@ def _translated(error: DBAPIError) -> MillError:
             hint="nothing was changed: change the constraint, or what it refuses",
         )
     if state == CANCELLED:
-        return UsageError("the query takes too long", hint="ask for less: give a key, or a span of time")
+        return UsageError(TOO_LONG, hint="ask for less: give a key, or a span of time")
     if state == NO_RIGHTS:
         return RightsError(f"missing rights: {_first_line(error)}", hint=RIGHTS_HINT)
     if not state or state.startswith(REFUSED_BY_POOL):
@@ -312,6 +345,12 @@ def _translated(error: DBAPIError) -> MillError:
             return unreadable_url_error()
         return unreachable_error(str(error.orig))
     return StoreUnavailableError(f"the database cannot answer: {detail}", hint="try again; its log may say more")
+
+
+def _is_result_table(error: DBAPIError) -> bool:
+    """Tell whether a table is missing that is not one of millpy's own."""
+    state, line = getattr(error.orig, "sqlstate", None), _first_line(error)
+    return state == NO_TABLE and not any(f'"{schema}.' in line for schema in OUR_SCHEMAS)
 
 
 def _first_line(error: DBAPIError) -> str:

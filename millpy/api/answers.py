@@ -45,7 +45,7 @@ _STATUSES = {
     409: "Refused, and nothing was changed.",
     422: "A parameter that is missing, or out of its bounds.",
     429: "Too many failed attempts to authenticate from this address.",
-    503: "The database is away, or too many requests wait.",
+    503: "The database is away or not migrated, or too many requests wait.",
 }
 
 

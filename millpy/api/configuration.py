@@ -63,10 +63,10 @@ def configuration(settings: Settings, database_url: str) -> ApiConfiguration:
     """
     if bool(settings.api_certificate) != bool(settings.api_key):
         raise ConfigError("MILLPY_API_CERTIFICATE and MILLPY_API_KEY belong together", hint="set both, or neither")
-    if bool(settings.api_identity_header) != bool(settings.api_proxies):
+    if settings.api_identity_header and not settings.api_proxies:
         raise ConfigError(
-            "MILLPY_API_IDENTITY_HEADER and MILLPY_API_PROXIES belong together",
-            hint="name the header, and the addresses from which it is believed",
+            "MILLPY_API_IDENTITY_HEADER needs MILLPY_API_PROXIES",
+            hint="name the addresses from which the header is believed",
         )
     reader, owner = secret(READER_URL), secret(OWNER_URL)
     return ApiConfiguration(

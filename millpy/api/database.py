@@ -15,9 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from millpy.admin.queries import Admin
+from millpy.admin.queries import REVISION, Admin
 from millpy.api.configuration import ApiConfiguration
 from millpy.api.problems import busy
+from millpy.store.revision import check_revision
 
 STATEMENT_S_MAX = 5.0
 WAITING_MAX = 500
@@ -31,8 +32,10 @@ def check_databases(configuration: ApiConfiguration) -> None:
     """Ask the database once with each login, so that a wrong one is an error at the start.
 
     Raises:
-        MillError: it cannot be reached, is not migrated, or lacks rights.
+        MillError: it cannot be reached, is not migrated to this version, or lacks rights.
     """
+    for row in Admin(configuration.operator_url, statement_s_max=STATEMENT_S_MAX).ask(REVISION):
+        check_revision(row["version_num"])
     for url, statement in (
         (configuration.operator_url, _FOUND),
         (configuration.reader_url, _READ),

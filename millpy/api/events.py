@@ -98,6 +98,11 @@ class Doctor:
             self._until = self._clock.monotonic() + DOCTOR_S
         return self._found
 
+    @property
+    def last(self) -> list[dict[str, Any]]:
+        """What was found last; empty before the first time."""
+        return self._found
+
 
 @router.get("/v1/doctor", responses=described(ROWS, "Findings"), response_class=Response)
 async def list_findings(request: Request, caller: Viewer) -> Response:

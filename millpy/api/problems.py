@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from millpy.admin.json_output import json_text
 from millpy.config.secrets import redacted
-from millpy.errors import GraphError, MillError, RightsError, TransientError, UsageError
+from millpy.errors import GraphError, MillError, NotMigratedError, RightsError, TransientError, UsageError
 
 log = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
@@ -59,9 +59,10 @@ def of_error(error: MillError) -> ProblemError:
         return ProblemError(HTTPStatus.FORBIDDEN, message, hint=hint)
     if isinstance(error, GraphError):
         return ProblemError(HTTPStatus.CONFLICT, message, hint=hint)
-    if isinstance(error, UsageError):
+    away = isinstance(error, TransientError | NotMigratedError)
+    if isinstance(error, UsageError) and not away:
         return ProblemError(HTTPStatus.BAD_REQUEST, message, hint=hint)
-    status = HTTPStatus.SERVICE_UNAVAILABLE if isinstance(error, TransientError) else HTTPStatus.INTERNAL_SERVER_ERROR
+    status = HTTPStatus.SERVICE_UNAVAILABLE if away else HTTPStatus.INTERNAL_SERVER_ERROR
     return ProblemError(status, message, hint=hint, headers={"Retry-After": "2"})
 
 

@@ -13,6 +13,7 @@ from millpy.errors import UsageError
 
 FILES = (
     "alerts.yaml",
+    "kubernetes/api.yaml",
     "kubernetes/kustomization.yaml",
     "kubernetes/migration.yaml",
     "kubernetes/worker.yaml",

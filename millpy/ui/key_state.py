@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fastapi import Request, Response
 
 from millpy.admin.pages import RowPage, decoded, encoded
-from millpy.admin.queries import Admin, Row
+from millpy.admin.queries import TOO_LONG, Admin, Row
 from millpy.admin.results import DeployedTable, RowFilter, panes
 from millpy.admin.state import stored_page
 from millpy.api.answers import read_shared
@@ -24,6 +24,8 @@ SELECT DISTINCT computation FROM millpy.watermarks WHERE graph = :graph AND comp
 """
 EACH_MAX = 50
 """Rows of each list on the screen."""
+EACH_S_MAX = 0.5
+"""Of the statement of a list. One for all keys may read all that is stored."""
 LISTS = {
     "state": ("Cells", (("key", "key"), ("cell", "cell"), ("subkey", "entry"), ("value", "value"))),
     "timers": (
@@ -56,11 +58,13 @@ async def show_key_state(
     tables = await tables_of(request, caller, graph)
     cursors = {"state": state, "timers": timers, "windows": windows}
 
-    def find(admin: Admin) -> tuple[list[str], str, dict[str, RowPage], list[tuple[DeployedTable, Sequence[Row]]]]:
+    def find(
+        admin: Admin,
+    ) -> tuple[list[str], str, dict[str, RowPage | None], list[tuple[DeployedTable, Sequence[Row]]]]:
         names = [row["computation"] for row in admin.ask(COMPUTATIONS, graph=graph)]
         chosen = computation or (names[0] if names else "")
         lists = {
-            what: stored_page(admin, what, graph, chosen, key or None, decoded(after), EACH_MAX)
+            what: _stored(admin, what, graph, chosen, key or None, decoded(after))
             for what, after in cursors.items() if chosen
         }  # fmt: skip
         own = [one for one in tables if key and one.computation == chosen and one.keys]
@@ -78,6 +82,18 @@ async def show_key_state(
         pairs_of=lambda values: [(name, name) for name in values],
         where_of=lambda table: [f"{name}={value}" for name, value in (values_of_key(key or "", table) or {}).items()],
     )  # fmt: skip
+
+
+def _stored(
+    admin: Admin, what: str, graph: str, computation: str, key: str | None, after: Sequence[str]
+) -> RowPage | None:
+    """Return a list of what is stored; None if it takes too long to read."""
+    try:
+        return stored_page(admin.within(EACH_S_MAX), what, graph, computation, key, after, EACH_MAX)
+    except UsageError as error:
+        if error.message != TOO_LONG:
+            raise
+        return None
 
 
 def _panes(admin: Admin, table: DeployedTable, key: str) -> list[Row]:

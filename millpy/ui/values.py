@@ -21,6 +21,10 @@ SENTINELS = {"infinity": "the end", "-infinity": "the beginning"}
 BYTES_SHOWN_MAX = 1_000
 CHARACTERS_SHOWN_MAX = 2_000
 """Of a value in a table; what is longer takes long to draw."""
+LINE_CHARACTERS_MAX = 36
+"""Of text that stays on one line, whatever hyphens it has: names of devices, and UUIDs."""
+MILLISECONDS = 4
+"""Characters of a fraction that is shown; the element has all of it."""
 _INSTANT = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?Z")
 _THOUSANDS = "\N{NARROW NO-BREAK SPACE}"
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -104,7 +108,7 @@ def instant(value: object) -> Markup:
         return shown(None)
     text = str(json_safe(value))
     if found := _INSTANT.fullmatch(text):
-        fraction = (found[3] or "").rstrip("0").rstrip(".")
+        fraction = (found[3] or "")[:MILLISECONDS].rstrip("0").rstrip(".")
         words = f"{found[1]} {found[2]}{fraction}"
         return Markup('<time datetime="{}">{}<span class="zone"> UTC</span></time>').format(text, words)
     return _foreign(SENTINELS.get(text, text))
@@ -117,7 +121,9 @@ def _cut(text: str) -> str:
 
 def _foreign(text: str) -> Markup:
     """Return foreign text: apart from what is around it in its direction, with invisible characters as escapes."""
-    return Markup("<bdi>{}</bdi>").format(visible(text, keep="\n\t"))
+    found = visible(text, keep="\n\t")
+    whole = len(found) <= LINE_CHARACTERS_MAX and "\n" not in found
+    return Markup('<bdi class="line">{}</bdi>' if whole else "<bdi>{}</bdi>").format(found)
 
 
 def _bytes_text(value: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -11,7 +12,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from millpy.admin.pages import PagedView, RowPage, decoded, page_of
-from millpy.admin.queries import Admin, Row
+from millpy.admin.queries import TOO_LONG, Admin, Row
 from millpy.admin.results import DeployedTable, RowFilter, newest, panes
 from millpy.admin.results import page as rows_page
 from millpy.api.answers import databases_of, read_shared
@@ -19,6 +20,7 @@ from millpy.api.dead_letters import VIEWS as LEFT_OUT
 from millpy.api.parameters import KEY_CHARACTERS_MAX, TEXT, Cursor, GraphName, Word
 from millpy.api.problems import not_found
 from millpy.api.windows import Where, pairs
+from millpy.clock import Clock, SystemClock
 from millpy.errors import RightsError, UsageError
 from millpy.ui.downloads import MEDIA_TYPES, WRITERS
 from millpy.ui.rendering import page
@@ -44,6 +46,13 @@ SELECT key, window_start, count(*) AS records FROM millpy.late_records
    AND key = ANY(CAST(:keys AS text[]))
  GROUP BY key, window_start ORDER BY window_start DESC LIMIT 1000
 """
+ROWS_S_MAX = 1.0
+"""Of a statement that reads rows."""
+OPEN_S_MAX = 0.5
+"""Of the statement that reads open windows, which reads all of the table."""
+UNREAD_S = 60.0
+"""How long a table whose open windows are too many is shown without them, before they are tried again."""
+UNREAD_MAX = 10_000
 KEY = "key."
 """Before the name of a column in an address: the field of a form for it."""
 Time = Annotated[str, Query(max_length=40, pattern=TEXT)]
@@ -88,6 +97,27 @@ class Choice:
         }  # fmt: skip
 
 
+class UnreadTables:
+    """Tables whose open windows were too many to read, so that a page that is open all day does not try each second."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until: dict[tuple[str, str], float] = {}
+
+    def has(self, table: DeployedTable) -> bool:
+        """Tell whether a table is shown without its open windows for now."""
+        return self._clock.monotonic() < self._until.get((table.graph, table.name), -math.inf)
+
+    def add(self, table: DeployedTable) -> None:
+        """Add a table."""
+        if len(self._until) >= UNREAD_MAX:
+            self._until.clear()
+        self._until[table.graph, table.name] = self._clock.monotonic() + UNREAD_S
+
+
+UNREAD = UnreadTables(SystemClock())
+
+
 @router.get("/graphs/{graph}/windows")
 async def show_windows(
     request: Request, caller: Visitor, graph: GraphName, table: Word = None, where: Where = None, start: Start = "",
@@ -99,16 +129,22 @@ async def show_windows(
         return page(request, caller, "windows.html", view="windows", graph=graph, tables=[], choice=None)
     choice = _choice(request, tables, table, where, start, end, final, show)
 
-    def find(admin: Admin) -> tuple[RowPage, bool, Mapping[tuple[str, str], int] | None]:
-        rows, whole = _rows(admin, choice, after)
-        return rows, whole, _too_late(admin, choice, rows.rows)
+    def find(admin: Admin) -> tuple[RowPage, bool, Mapping[tuple[str, str], int] | None, str]:
+        try:
+            rows, whole = _rows(admin.within(ROWS_S_MAX), choice, after)
+        except UsageError as error:
+            if error.message != TOO_LONG:
+                raise
+            return RowPage([], None), True, {}, error.hint
+        return rows, whole, _too_late(admin, choice, rows.rows), ""
 
-    found, whole, too_late = await read_shared(request, caller, find)
+    found, whole, too_late, ask = await read_shared(request, caller, find)
     rows = [_shown(row, choice, too_late) for row in found.rows]
     counts = {label: sum(row["state"] == state for row in rows) for state, label in STATES.items()}
     return page(
         request, caller, "windows.html", view="windows", graph=graph, tables=tables, choice=choice, rows=rows,
-        next=found.next, after=after, whole=whole, numbers=numbers_of(choice.table), counts=counts, states=STATES,
+        next=found.next, after=after, whole=whole, ask=ask, numbers=numbers_of(choice.table), counts=counts,
+        states=STATES,
     )  # fmt: skip
 
 
@@ -215,10 +251,16 @@ def _rows(admin: Admin, choice: Choice, after: str) -> tuple[RowPage, bool]:
 
 def _open_rows(admin: Admin, choice: Choice, wanted: RowFilter) -> list[Row] | None:
     """Return the newest windows that are not final, as they stand; None if these cannot be read."""
+    if UNREAD.has(choice.table):
+        return None
     try:
-        return newest(admin, choice.table, replace(wanted, final=False))
-    except (UsageError, RightsError):
-        return None  # they are too many to be read in the time of a statement, or not for this user
+        return newest(admin.within(OPEN_S_MAX), choice.table, replace(wanted, final=False))
+    except RightsError:
+        return None  # they are not for this user
+    except UsageError as error:
+        if error.message == TOO_LONG:
+            UNREAD.add(choice.table)
+        return None
 
 
 def _too_late(admin: Admin, choice: Choice, rows: Sequence[Row]) -> dict[tuple[str, str], int] | None:

@@ -159,6 +159,20 @@ def test_an_identity_comes_only_from_a_proxy_and_acts_only_with_a_session(api: A
     assert through_proxy(api, "POST", ACTIONS[0][1], {**headers, **both}, ACTIONS[0][2]).status == 200
 
 
+def test_a_proxy_without_a_header_of_the_identity_is_believed_the_rest(database: str) -> None:
+    with running_api(database, MILLPY_API_PROXIES="127.0.0.2/32") as api:
+        create(Admin(database), "una@example.com", Role.VIEWER, identity=True)
+        token = create(Admin(database), "behind", Role.VIEWER)[1]
+        named = {"X-Forwarded-User": "una@example.com"}
+        opened = through_proxy(api, "POST", "/v1/session", {"X-Forwarded-Proto": "https"}, {"token": token})
+
+        assert "Secure" in opened.headers["Set-Cookie"]
+        assert through_proxy(api, "GET", "/v1/graphs", named).status == 401
+        wrong = [("Authorization", "Bearer wrong"), ("X-Forwarded-For", "203.0.113.9")]
+        assert {repeated(api, wrong).status for _ in range(FAILURES_MAX + 1)} == {401, 429}
+        assert repeated(api, [*wrong[:1], ("X-Forwarded-For", "203.0.113.10")]).status == 401
+
+
 def test_a_session_counts_only_for_the_user_whom_the_proxy_names(api: ApiServer) -> None:
     for name, role in (("ann@example.com", Role.OPERATOR), ("bob@example.com", Role.VIEWER)):
         create(Admin(api.database_url), name, role, identity=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterator
 from urllib.parse import quote
 from uuid import uuid4
@@ -14,6 +15,7 @@ import pytest
 
 from millpy.admin.queries import Admin
 from millpy.admin.tokens import Role, create
+from millpy.api.database import STATEMENT_S_MAX
 from millpy.config.escape import visible
 from millpy.embedded import EmbeddedPostgres
 from millpy.ui.asset_files import PLACE
@@ -23,6 +25,7 @@ from tests.api_server import ApiServer, running_api
 from tests.conformance.test_api import HOSTILE, a_worker, forget_workers, ran
 from tests.databases import fresh_database
 from tests.page_client import Page, PageClient, figure
+from tests.waiting import await_true
 
 PATHS = [link(view, "plant") for view in VIEWS]
 COUNTS = ("injected", "accepted", "duplicate", "produced", "added", "consumed", "late", "parked", "pending")
@@ -268,7 +271,7 @@ def test_the_graph_shows_nodes_and_edges_with_the_figures_of_sql(api: ApiServer,
     assert [figure(row["Intervals"]) for row in nodes[:2]] == [intervals["readings"], intervals["temperature_1m"]]
     assert [row["Watermark"] for row in nodes[:2]] == ["the end", "the end"]
     assert [(row["Stream"], row["To"], row["Backlog"]) for row in edges] == [
-        ("readings", "temperature_1m", str(backlog)), ("temperature_1m", "table:temperature_1m", NONE)
+        ("readings", "temperature_1m", str(backlog)), ("temperature_1m", "table temperature_1m", NONE)
     ]  # fmt: skip
     assert "Nothing: all input has ended." in shown.text
 
@@ -358,7 +361,9 @@ def test_events_are_sentences_by_kind_and_time(api: ApiServer, viewer: PageClien
 
 
 def test_the_doctor_shows_its_findings_the_worst_first(api: ApiServer, viewer: PageClient) -> None:
-    shown = viewer.get("/doctor?graph=plant")
+    path = "/doctor?graph=plant"
+    await_true(lambda: "still examining" not in viewer.get(path).text, "the findings")
+    shown = viewer.get(path)
     rows = shown.table("What the doctor found in the database, the worst first; at most ten seconds old")
     findings = viewer.server.get("/v1/doctor", api.token("asks the doctor")).rows
 
@@ -367,6 +372,23 @@ def test_the_doctor_shows_its_findings_the_worst_first(api: ApiServer, viewer: P
     # What grows meanwhile is not compared.
     assert sorted(row["Check"] for row in rows) == sorted(found["check"] for found in findings)
     assert ("accounting", "adds up") in [(row["Check"], row["Found"]) for row in rows]
+
+
+def test_a_doctor_that_takes_long_does_not_hold_up_the_page(api: ApiServer) -> None:
+    with running_api(api.database_url) as other, psycopg.connect(api.database_url) as connection:
+        client = PageClient(other)
+        client.log_in(api.token("in a hurry"))
+        connection.execute("LOCK mill.late_records, mill.dead_letters IN ACCESS EXCLUSIVE MODE")
+        began = time.monotonic()
+        shown = client.get("/doctor")
+        took_s = time.monotonic() - began
+        connection.rollback()
+        await_true(lambda: "still examining" not in client.get("/doctor").text, "the findings")
+        after = client.get("/doctor")
+
+    assert shown.status == 200 and "The doctor is still examining the database." in shown.text
+    assert took_s < STATEMENT_S_MAX
+    assert "accounting" in after.text
 
 
 def test_a_role_of_the_database_gets_a_page_that_says_what_it_lacks(api: ApiServer) -> None:

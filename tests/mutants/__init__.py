@@ -12,6 +12,7 @@ from tests.mutants import (
     model,
     mqtt_sink,
     outboxes,
+    page,
     postgres,
     running_graphs,
     runtime,
@@ -50,6 +51,7 @@ def everything() -> list[Mutant]:
             running_graphs,
             webhook,
             api,
+            page,
         )
         for mutant in part.MUTANTS
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from playwright.sync_api import expect
@@ -45,6 +46,32 @@ def test_drawing_and_tables_follow_the_database_without_a_reload(world: World, v
     expect(page.locator("[data-node=readings] td time")).not_to_have_text(first)
     expect(link).to_be_focused()
     assert viewer.loads == loads
+
+
+def test_what_needs_somebody_is_marked_in_the_menu(viewer: Visitor) -> None:
+    told = {
+        "accounts": [{"graph": "works", "accounts": 5, "unbalanced": 2}, {"graph": "other", "unbalanced": 1}],
+        "progress": [
+            {"graph": "works", "intervals": 4, "live": 1, "low_watermark": "2026-11-20T08:00:00Z"},
+            {"graph": "works", "intervals": 4, "live": 0, "low_watermark": "infinity"},
+        ],
+        "sources": [{"graph": "works", "state": "running", "partitions": 3}],
+    }
+    stream = "".join(f"event: {topic}\ndata: {json.dumps(rows)}\n\n" for topic, rows in told.items())
+    viewer.page.route("**/v1/live", lambda route: route.fulfill(body=stream, content_type="text/event-stream"))
+    menu = viewer.open("/graphs/works/events").get_by_role("navigation", name="Views")
+
+    expect(menu.get_by_role("link", name="Accounting")).to_contain_text("2 account(s) not balanced")
+    expect(menu.get_by_role("link", name="Workers")).to_contain_text("3 interval(s) without a live worker")
+    assert menu.locator(".alert").count() == 2
+    assert viewer.violations() == []
+
+
+def test_a_parked_key_that_holds_the_watermark_is_one_click_away(viewer: Visitor) -> None:
+    page = viewer.open("/graphs/works?explain=alarms")
+    page.locator("#why + .summary").get_by_role("link", name="Parked keys").click()
+
+    expect(page.locator("#left-out")).to_contain_text("faulty-1")
 
 
 def test_what_is_open_stays_open(world: World, viewer: Visitor) -> None:

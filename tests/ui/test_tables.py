@@ -53,9 +53,7 @@ def change_s(world: World, page: Page) -> float:
 def test_the_chart_has_a_point_for_each_row_and_leads_to_it(viewer: Visitor) -> None:
     page = viewer.open(WINDOWS.format(device="sensor-3"))
     chart = page.locator("#chart canvas")
-    expect(chart).to_be_visible()
-    box = chart.bounding_box()
-    assert box is not None
+    box = await_true(chart.bounding_box, "the chart, which is drawn anew when a row changes")
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     expect(page.locator("#point")).to_contain_text("sensor-3")
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)

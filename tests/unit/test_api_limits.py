@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fastapi import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from millpy.api.authentication import bearer_of
+from millpy.api.authentication import Gate, bearer_of
 from millpy.api.configuration import ApiConfiguration, networks
+from millpy.api.database import Databases
 from millpy.api.failures import FAILURES_MAX, FailureLimit
 from millpy.api.limits import BODIES_BYTES_MAX, BODY_BYTES_MAX, RequestLimits
 from millpy.clock import SystemClock
@@ -69,6 +71,56 @@ async def test_requests_without_a_body_are_served_while_large_ones_fill_the_memo
     inner.may_answer.set()
     assert set(await asyncio.gather(*large, held)) == {200}
     assert await status(app, "POST", b"x") == 200
+
+
+async def asked(headers: list[tuple[bytes, bytes]], parts: list[bytes]) -> tuple[int, int]:
+    """The status of a request with a body in parts, and how many of these were read."""
+    sent: list[Message] = []
+    left = list(parts)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def inner(_: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": headers}
+    await RequestLimits(inner, encrypted=False)(scope, receive, send)
+    return int(sent[0]["status"]), len(parts) - len(left)
+
+
+async def test_a_body_of_unknown_length_is_bounded() -> None:
+    part = b"x" * (BODY_BYTES_MAX // 4)
+    chunked = [(b"transfer-encoding", b"chunked")]
+
+    assert await asked(chunked, [part] * 4) == (200, 4)
+    assert await asked(chunked, [part] * 100) == (413, 5)
+
+
+async def test_a_body_that_says_it_is_too_long_is_not_read() -> None:
+    said = [(b"content-length", str(BODY_BYTES_MAX + 1).encode())]
+
+    assert await asked(said, [b"x"] * 3) == (413, 0)
+
+
+def test_only_a_proxy_says_for_which_client_and_how_it_asks() -> None:
+    own = ApiConfiguration(
+        address=("", 0), reader_url="", operator_url="", owner_url="", proxies=networks("10.0.0.5")
+    )  # fmt: skip
+    gate = Gate(own, cast("Databases", SimpleNamespace(authenticating=None)), SystemClock())
+
+    def request(peer: str) -> Request:
+        headers = [(b"x-forwarded-for", b"203.0.113.9"), (b"x-forwarded-proto", b"https")]
+        server = {"type": "http", "scheme": "http", "path": "/", "query_string": b"", "server": ("127.0.0.1", 80)}
+        return Request({**server, "client": (peer, 1), "headers": headers})
+
+    found = [(gate.address_of(one), gate.is_encrypted(one)) for one in map(request, ("10.0.0.5", "10.0.0.6"))]
+
+    assert found == [("203.0.113.9", True), ("10.0.0.6", False)]
 
 
 def test_an_address_that_is_mapped_to_ipv6_is_the_same_client_and_proxy() -> None:

@@ -1,4 +1,4 @@
-"""The manifests in compose/kubernetes: what refers to what, and what the worker needs to stop and to be probed."""
+"""The manifests in compose/kubernetes: what refers to what, and what workers and the API need to stop and be probed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 import yaml
 
+from millpy.api.server import STOP_S_MAX
 from millpy.limits import Limits
+from millpy.observability.http import address_of
 
 PLACE = Path(__file__).resolve().parents[2] / "compose" / "kubernetes"
+MIGRATION, WORKER, API = PODS = "Job/millpy-migration", "Deployment/millpy-worker", "Deployment/millpy-api"
+SERVICE, BUDGET = "Service/millpy-api", "PodDisruptionBudget/millpy-worker"
 
 
 @pytest.fixture(scope="module")
 def objects() -> dict[str, Any]:
-    """Return the objects by their kind, as kustomize renders them if it is installed, else as they are written."""
+    """Return the objects as KIND/NAME, as kustomize renders them if it is installed, else as they are written."""
     if shutil.which("kubectl"):
         command = ["kubectl", "kustomize", str(PLACE)]
         text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
@@ -25,44 +29,73 @@ def objects() -> dict[str, Any]:
         files = yaml.safe_load((PLACE / "kustomization.yaml").read_text())["resources"]
         text = "\n---\n".join((PLACE / name).read_text() for name in files)
     found = list(yaml.safe_load_all(text))
-    assert len(found) == len({one["kind"] for one in found})
-    return {one["kind"]: one for one in found}
+    named = {f"{one['kind']}/{one['metadata']['name']}": one for one in found}
+    assert len(found) == len(named)
+    return named
 
 
-def pod(objects: dict[str, Any], kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = objects[kind]["spec"]["template"]["spec"]
+def pod(objects: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = objects[name]["spec"]["template"]["spec"]
     return found
+
+
+def labels_of(objects: dict[str, Any], name: str) -> set[tuple[str, str]]:
+    """Return the labels of the Pods of an object."""
+    return set(objects[name]["spec"]["template"]["metadata"]["labels"].items())
 
 
 def test_every_manifest_is_rendered(objects: dict[str, Any]) -> None:
     listed = yaml.safe_load((PLACE / "kustomization.yaml").read_text())["resources"]
 
     assert {*listed, "kustomization.yaml"} == {path.name for path in PLACE.glob("*.yaml")}
-    assert objects.keys() == {"Deployment", "Job", "PodDisruptionBudget"}
+    assert objects.keys() == {MIGRATION, WORKER, API, SERVICE, BUDGET}
 
 
-def test_selectors_choose_the_workers_only(objects: dict[str, Any]) -> None:
-    spec = objects["Deployment"]["spec"]
-    labels = spec["template"]["metadata"]["labels"].items()
-    migration = objects["Job"]["spec"]["template"]["metadata"]["labels"].items()
-    spread = spec["template"]["spec"]["topologySpreadConstraints"][0]["labelSelector"]
+def test_selectors_choose_their_own_pods_only(objects: dict[str, Any]) -> None:
+    spread = pod(objects, WORKER)["topologySpreadConstraints"][0]["labelSelector"]
+    chosen = [
+        (WORKER, objects[WORKER]["spec"]["selector"]["matchLabels"]),
+        (WORKER, objects[BUDGET]["spec"]["selector"]["matchLabels"]),
+        (WORKER, spread["matchLabels"]),
+        (API, objects[API]["spec"]["selector"]["matchLabels"]),
+        (API, objects[SERVICE]["spec"]["selector"]),
+    ]
 
-    for selector in (spec["selector"], objects["PodDisruptionBudget"]["spec"]["selector"], spread):
-        assert selector["matchLabels"].items() <= labels
-        assert not selector["matchLabels"].items() <= migration
+    for own, labels in chosen:
+        assert {name for name in PODS if set(labels.items()) <= labels_of(objects, name)} == {own}
 
 
 def test_a_worker_has_time_to_drain(objects: dict[str, Any]) -> None:
-    worker = pod(objects, "Deployment")
+    worker = pod(objects, WORKER)
     given = {variable["name"]: variable["value"] for variable in worker["containers"][0]["env"]}
 
     assert float(given["MILLPY_DRAIN_GRACE_S"]) == Limits().drain_grace_s
     assert worker["terminationGracePeriodSeconds"] >= Limits().drain_grace_s + 5
-    assert objects["PodDisruptionBudget"]["spec"]["maxUnavailable"] < objects["Deployment"]["spec"]["replicas"]
+    assert objects[BUDGET]["spec"]["maxUnavailable"] < objects[WORKER]["spec"]["replicas"]
+
+
+def test_the_service_leads_to_the_port_of_the_api(objects: dict[str, Any]) -> None:
+    (container,) = pod(objects, API)["containers"]
+    (port,), (served,) = container["ports"], objects[SERVICE]["spec"]["ports"]
+    given = {variable["name"]: variable["value"] for variable in container["env"]}
+
+    assert served["targetPort"] == port["name"]
+    assert address_of(given["MILLPY_API"], "MILLPY_API") == ("0.0.0.0", port["containerPort"])
+    assert objects[SERVICE]["spec"]["type"] == "ClusterIP"  # what is open to others is a decision of yours
+
+
+def test_the_api_has_time_to_end_and_stays_while_the_database_is_away(objects: dict[str, Any]) -> None:
+    spec = pod(objects, API)
+    (container,) = spec["containers"]
+
+    assert spec["terminationGracePeriodSeconds"] >= STOP_S_MAX + 5
+    probes = ("startupProbe", "livenessProbe", "readinessProbe")
+    assert {container[name]["httpGet"]["path"] for name in probes} == {"/live"}
+    assert {container[name]["httpGet"]["port"] for name in probes} == {container["ports"][0]["name"]}
 
 
 def test_probes_restart_on_live_and_never_on_ready(objects: dict[str, Any]) -> None:
-    (container,) = pod(objects, "Deployment")["containers"]
+    (container,) = pod(objects, WORKER)["containers"]
     (port,) = container["ports"]
 
     assert port["containerPort"] == 8080  # MILLPY_HTTP of the image
@@ -74,9 +107,9 @@ def test_probes_restart_on_live_and_never_on_ready(objects: dict[str, Any]) -> N
     }
 
 
-@pytest.mark.parametrize("kind", ["Deployment", "Job"])
-def test_pods_are_confined_and_read_mounted_secrets(objects: dict[str, Any], kind: str) -> None:
-    spec = pod(objects, kind)
+@pytest.mark.parametrize("name", PODS)
+def test_pods_are_confined_and_read_mounted_secrets(objects: dict[str, Any], name: str) -> None:
+    spec = pod(objects, name)
     (container,) = spec["containers"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
@@ -90,7 +123,10 @@ def test_pods_are_confined_and_read_mounted_secrets(objects: dict[str, Any], kin
         variable["name"] for variable in container["env"] if variable["name"].endswith("_FILE")
     ]
     assert (secret["secretName"], secret["defaultMode"]) == ("millpy", 0o440)
-    assert container["command"][-1].startswith(mounts["graphs"] + "/")
+    assert container["command"][:2] == ["python", "-m"]
+    assert (PLACE.parents[1] / container["command"][2].replace(".", "/")).with_suffix(".py").is_file()
+    if "graphs" in mounts:
+        assert container["command"][-1].startswith(mounts["graphs"] + "/")
     assert spec["securityContext"]["runAsNonRoot"]
     assert spec["automountServiceAccountToken"] is False
     assert container["securityContext"] == {
@@ -101,5 +137,6 @@ def test_pods_are_confined_and_read_mounted_secrets(objects: dict[str, Any], kin
 
 
 def test_only_the_migration_reads_the_administrators_url(objects: dict[str, Any]) -> None:
-    assert "admin_database_url" not in yaml.safe_dump(pod(objects, "Deployment"))
-    assert "admin_database_url" in yaml.safe_dump(pod(objects, "Job"))
+    for name in (WORKER, API):
+        assert "admin_database_url" not in yaml.safe_dump(pod(objects, name))
+    assert "admin_database_url" in yaml.safe_dump(pod(objects, MIGRATION))

@@ -65,7 +65,7 @@ from millpy.store.protocol import (
     TableText,
     WorkerInfo,
 )
-from millpy.store.revision import HEAD, newer_database_error
+from millpy.store.revision import check_revision
 
 log = logging.getLogger(__name__)
 LOST_BACKENDS_MAX = 8
@@ -124,11 +124,7 @@ class PostgresStore:
             raise NotMigratedError("the database is not migrated", hint="run `millpy migrate`") from error
         except psycopg.Error as error:
             raise translate(error) from error
-        if revision > HEAD:
-            raise newer_database_error(revision)
-        if revision != HEAD:
-            message = f"the database has revision {revision}, but this millpy needs {HEAD}"
-            raise NotMigratedError(message, hint="run `millpy migrate`")
+        check_revision(revision)
 
     async def close(self) -> None:
         """Close all connections."""

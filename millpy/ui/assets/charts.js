@@ -35,7 +35,7 @@ function options(element, lines, { unit, fromZero = false }) {
     tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "UTC"),
     legend: { live: true },
     scales: { y: { range: (chart, low, high) => range(chart, low, high, fromZero) } },
-    axes: [{ ...axis(), values: times }, axis(unit)],
+    axes: [{ ...axis(), space: 80, values: times }, axis(unit)],
     series: [
       { label: "UTC", value: (_, seconds) => (seconds === null ? "" : new Date(seconds * 1000).toISOString().slice(0, 19).replace("T", " ")) },
       ...lines.map((line, place) => ({

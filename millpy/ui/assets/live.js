@@ -42,9 +42,42 @@ function note(topic, text) {
   say("Live", "good");
   if (topic === "events" ? rows.length === 0 : last.get(topic) === key) return;
   last.set(topic, key);
+  alarm(topic, rows);
   changed.add(topic);
   urgent = urgent || topic === "workers"; // rare, unlike progress; and an answer that failed is not urgent
   plan();
+}
+
+// What needs somebody is marked in the menu, whatever view is open: [topic, view, what is wrong].
+const ALARMS = [
+  ["progress", "workers", (rows) => count(rows, (row) => row.low_watermark !== "infinity" && row.intervals - row.live, "interval(s) without a live worker")],
+  ["accounts", "accounting", (rows) => count(rows, (row) => row.unbalanced, "account(s) not balanced")],
+  ["sources", "graph", (rows) => count(rows, (row) => ["paused", "disconnected"].includes(row.state) && row.partitions, "source partition(s) paused or disconnected")],
+];
+
+function count(rows, number, what) {
+  const sum = rows.reduce((before, row) => before + Number(number(row) || 0), 0);
+  return sum ? `${sum} ${what}` : "";
+}
+
+function alarm(topic, rows) {
+  for (const [own, view, wrong] of ALARMS) {
+    const link = own === topic && document.querySelector(`.views a[data-view="${view}"]`);
+    if (!link) continue;
+    const text = wrong(rows);
+    if ((link.dataset.alarm || "") === text) continue;
+    link.dataset.alarm = link.title = text;
+    link.querySelector(".alert")?.remove();
+    if (!text) continue;
+    const sign = document.createElement("span");
+    sign.className = "alert";
+    sign.textContent = "▲";
+    const words = document.createElement("span");
+    words.className = "hidden";
+    words.textContent = ` ${text}`;
+    sign.append(words);
+    link.append(sign);
+  }
 }
 
 function plan() {
@@ -152,6 +185,9 @@ Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) =>
   !(name === "open" && node instanceof HTMLDetailsElement) && !(name === "checked" && node instanceof HTMLInputElement);
 Idiomorph.defaults.callbacks.beforeNodeMorphed = (node) => !(node instanceof Element && node.hasAttribute("data-keep"));
 Idiomorph.defaults.ignoreActiveValue = true;
+
+// On a phone the menu is wider than the screen.
+document.querySelector(".views a[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
 // Live updates tell of all tenants: a user with a role of the database does not get them.
 const follows = "follows" in document.body.dataset;

@@ -27,7 +27,7 @@ function rows() {
 
 function series(single) {
   const ground = color("--ground");
-  const line = { label: box.dataset.label, stroke: color("--line"), width: 1, points: { show: false }, spanGaps: true, show: single, class: "line" };
+  const line = { label: box.dataset.label, stroke: color("--muted"), width: 1, points: { show: false }, spanGaps: true, show: single, class: "line" };
   const points = STATES.map(({ label, color: name, size, hollow, width }) => ({
     label,
     stroke: color(name),

@@ -43,6 +43,7 @@ def text_of(markup: Markup) -> str:
         (timedelta(minutes=3, seconds=20), "3 min 20 s"),
         (TimeText("2026-11-20 08:00:00+00"), "2026-11-20 08:00:00 UTC"),
         (TimeText("2026-11-20 08:00:00.120000+00"), "2026-11-20 08:00:00.12 UTC"),
+        (TimeText("2026-11-20 08:00:00.120999+00"), "2026-11-20 08:00:00.12 UTC"),
         (TimeText("infinity"), "the end"),
         (TimeText("-infinity"), "the beginning"),
         (TimeText("20000-01-01 00:00:00+00"), "20000-01-01 00:00:00+00"),
@@ -77,7 +78,7 @@ def test_a_long_value_of_a_table_is_cut_and_says_so(value: object, more: str) ->
 @given(st.one_of(st.text(), st.binary(), st.dictionaries(st.text(), st.text()), st.lists(st.text())))
 def test_foreign_text_neither_acts_nor_hides(value: Any) -> None:
     markup = shown(value)
-    inner = markup.removeprefix("<bdi>").removesuffix("</bdi>")
+    inner = markup.replace(' class="line"', "", 1).removeprefix("<bdi>").removesuffix("</bdi>")
 
     assert "<" not in inner and ">" not in inner and '"' not in inner
     assert all(character.isprintable() or character in KEPT for character in html.unescape(inner))

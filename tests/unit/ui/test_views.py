@@ -7,13 +7,22 @@ from typing import Any, cast
 import pytest
 
 from millpy.admin.pages import RowPage
-from millpy.admin.queries import Admin
+from millpy.admin.queries import TOO_LONG, Admin
 from millpy.admin.results import DeployedTable
-from millpy.ui import graph_view, windows
+from millpy.errors import UsageError
+from millpy.testing.clock import ManualClock
+from millpy.ui import graph_view, key_state, windows
 
 TABLE = DeployedTable("g", "t", "windowed", "c", {"device": "text"}, {"n": "bigint"})
 CHOICE = windows.Choice(TABLE, {}, "", "", "", "n")
-NOBODY = cast(Admin, None)
+
+
+class Nobody:
+    def within(self, _: float) -> Nobody:
+        return self
+
+
+NOBODY = cast(Admin, Nobody())
 
 
 def row(device: str, minute: int, timing: str = "on_time", n: int = 1) -> dict[str, Any]:
@@ -61,3 +70,38 @@ def test_a_step_that_has_had_no_record_is_the_slowest(rows: list[tuple[str, str,
     progress = [{"computation": name, "low_watermark": mark, "lag_s": lag} for name, mark, lag in rows]
 
     assert graph_view._slowest(progress) == slowest
+
+
+def test_a_table_with_too_many_open_windows_is_not_tried_again_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = ManualClock(), list[int]()
+
+    def newest(*_: object) -> list[Any]:
+        asked.append(1)
+        raise UsageError(TOO_LONG)
+
+    monkeypatch.setattr(windows, "rows_page", lambda *_: RowPage([row("a", 9)], None))
+    monkeypatch.setattr(windows, "newest", newest)
+    monkeypatch.setattr(windows, "UNREAD", windows.UnreadTables(clock))
+
+    assert [windows._rows(NOBODY, CHOICE, "")[1] for _ in range(3)] == [False] * 3
+    assert len(asked) == 1
+    clock.advance(windows.UNREAD_S)
+    windows._rows(NOBODY, CHOICE, "")
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(("message", "expected"), [(TOO_LONG, None), ("the cursor belongs to another table", "raised")])
+def test_a_list_that_takes_too_long_is_left_out_and_another_error_is_one(
+    monkeypatch: pytest.MonkeyPatch, message: str, expected: str | None
+) -> None:
+    def stored_page(*_: object) -> RowPage:
+        raise UsageError(message)
+
+    monkeypatch.setattr(key_state, "stored_page", stored_page)
+    found: object = None
+    try:
+        found = key_state._stored(NOBODY, "windows", "g", "c", None, ())
+    except UsageError:
+        found = "raised"
+
+    assert found == expected
