@@ -18,7 +18,8 @@ GRANT SELECT ON millpy.input_watermarks TO PUBLIC;
 -- The entries of all unfolded delta documents, one row each.
 CREATE VIEW mill.changes AS
 SELECT d.interval_id, d.bundle, e.kind, e.namespace, c.key::text AS key, c.subkey,
-       c.fire_at::bigint AS fire_at, nullif(c.value::text, 'null')::json AS value  -- a tombstone is null
+       c.fire_at::bigint AS fire_at, nullif(c.value::text, 'null')::json AS value,  -- a tombstone is null
+       d.counters IS NULL AS counts_in_part, d.parks
   FROM mill.intervals AS i
   JOIN mill.deltas AS d ON d.interval_id = i.interval_id AND d.bundle > i.folded_bundle
  CROSS JOIN LATERAL json_to_recordset(d.document) AS e
@@ -34,6 +35,40 @@ SELECT interval_id, kind, namespace, key, subkey, fire_at, value
                  UNION ALL
                 SELECT interval_id, kind, namespace, key, subkey, fire_at, bundle, value -> 0 FROM mill.changes) AS stored
          ORDER BY interval_id, kind, namespace, key, subkey, bundle DESC) AS newest
+ WHERE value IS NOT NULL;
+
+-- The current value of every counter, as mill.entries has it. The newest bundle of an interval has all of them, so that
+-- the documents before it need not be read, of which a busy interval has thousands.
+CREATE VIEW mill.counters AS
+SELECT interval_id, namespace, subkey, count
+  FROM (SELECT DISTINCT ON (interval_id, namespace, subkey) *
+          FROM (SELECT interval_id, namespace, subkey, bundle, (value::json #>> '{}')::bigint AS count
+                  FROM mill.keyed WHERE kind = 'counter'
+                 UNION ALL
+                SELECT i.interval_id, n.key, c.key, d.bundle, c.value::bigint
+                  FROM mill.intervals AS i
+                 CROSS JOIN LATERAL (SELECT u.bundle, u.counters FROM mill.deltas AS u
+                                      WHERE u.interval_id = i.interval_id AND u.bundle > i.folded_bundle
+                                        AND u.counters IS NOT NULL
+                                      ORDER BY u.bundle DESC LIMIT 1) AS d
+                 CROSS JOIN LATERAL json_each(d.counters) AS n
+                 CROSS JOIN LATERAL json_each_text(n.value) AS c
+                 UNION ALL
+                SELECT interval_id, namespace, subkey, bundle, (value ->> 0)::bigint
+                  FROM mill.changes WHERE kind = 'counter' AND counts_in_part) AS stored
+         ORDER BY interval_id, namespace, subkey, bundle DESC) AS newest
+ WHERE count IS NOT NULL;
+
+-- The current value of every parked entry, as mill.entries has it.
+CREATE VIEW mill.parked_entries AS
+SELECT interval_id, namespace, key, subkey, fire_at, value
+  FROM (SELECT DISTINCT ON (interval_id, namespace, key, subkey) *
+          FROM (SELECT interval_id, namespace, key, subkey, fire_at, bundle, value::json AS value
+                  FROM mill.keyed WHERE kind = 'parked'
+                 UNION ALL
+                SELECT interval_id, namespace, key, subkey, fire_at, bundle, value -> 0
+                  FROM mill.changes WHERE kind = 'parked' AND parks) AS stored
+         ORDER BY interval_id, namespace, key, subkey, bundle DESC) AS newest
  WHERE value IS NOT NULL;
 
 -- All intervals, with their graph and computation, and a description for operators.
@@ -141,9 +176,9 @@ RETURNS TABLE (graph text, stream text, source_partition text, consumer text, ke
 LANGUAGE sql VOLATILE ROWS 20 SET jit = off
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 WITH counters AS MATERIALIZED (
-    SELECT interval_id, namespace, subkey, (value #>> '{}')::bigint AS count FROM mill.entries WHERE kind = 'counter'
+    SELECT * FROM mill.counters
 ), parked AS (
-    SELECT namespace AS subscription, count(*) AS count FROM mill.entries WHERE kind = 'parked' GROUP BY namespace
+    SELECT namespace AS subscription, count(*) AS count FROM mill.parked_entries GROUP BY namespace
 ), sources AS (
     SELECT p.graph, s.name AS stream, p.source_partition,
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'injected'), 0)::bigint AS injected,
@@ -826,8 +861,8 @@ SELECT p.graph, p.computation, w.key, w.records, mill.moment(w.holds_at) AS hold
   FROM (SELECT interval_id, key, count(*) FILTER (WHERE namespace <> 'key') AS records,
                min(fire_at) FILTER (WHERE namespace <> 'key' AND fire_at < 4611686018427387904) AS holds_at,
                (array_agg(value -> 'record' ORDER BY subkey) FILTER (WHERE namespace <> 'key'))[1]::jsonb AS first_record
-          FROM mill.entries WHERE kind = 'parked' GROUP BY interval_id, key) AS w
-  JOIN (SELECT interval_id, key, value FROM mill.entries WHERE kind = 'parked' AND namespace = 'key') AS f
+          FROM mill.parked_entries GROUP BY interval_id, key) AS w
+  JOIN (SELECT interval_id, key, value FROM mill.parked_entries WHERE namespace = 'key') AS f
     USING (interval_id, key)
   JOIN mill.places AS p USING (interval_id)
  UNION ALL
