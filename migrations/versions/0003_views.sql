@@ -99,6 +99,60 @@ SELECT p.graph, p.computation, e.key, mill.moment(split_part(e.subkey, '/', 1)::
   FROM mill.entries AS e JOIN mill.places AS p USING (interval_id)
  WHERE e.kind = 'window';
 
+-- Open windows of a computation, those of one key together, in the order of an index: a page costs what it has, and the
+-- deltas that are not folded, whatever number of windows there is. `place` is where a row is in this order; the rows
+-- behind p_after are returned, at most p_rows, with those that are `gone` since they were folded.
+CREATE FUNCTION millpy.windows_by_key(p_graph text, p_computation text, p_after text[], p_rows integer)
+RETURNS TABLE (key text, window_start timestamptz, window_end timestamptz, expires_at timestamptz, value jsonb,
+               gone boolean, place text[])
+LANGUAGE sql VOLATILE ROWS 100 SET jit = off  -- as mill.account()
+SET enable_bitmapscan = off SET enable_seqscan = off  -- the index has the order
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+WITH places AS MATERIALIZED (
+    SELECT p.interval_id, p.interval_id = p_after[1]::bigint AS begun FROM mill.places AS p
+     WHERE p.graph = p_graph AND p.computation = p_computation AND p.interval_id >= coalesce(p_after[1]::bigint, 0)
+), folded AS MATERIALIZED (
+    SELECT p.interval_id, f.*
+      FROM places AS p
+     CROSS JOIN LATERAL (
+           SELECT k.key, k.subkey, k.fire_at, k.bundle, k.value::json AS value, hashtextextended(k.key, 0) AS key_place,
+                  hashtextextended(k.subkey, 0) AS subkey_place
+             FROM mill.keyed AS k
+            WHERE k.interval_id = p.interval_id AND k.kind = 'window'
+              AND hashtextextended(k.key, 0) >= CASE WHEN p.begun THEN p_after[2]::bigint ELSE -9223372036854775808 END
+              AND (p.begun IS NOT TRUE OR (hashtextextended(k.key, 0), hashtextextended(k.subkey, 0), k.key)
+                                          > (p_after[2]::bigint, p_after[3]::bigint, p_after[4] COLLATE "C"))
+            ORDER BY hashtextextended(k.key, 0), k.namespace, hashtextextended(k.subkey, 0), k.key
+            LIMIT p_rows) AS f
+), changed AS MATERIALIZED (
+    SELECT c.interval_id, c.key COLLATE "C" AS key, c.subkey COLLATE "C" AS subkey, c.fire_at, c.bundle, c.value -> 0 AS value,
+           hashtextextended(c.key COLLATE "C", 0) AS key_place, hashtextextended(c.subkey COLLATE "C", 0) AS subkey_place
+      FROM mill.changes AS c
+     WHERE c.kind = 'window' AND c.interval_id IN (SELECT p.interval_id FROM places AS p)
+), stored AS (
+    SELECT * FROM folded
+     UNION ALL
+    SELECT c.*
+      FROM changed AS c
+      JOIN places AS p USING (interval_id)
+      LEFT JOIN (SELECT DISTINCT ON (f.interval_id) f.interval_id, f.key_place, f.subkey_place, f.key,
+                        count(*) OVER (PARTITION BY f.interval_id) AS found
+                   FROM folded AS f
+                  ORDER BY f.interval_id, f.key_place DESC, f.subkey_place DESC, f.key DESC) AS last USING (interval_id)
+     WHERE (p.begun IS NOT TRUE OR (c.key_place, c.subkey_place, c.key)
+                                   > (p_after[2]::bigint, p_after[3]::bigint, p_after[4] COLLATE "C"))
+       AND (last.found IS NULL OR last.found < p_rows
+            OR (c.key_place, c.subkey_place, c.key) <= (last.key_place, last.subkey_place, last.key))
+), newest AS (
+    SELECT DISTINCT ON (interval_id, key_place, subkey_place, key, subkey) *
+      FROM stored ORDER BY interval_id, key_place, subkey_place, key, subkey, bundle DESC
+)
+SELECT key, mill.moment(split_part(subkey, '/', 1)::bigint), mill.moment(split_part(subkey, '/', 2)::bigint),
+       mill.moment(fire_at), value::jsonb, value IS NULL, ARRAY[interval_id::text, key_place::text, subkey_place::text, key]
+  FROM newest ORDER BY interval_id, key_place, subkey_place, key, subkey LIMIT p_rows
+$$;
+REVOKE EXECUTE ON FUNCTION millpy.windows_by_key(text, text, text[], integer) FROM PUBLIC;
+
 -- The records that the joins of a graph keep: the log of each interval that has not expired, in bytes as stored. A log
 -- has no ids. Its rows are needed until the input watermark has passed `needed_until`.
 CREATE VIEW millpy.joins AS

@@ -517,6 +517,7 @@ BEGIN
             ('millpy', 'discard_late_records', 'Discards late records; they stay counted. Returns their number.'),
             ('millpy', 'discard_parked', 'Releases a parked key without the record or timer at which it stopped.'),
             ('millpy', 'drain_worker', 'Requests that a live worker drains. Returns 1, or 0 if there is nothing to request.'),
+            ('millpy', 'windows_by_key', 'Open windows of a computation, those of one key together, page by page.'),
             ('millpy', 'explain_watermark', 'Walks upstream to what holds back a watermark; the last row is the cause.'),
             ('millpy', 'history_of', 'The history of a result table, and the columns that name a window there.'),
             ('millpy', 'inject', 'Injects a record into a stream, if the transaction commits. Returns its number.'),
