@@ -98,7 +98,9 @@ def _windows_by_key(admin: Admin, graph: str, computation: str, after: Sequence[
         _BY_KEY, graph=graph, computation=name, after=list(after) or None, rows_max=limit + 1, bytes_max=BYTES_MAX
     )
     page = cut(found, limit)
-    left = [{name: row[name] for name in row if name not in ("gone", "place")} for row in page.rows if not row["gone"]]
+    left: list[Row] = [
+        {name: row[name] for name in row if name not in ("gone", "place")} for row in page.rows if not row["gone"]
+    ]
     return RowPage(left, page.next)
 
 
