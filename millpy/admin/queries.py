@@ -90,6 +90,7 @@ class Admin:
     ) -> None:
         self.url = database_url
         self._role: str | None = None
+        self._shared: Connection | None = None
         self._limited = statement_s_max is not None
         limit = str(int((statement_s_max or 0) * 1000))  # 0 is no limit
         # A process that hangs between two statements must not hold the locks of the first.
@@ -99,9 +100,22 @@ class Admin:
 
     def acting_as(self, role: str | None) -> Admin:
         """Return the same database, with statements that run under another role; None for the login's."""
+        assert self._shared is None, "the role is that of the transaction"
         other = copy(self)
         other._role = role
         return other
+
+    @contextmanager
+    def together(self) -> Iterator[Admin]:
+        """Yield the same database, whose statements run in one transaction, each in a snapshot of its own.
+
+        A transaction costs its settings, which are more work than a short statement. It changes nothing: an error, and
+        the end, undo it.
+        """
+        with self._translating(), self._engine.connect() as connection:
+            other = copy(self)
+            other._shared = connection
+            yield other
 
     def close(self) -> None:
         """Close the connections that are kept."""
@@ -266,10 +280,25 @@ class Admin:
 
     @contextmanager
     def _connected(self, *, commit: bool) -> Iterator[Connection]:
+        with self._translating():
+            if self._shared is None:
+                with self._engine.begin() if commit else self._engine.connect() as connection:
+                    self._act(connection)
+                    yield connection
+                return
+            assert not commit, "what changes the database has a transaction of its own"
+            try:
+                if not self._shared.in_transaction():
+                    self._act(self._shared)
+                yield self._shared
+            except BaseException:
+                self._shared.rollback()
+                raise
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
         try:
-            with self._engine.begin() if commit else self._engine.connect() as connection:
-                self._act(connection)
-                yield connection
+            yield
         except (DBAPIError, psycopg.Error) as error:
             wrapped = error if isinstance(error, DBAPIError) else DBAPIError(None, None, error)
             raise self._translated(wrapped) from None
