@@ -21,7 +21,7 @@ from millpy.api.problems import not_found
 from millpy.api.windows import Where, pairs
 from millpy.errors import RightsError, UsageError
 from millpy.ui.downloads import MEDIA_TYPES, WRITERS
-from millpy.ui.rendering import page
+from millpy.ui.rendering import page, shared_page
 from millpy.ui.routing import Visitor, page_router
 from millpy.ui.tables import (
     STATES,
@@ -99,17 +99,17 @@ async def show_windows(
         return page(request, caller, "windows.html", view="windows", graph=graph, tables=[], choice=None)
     choice = _choice(request, tables, table, where, start, end, final, show)
 
-    def find(admin: Admin) -> tuple[RowPage, bool, Mapping[tuple[str, str], int] | None]:
-        rows, whole = _rows(admin, choice, after)
-        return rows, whole, _too_late(admin, choice, rows.rows)
+    def find(admin: Admin) -> dict[str, Any]:
+        found, whole = _rows(admin, choice, after)
+        too_late = _too_late(admin, choice, found.rows)
+        rows = [_shown(row, choice, too_late) for row in found.rows]
+        counts = {label: sum(row["state"] == state for row in rows) for state, label in STATES.items()}
+        return {
+            "tables": tables, "choice": choice, "rows": rows, "next": found.next, "after": after, "whole": whole,
+            "numbers": numbers_of(choice.table), "counts": counts, "states": STATES,
+        }  # fmt: skip
 
-    found, whole, too_late = await read_shared(request, caller, find)
-    rows = [_shown(row, choice, too_late) for row in found.rows]
-    counts = {label: sum(row["state"] == state for row in rows) for state, label in STATES.items()}
-    return page(
-        request, caller, "windows.html", view="windows", graph=graph, tables=tables, choice=choice, rows=rows,
-        next=found.next, after=after, whole=whole, numbers=numbers_of(choice.table), counts=counts, states=STATES,
-    )  # fmt: skip
+    return await shared_page(request, caller, find, "windows.html", view="windows", graph=graph, apart=repr(tables))
 
 
 @router.get("/graphs/{graph}/windows/row")
