@@ -53,7 +53,11 @@ RELATIONS = {
         "",
     ),
     r"mill\.(analytics|analytics_files|device_hours|device_anomalies)": ("SIUD", "", ""),
-    r"mill\.(changes|entries|lags|places|pending)": ("SIUD", "", ""),  # views, none of which can be written to
+    r"mill\.(changes|counters|entries|lags|parked_entries|places|pending)": (
+        "SIUD",
+        "",
+        "",
+    ),  # views, none of which can be written to
     r"millpy\.input_watermarks": ("S", "S", "S"),
     r"millpy\.\w+": ("S", "S", ""),
     r"factory\.(sums_1m|alarms)(_status)?": ("SIUD", "S", ""),
