@@ -1,11 +1,13 @@
 """The API: what viewers cost W2, and how fast lists are on large tables.
 
-    python -m benchmarks.api [--viewers 200] [--seconds 60] [--devices 100000] [--rows 10000000]
+    python -m benchmarks.api [--viewers 200] [--page-viewers 0] [--seconds 60] [--devices 100000] [--rows 10000000]
 
 *Viewers.* W2 with one stage runs alone, and then beside `--viewers` viewers: each has a stream of live events open and
-asks for a list every five seconds (`viewers.py`). `p99_ratio` is W2's p99 beside them by that without them,
-`api_p95_ms` the time of an answer as a viewer sees it, `failures` what was not answered with 200,
-`api_cores` the CPU time of the API by the time.
+asks for a list, or `--page-viewers` of them for a view of the page, every five seconds (`viewers.py`). `p99_ratio` is
+W2's p99 beside them by that without them, `api_p95_ms` and `page_p95_ms` the time of an answer as a viewer sees it,
+`failures` what was not answered with 200, `api_cores` the CPU time of the API by the time. As a control, W2 also runs
+beside the same viewers of a bare app that answers the same bytes always (`constant_api.py`): `p99_control_ratio` is
+what viewers cost on this machine without a database, and `p99_by_control` what remains for millpy.
 
 *Large tables.* A worker reads readings of `--devices` devices and makes windows of them; rows of further windows are
 inserted into the result table, until it has `--rows`. Then each list is asked for ten times: `slowest_p95_ms` is the
@@ -96,29 +98,45 @@ class Api:
 def watched(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     """Run W2 alone and beside viewers."""
     port = bench.broker().port
-    alone = measure(bench, port, "one_stage", options)
+    seconds = options.warm_up + options.seconds
     found: dict[str, Any] = {}
 
-    def watch(url: str) -> None:
-        api = Api(url)
-        seconds = options.warm_up + options.seconds
-        found["api"], found["child"] = api, bench.child(
-            "benchmarks.viewers", api.url, api.token, options.viewers, seconds, "stages"
-        )  # fmt: skip
+    def start(url: str, token: str) -> subprocess.Popen[str]:
+        return bench.child("benchmarks.viewers", url, token, options.viewers, seconds, "stages", options.page_viewers)
 
+    def control(_: str) -> None:
+        found["app"] = bench.child("benchmarks.constant_api")
+        found["child"] = start(found["app"].stdout.readline().strip(), "none")
+
+    def watch(url: str) -> None:
+        found["api"] = api = Api(url)
+        found["child"] = start(api.url, api.token)
+
+    def seen(what: str) -> dict[str, Any]:
+        text, _ = found["child"].communicate(timeout=options.seconds + 120)
+        read: dict[str, Any] = json.loads(text.splitlines()[-1])
+        bench.show(what, read)
+        return read
+
+    alone = measure(bench, port, "one_stage", options)
+    beside_control = measure(bench, port, "one_stage", options, beside=control)
+    seen("viewers of the control")
+    found["app"].kill()
     beside = measure(bench, port, "one_stage", options, beside=watch)
-    text, _ = found["child"].communicate(timeout=options.seconds + 120)
-    seen = json.loads(text.splitlines()[-1])
-    bench.show("viewers", seen)
+    viewers = seen("viewers")
     spent = psutil.Process(found["api"].process.pid).cpu_times()
     peak = found["api"].end()
     return {
         "p99_alone_ms": alone["one_stage_p99_ms"],
+        "p99_control_ratio": beside_control["one_stage_p99_ms"] / alone["one_stage_p99_ms"],
         "p99_ratio": beside["one_stage_p99_ms"] / alone["one_stage_p99_ms"],
-        "api_p50_ms": seen["p50_ms"],
-        "api_p95_ms": seen["p95_ms"],
-        "failures": seen["failures"],
-        "api_cores": (spent.user + spent.system) / (options.warm_up + options.seconds),
+        "p99_by_control": beside["one_stage_p99_ms"] / beside_control["one_stage_p99_ms"],
+        "api_p50_ms": viewers["p50_ms"],
+        "api_p95_ms": viewers["p95_ms"],
+        "page_p50_ms": viewers["page_p50_ms"],
+        "page_p95_ms": viewers["page_p95_ms"],
+        "failures": viewers["failures"],
+        "api_cores": (spent.user + spent.system) / seconds,
         "api_rss_mb": peak,
     }
 
@@ -204,6 +222,13 @@ def main(options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     main(
         arguments(
-            __doc__, viewers=200, rate=1_000, seconds=60.0, warm_up=3.0, devices=100_000, rows=10_000_000
+            __doc__,
+            viewers=200,
+            page_viewers=0,
+            rate=1_000,
+            seconds=60.0,
+            warm_up=3.0,
+            devices=100_000,
+            rows=10_000_000,
         ).parse_args()
     )

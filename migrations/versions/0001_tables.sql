@@ -200,9 +200,16 @@ CREATE TABLE mill.deltas (
     part        integer NOT NULL,  -- number of the document within its bundle, from 0
     bytes       integer NOT NULL,
     document    json NOT NULL,
+    -- All counters of the interval as of this bundle, counter -> subkey -> count, whether the document has them or not: a
+    -- reader needs only those of the newest bundle. NULL if the writer did not know all of them.
+    counters    json,
+    parks       boolean NOT NULL,  -- whether the bundle changes parked keys
     PRIMARY KEY (interval_id, bundle, part, slot)
 ) PARTITION BY LIST (slot);
 ALTER TABLE mill.deltas ALTER COLUMN document SET STORAGE EXTERNAL;
+-- The few documents that a reader of counters, or of parked keys, has to look through.
+CREATE INDEX deltas_partial ON mill.deltas (interval_id, bundle) WHERE counters IS NULL;
+CREATE INDEX deltas_parking ON mill.deltas (interval_id, bundle) WHERE parks;
 
 CREATE TABLE mill.dedupe_runs (
     slot        smallint NOT NULL,

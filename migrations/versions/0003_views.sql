@@ -18,7 +18,8 @@ GRANT SELECT ON millpy.input_watermarks TO PUBLIC;
 -- The entries of all unfolded delta documents, one row each.
 CREATE VIEW mill.changes AS
 SELECT d.interval_id, d.bundle, e.kind, e.namespace, c.key::text AS key, c.subkey,
-       c.fire_at::bigint AS fire_at, nullif(c.value::text, 'null')::json AS value  -- a tombstone is null
+       c.fire_at::bigint AS fire_at, nullif(c.value::text, 'null')::json AS value,  -- a tombstone is null
+       d.counters IS NULL AS counts_in_part, d.parks
   FROM mill.intervals AS i
   JOIN mill.deltas AS d ON d.interval_id = i.interval_id AND d.bundle > i.folded_bundle
  CROSS JOIN LATERAL json_to_recordset(d.document) AS e
@@ -34,6 +35,40 @@ SELECT interval_id, kind, namespace, key, subkey, fire_at, value
                  UNION ALL
                 SELECT interval_id, kind, namespace, key, subkey, fire_at, bundle, value -> 0 FROM mill.changes) AS stored
          ORDER BY interval_id, kind, namespace, key, subkey, bundle DESC) AS newest
+ WHERE value IS NOT NULL;
+
+-- The current value of every counter, as mill.entries has it. The newest bundle of an interval has all of them, so that
+-- the documents before it need not be read, of which a busy interval has thousands.
+CREATE VIEW mill.counters AS
+SELECT interval_id, namespace, subkey, count
+  FROM (SELECT DISTINCT ON (interval_id, namespace, subkey) *
+          FROM (SELECT interval_id, namespace, subkey, bundle, (value::json #>> '{}')::bigint AS count
+                  FROM mill.keyed WHERE kind = 'counter'
+                 UNION ALL
+                SELECT i.interval_id, n.key, c.key, d.bundle, c.value::bigint
+                  FROM mill.intervals AS i
+                 CROSS JOIN LATERAL (SELECT u.bundle, u.counters FROM mill.deltas AS u
+                                      WHERE u.interval_id = i.interval_id AND u.bundle > i.folded_bundle
+                                        AND u.counters IS NOT NULL
+                                      ORDER BY u.bundle DESC LIMIT 1) AS d
+                 CROSS JOIN LATERAL json_each(d.counters) AS n
+                 CROSS JOIN LATERAL json_each_text(n.value) AS c
+                 UNION ALL
+                SELECT interval_id, namespace, subkey, bundle, (value ->> 0)::bigint
+                  FROM mill.changes WHERE kind = 'counter' AND counts_in_part) AS stored
+         ORDER BY interval_id, namespace, subkey, bundle DESC) AS newest
+ WHERE count IS NOT NULL;
+
+-- The current value of every parked entry, as mill.entries has it.
+CREATE VIEW mill.parked_entries AS
+SELECT interval_id, namespace, key, subkey, fire_at, value
+  FROM (SELECT DISTINCT ON (interval_id, namespace, key, subkey) *
+          FROM (SELECT interval_id, namespace, key, subkey, fire_at, bundle, value::json AS value
+                  FROM mill.keyed WHERE kind = 'parked'
+                 UNION ALL
+                SELECT interval_id, namespace, key, subkey, fire_at, bundle, value -> 0
+                  FROM mill.changes WHERE kind = 'parked' AND parks) AS stored
+         ORDER BY interval_id, namespace, key, subkey, bundle DESC) AS newest
  WHERE value IS NOT NULL;
 
 -- All intervals, with their graph and computation, and a description for operators.
@@ -63,6 +98,60 @@ SELECT p.graph, p.computation, e.key, mill.moment(split_part(e.subkey, '/', 1)::
        e.value::jsonb AS value, p.interval_id
   FROM mill.entries AS e JOIN mill.places AS p USING (interval_id)
  WHERE e.kind = 'window';
+
+-- Open windows of a computation, those of one key together, in the order of an index: a page costs what it has, and the
+-- deltas that are not folded, whatever number of windows there is. `place` is where a row is in this order; the rows
+-- behind p_after are returned, at most p_rows, with those that are `gone` since they were folded.
+CREATE FUNCTION millpy.windows_by_key(p_graph text, p_computation text, p_after text[], p_rows integer)
+RETURNS TABLE (key text, window_start timestamptz, window_end timestamptz, expires_at timestamptz, value jsonb,
+               gone boolean, place text[])
+LANGUAGE sql VOLATILE ROWS 100 SET jit = off  -- as mill.account()
+SET enable_bitmapscan = off SET enable_seqscan = off  -- the index has the order
+SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+WITH places AS MATERIALIZED (
+    SELECT p.interval_id, p.interval_id = p_after[1]::bigint AS begun FROM mill.places AS p
+     WHERE p.graph = p_graph AND p.computation = p_computation AND p.interval_id >= coalesce(p_after[1]::bigint, 0)
+), folded AS MATERIALIZED (
+    SELECT p.interval_id, f.*
+      FROM places AS p
+     CROSS JOIN LATERAL (
+           SELECT k.key, k.subkey, k.fire_at, k.bundle, k.value::json AS value, hashtextextended(k.key, 0) AS key_place,
+                  hashtextextended(k.subkey, 0) AS subkey_place
+             FROM mill.keyed AS k
+            WHERE k.interval_id = p.interval_id AND k.kind = 'window'
+              AND hashtextextended(k.key, 0) >= CASE WHEN p.begun THEN p_after[2]::bigint ELSE -9223372036854775808 END
+              AND (p.begun IS NOT TRUE OR (hashtextextended(k.key, 0), hashtextextended(k.subkey, 0), k.key)
+                                          > (p_after[2]::bigint, p_after[3]::bigint, p_after[4] COLLATE "C"))
+            ORDER BY hashtextextended(k.key, 0), k.namespace, hashtextextended(k.subkey, 0), k.key
+            LIMIT p_rows) AS f
+), changed AS MATERIALIZED (
+    SELECT c.interval_id, c.key COLLATE "C" AS key, c.subkey COLLATE "C" AS subkey, c.fire_at, c.bundle, c.value -> 0 AS value,
+           hashtextextended(c.key COLLATE "C", 0) AS key_place, hashtextextended(c.subkey COLLATE "C", 0) AS subkey_place
+      FROM mill.changes AS c
+     WHERE c.kind = 'window' AND c.interval_id IN (SELECT p.interval_id FROM places AS p)
+), stored AS (
+    SELECT * FROM folded
+     UNION ALL
+    SELECT c.*
+      FROM changed AS c
+      JOIN places AS p USING (interval_id)
+      LEFT JOIN (SELECT DISTINCT ON (f.interval_id) f.interval_id, f.key_place, f.subkey_place, f.key,
+                        count(*) OVER (PARTITION BY f.interval_id) AS found
+                   FROM folded AS f
+                  ORDER BY f.interval_id, f.key_place DESC, f.subkey_place DESC, f.key DESC) AS last USING (interval_id)
+     WHERE (p.begun IS NOT TRUE OR (c.key_place, c.subkey_place, c.key)
+                                   > (p_after[2]::bigint, p_after[3]::bigint, p_after[4] COLLATE "C"))
+       AND (last.found IS NULL OR last.found < p_rows
+            OR (c.key_place, c.subkey_place, c.key) <= (last.key_place, last.subkey_place, last.key))
+), newest AS (
+    SELECT DISTINCT ON (interval_id, key_place, subkey_place, key, subkey) *
+      FROM stored ORDER BY interval_id, key_place, subkey_place, key, subkey, bundle DESC
+)
+SELECT key, mill.moment(split_part(subkey, '/', 1)::bigint), mill.moment(split_part(subkey, '/', 2)::bigint),
+       mill.moment(fire_at), value::jsonb, value IS NULL, ARRAY[interval_id::text, key_place::text, subkey_place::text, key]
+  FROM newest ORDER BY interval_id, key_place, subkey_place, key, subkey LIMIT p_rows
+$$;
+REVOKE EXECUTE ON FUNCTION millpy.windows_by_key(text, text, text[], integer) FROM PUBLIC;
 
 -- The records that the joins of a graph keep: the log of each interval that has not expired, in bytes as stored. A log
 -- has no ids. Its rows are needed until the input watermark has passed `needed_until`.
@@ -141,9 +230,9 @@ RETURNS TABLE (graph text, stream text, source_partition text, consumer text, ke
 LANGUAGE sql VOLATILE ROWS 20 SET jit = off
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 WITH counters AS MATERIALIZED (
-    SELECT interval_id, namespace, subkey, (value #>> '{}')::bigint AS count FROM mill.entries WHERE kind = 'counter'
+    SELECT * FROM mill.counters
 ), parked AS (
-    SELECT namespace AS subscription, count(*) AS count FROM mill.entries WHERE kind = 'parked' GROUP BY namespace
+    SELECT namespace AS subscription, count(*) AS count FROM mill.parked_entries GROUP BY namespace
 ), sources AS (
     SELECT p.graph, s.name AS stream, p.source_partition,
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'injected'), 0)::bigint AS injected,
@@ -826,8 +915,8 @@ SELECT p.graph, p.computation, w.key, w.records, mill.moment(w.holds_at) AS hold
   FROM (SELECT interval_id, key, count(*) FILTER (WHERE namespace <> 'key') AS records,
                min(fire_at) FILTER (WHERE namespace <> 'key' AND fire_at < 4611686018427387904) AS holds_at,
                (array_agg(value -> 'record' ORDER BY subkey) FILTER (WHERE namespace <> 'key'))[1]::jsonb AS first_record
-          FROM mill.entries WHERE kind = 'parked' GROUP BY interval_id, key) AS w
-  JOIN (SELECT interval_id, key, value FROM mill.entries WHERE kind = 'parked' AND namespace = 'key') AS f
+          FROM mill.parked_entries GROUP BY interval_id, key) AS w
+  JOIN (SELECT interval_id, key, value FROM mill.parked_entries WHERE namespace = 'key') AS f
     USING (interval_id, key)
   JOIN mill.places AS p USING (interval_id)
  UNION ALL

@@ -96,6 +96,7 @@ class Admin:
         self.url = database_url
         self._role: str | None = None
         self._within_s: float | None = None
+        self._shared: Connection | None = None
         self._limited = statement_s_max is not None
         limit = str(int((statement_s_max or 0) * 1000))  # 0 is no limit
         # A process that hangs between two statements must not hold the locks of the first.
@@ -105,6 +106,7 @@ class Admin:
 
     def acting_as(self, role: str | None) -> Admin:
         """Return the same database, with statements that run under another role; None for the login's."""
+        assert self._shared is None, "the role is that of the transaction"
         other = copy(self)
         other._role = role
         return other
@@ -115,6 +117,18 @@ class Admin:
         other._within_s = seconds
         other._limited = True
         return other
+
+    @contextmanager
+    def together(self) -> Iterator[Admin]:
+        """Yield the same database, whose statements run in one transaction, each in a snapshot of its own.
+
+        A transaction costs its settings, which are more work than a short statement. It changes nothing: an error, and
+        the end, undo it.
+        """
+        with self._translating(), self._engine.connect() as connection:
+            other = copy(self)
+            other._shared = connection
+            yield other
 
     def close(self) -> None:
         """Close the connections that are kept."""
@@ -282,10 +296,29 @@ class Admin:
 
     @contextmanager
     def _connected(self, *, commit: bool) -> Iterator[Connection]:
+        with self._translating():
+            if self._shared is None:
+                with self._engine.begin() if commit else self._engine.connect() as connection:
+                    self._act(connection)
+                    yield connection
+                return
+            assert not commit, "what changes the database has a transaction of its own"
+            try:
+                if self._within_s is not None:
+                    self._shared.rollback()  # the limit is one of a transaction: this statement has its own
+                if not self._shared.in_transaction():
+                    self._act(self._shared)
+                yield self._shared
+            except BaseException:
+                self._shared.rollback()
+                raise
+            if self._within_s is not None:
+                self._shared.rollback()
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
         try:
-            with self._engine.begin() if commit else self._engine.connect() as connection:
-                self._act(connection)
-                yield connection
+            yield
         except (DBAPIError, psycopg.Error) as error:
             wrapped = error if isinstance(error, DBAPIError) else DBAPIError(None, None, error)
             raise self._translated(wrapped) from None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
-from millpy.admin.pages import PagedView, RowPage, page_of
+from millpy.admin.pages import BYTES_MAX, PagedView, RowPage, cut, page_of
 from millpy.admin.queries import Admin, Row
 from millpy.errors import UsageError
 
@@ -38,6 +39,17 @@ PAGES = {
     }.items()
 }
 
+_BY_KEY = """
+SELECT * FROM (SELECT r.*, r.place AS page_cursor, count(*) OVER () AS page_found,
+                      sum(octet_length(CAST(r AS text))) OVER (ORDER BY page_row) AS page_bytes
+                 FROM millpy.windows_by_key(:graph, :computation, CAST(:after AS text[]), :rows_max) WITH ORDINALITY
+                      AS r (key, window_start, window_end, expires_at, value, gone, place, page_row)) AS p
+ WHERE page_row = 1 OR page_bytes <= :bytes_max ORDER BY page_row
+"""
+_PLACE_PARTS = 4
+_INTEGERS = 3
+_BIGINT = re.compile(r"-?[0-9]{1,19}")
+
 
 def stored(admin: Admin, graph: str | None, computation: str, key: str | None, limit: int) -> Mapping[str, list[Row]]:
     """Return the stored `state` (cells), `timers` and open `windows` of one key of a computation, or of all keys.
@@ -65,12 +77,35 @@ def stored_page(
 ) -> RowPage:
     """Return a page of what `stored` returns: of its `state`, `timers` or `windows`.
 
+    The windows of all keys come key by key instead, in no order of keys: to sort many takes too long.
+
     Raises:
         UsageError: the graph has no such computation.
     """
+    if what == "windows" and key is None:
+        _intervals(admin, graph, computation)
+        return _windows_by_key(admin, graph, computation, after, limit)
     keys = None if key is None else _spellings(key)
     intervals = _intervals(admin, graph, computation)
     return page_of(admin, PAGES[what], wanted={}, after=after, limit=limit, intervals=intervals, keys=keys)
+
+
+def _windows_by_key(admin: Admin, graph: str, computation: str, after: Sequence[str], limit: int) -> RowPage:
+    if after and (len(after) != _PLACE_PARTS or not all(map(_is_bigint, after[:_INTEGERS]))):
+        raise UsageError("the cursor belongs to another list", hint="begin without a cursor")
+    name = computation.removeprefix(f"{graph}.")
+    found = admin.ask(
+        _BY_KEY, graph=graph, computation=name, after=list(after) or None, rows_max=limit + 1, bytes_max=BYTES_MAX
+    )
+    page = cut(found, limit)
+    left: list[Row] = [
+        {name: row[name] for name in row if name not in ("gone", "place")} for row in page.rows if not row["gone"]
+    ]
+    return RowPage(left, page.next)
+
+
+def _is_bigint(text: str) -> bool:
+    return _BIGINT.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
 
 
 def _intervals(admin: Admin, graph: str | None, computation: str) -> list[int]:

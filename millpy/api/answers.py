@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -70,17 +70,20 @@ def as_json(value: object) -> Response:
     return Response(json_text(value, indent=0), media_type="application/json")
 
 
-async def read_shared(request: Request, caller: Caller, call: Callable[[Admin], T], *, as_login: bool = False) -> T:
+async def read_shared(
+    request: Request, caller: Caller, call: Callable[[Admin], T], *, as_login: bool = False, apart: Hashable = None
+) -> T:
     """Read from the database for a GET; requests for the same address that wait share what is found.
 
     Args:
         request: the request.
         caller: who sends it; the call runs under its role of the database.
-        call: reads; depends on nothing but the address and that role.
+        call: reads; depends on nothing but the address, that role and `apart`.
         as_login: whether it runs as the login of the API instead.
+        apart: requests share only if it is equal.
     """
     role = caller.principal.database_role
-    key = (request.url.path, request.url.query, role)
+    key = (request.scope["path"], request.scope["query_string"], role, apart)
     return await databases_of(request).reading.share(key, call, None if as_login else role)
 
 
@@ -89,9 +92,10 @@ async def answer_shared(
 ) -> Response:
     """Answer a GET with what a call reads, as JSON, and share it as `read_shared` does."""
 
-    def text(admin: Admin) -> str:
-        found = read(admin)
-        return found if isinstance(found, str) else json_text(found, indent=0)
+    def text(admin: Admin) -> bytes:
+        with admin.together() as connected:
+            found = read(connected)
+        return (found if isinstance(found, str) else json_text(found, indent=0)).encode()
 
     found = await read_shared(request, caller, text, as_login=as_login)
     return Response(found, media_type="application/json")

@@ -26,6 +26,7 @@ class ApiConfiguration:
         operator_url: the database as the role of workers, for actions and for tokens.
         owner_url: the database as its owner, for switches.
         connections_max: the connections that read.
+        nice: by how much the priority of its process is lowered.
         session_s: how long a session of the page lasts.
         proxies: the networks of reverse proxies.
         identity_header: the header in which they name the user; empty for none.
@@ -40,6 +41,7 @@ class ApiConfiguration:
     operator_url: str
     owner_url: str
     connections_max: int = 4
+    nice: int = 0
     session_s: float = 43_200.0
     proxies: tuple[Network, ...] = ()
     identity_header: str = ""
@@ -77,6 +79,7 @@ def configuration(settings: Settings, database_url: str) -> ApiConfiguration:
         operator_url=database_url,
         owner_url=complete(owner) if owner else database_url,
         connections_max=settings.api_connections_max,
+        nice=settings.api_nice,
         session_s=settings.api_session_s,
         proxies=networks(settings.api_proxies),
         identity_header=settings.api_identity_header,

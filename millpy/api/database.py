@@ -22,6 +22,8 @@ from millpy.store.revision import check_revision
 
 STATEMENT_S_MAX = 5.0
 WAITING_MAX = 500
+REST_S_MIN, REST_S_MAX = 0.02, 1.0
+"""A shared call that took longer than the first rests as long as it took, but no longer than the second."""
 _READ = "SELECT FROM millpy.graphs LIMIT 1"
 _FOUND = "SELECT FROM mill.tokens LIMIT 1"
 P = ParamSpec("P")
@@ -60,6 +62,8 @@ class ConnectionLane:
         self._calls_max = threads + waiting_max
         self._calls = 0
         self._shared: dict[Hashable, asyncio.Future[Any]] = {}
+        self._last: dict[Hashable, asyncio.Future[Any]] = {}
+        self._rests_until: dict[Hashable, float] = {}
 
     async def run(
         self, call: Callable[Concatenate[Admin, P], T], role: str | None, *args: P.args, **kwargs: P.kwargs
@@ -85,8 +89,8 @@ class ConnectionLane:
     async def share(self, key: Hashable, call: Callable[[Admin], T], role: str | None) -> T:
         """Run a call like `run`; requests with the same key that come before it begins share its answer.
 
-        So hundreds of viewers of one list cost one statement when there is a queue, and no answer is older than its
-        request.
+        Calls with the same key run one after another, and a slow one rests before the next: however many viewers a list
+        has, it takes one connection for half of the time. No answer is older than its request.
 
         Raises:
             ProblemError: too many calls wait.
@@ -96,16 +100,44 @@ class ConnectionLane:
 
             def begun(admin: Admin) -> T:
                 self._shared.pop(key, None)  # in the thread: who comes from now on asks again
-                return call(admin)
+                began_at = loop.time()
+                try:
+                    return call(admin)
+                finally:
+                    loop.call_soon_threadsafe(self._rest, key, loop.time() - began_at)
 
-            found = asyncio.ensure_future(self.run(begun, role))
-            self._shared[key] = found
+            loop = asyncio.get_running_loop()
+            found = asyncio.ensure_future(self._run_after(self._last.get(key), key, begun, role))
+            self._shared[key] = self._last[key] = found
             found.add_done_callback(partial(self._forget, key))
         return await asyncio.shield(found)
 
+    async def _run_after(
+        self, before: asyncio.Future[Any] | None, key: Hashable, call: Callable[[Admin], T], role: str | None
+    ) -> T:
+        """Run a call when the one before it with the same key has ended, and has rested."""
+        if before is not None:
+            await asyncio.wait([before])
+        rest_s = self._rests_until.get(key, 0.0) - asyncio.get_running_loop().time()
+        if rest_s > 0:
+            await asyncio.sleep(rest_s)
+        return await self.run(call, role)
+
+    def _rest(self, key: Hashable, took_s: float) -> None:
+        if took_s < REST_S_MIN:
+            return
+        loop, rest_s = asyncio.get_running_loop(), min(took_s, REST_S_MAX)
+        self._rests_until[key] = loop.time() + rest_s
+        loop.call_later(rest_s, self._end_rest, key)
+
+    def _end_rest(self, key: Hashable) -> None:
+        if self._rests_until.get(key, 0.0) <= asyncio.get_running_loop().time():
+            self._rests_until.pop(key, None)
+
     def _forget(self, key: Hashable, ended: asyncio.Future[Any]) -> None:
-        if self._shared.get(key) is ended:  # it never began
-            del self._shared[key]
+        for futures in (self._shared, self._last):
+            if futures.get(key) is ended:  # of those that are shared, one that never began
+                del futures[key]
         if not ended.cancelled():
             ended.exception()  # those that wait have it, too, unless all have gone
 

@@ -20,7 +20,7 @@ from fastapi.responses import StreamingResponse
 from millpy.admin.json_output import json_text
 from millpy.admin.notices import NoticeListener
 from millpy.admin.queries import Admin, Row
-from millpy.api.answers import as_json, check_graph, databases_of, described
+from millpy.api.answers import answer_shared, check_graph, described
 from millpy.api.authentication import Gate, Viewer, bearer_of
 from millpy.api.database import Databases
 from millpy.api.events import sentences
@@ -207,7 +207,7 @@ class Hub:
             if not slow and not self._streams:
                 continue
             try:
-                news = await self._lane.run(self._look, None, slow=slow)
+                news = await self._lane.run(self._look_once, None, slow=slow)
             except Exception as error:  # whatever it is, viewers are not to wait for ever
                 self._tell("trouble", json_text({"detail": "the database does not answer"}, indent=0))
                 known = isinstance(error, (MillError, ProblemError))
@@ -233,6 +233,10 @@ class Hub:
                     await self._stopped.wait()
             except TimeoutError:
                 pass
+
+    def _look_once(self, admin: Admin, *, slow: bool) -> Mapping[str, str]:
+        with admin.together() as connected:
+            return self._look(connected, slow=slow)
 
     def _look(self, admin: Admin, *, slow: bool) -> Mapping[str, str]:
         """Read what is news, in a thread; only one call runs at a time."""
@@ -335,5 +339,10 @@ async def list_series(request: Request, caller: Viewer, graph: GraphName) -> Res
     """Show rates, backlogs and watermark lags of the last ten minutes, a sample every five seconds or so."""
     if caller.principal.database_role is not None:
         raise ProblemError(HTTPStatus.FORBIDDEN, "a user with a role of the database cannot see the whole graph")
-    await databases_of(request).reading.run(check_graph, None, graph=graph)
-    return as_json(hub_of(request).series(graph))
+    hub = hub_of(request)
+
+    def read(admin: Admin) -> dict[str, Any]:
+        check_graph(admin, graph)
+        return hub.series(graph)
+
+    return await answer_shared(request, caller, read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
 from collections.abc import Callable
@@ -64,6 +65,7 @@ def serve_api(
     log.info("the API is served", url=f"{address}/v1/openapi.json")
     if served is not None:
         served(address)
+    os.nice(configuration.nice)  # viewers wait rather than workers
     server.run(sockets=[listening])
 
 

@@ -132,7 +132,11 @@ async def list_open_windows(
     request: Request, caller: Viewer, graph: GraphName, computation: ComputationName,
     key: Key | None = None, after: Cursor = "", limit: Limit = LIMIT,
 ) -> Response:  # fmt: skip
-    """List the windows that are not over, the oldest first, with the contents of their accumulators."""
+    """List the windows that are not over, with the contents of their accumulators.
+
+    Those of one `key` come the oldest first. Those of all keys come key by key, in no order of keys; a page that has
+    `next` may have fewer rows than its limit, or none.
+    """
     return await _stored(request, caller, "windows", graph, computation, key, after, limit)
 
 

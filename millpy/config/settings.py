@@ -9,6 +9,7 @@ MILLPY_OWNER_DATABASE_URL  the same database as its owner, for `millpy api` to s
 MILLPY_API                 the address of the API (127.0.0.1:8090)
 MILLPY_API_CERTIFICATE     a file with the API's certificate, and MILLPY_API_KEY the file with its key, for TLS
 MILLPY_API_CONNECTIONS_MAX connections to the database that read for all users of the API together (4)
+MILLPY_API_NICE            how far the API steps back from other processes when processors are short: 0 to 19 (5)
 MILLPY_API_SESSION_S       seconds after which a session of the page ends (43200)
 MILLPY_API_PROXIES         addresses or networks of reverse proxies, with commas
 MILLPY_API_IDENTITY_HEADER the header in which these proxies name the user
@@ -68,6 +69,7 @@ class Settings(BaseSettings):
     api_certificate: str = ""
     api_key: str = ""
     api_connections_max: int = Field(default=4, ge=1, le=100)
+    api_nice: int = Field(default=5, ge=0, le=19)
     api_session_s: float = Field(default=43_200.0, gt=0, le=31_536_000)
     api_proxies: str = ""
     api_identity_header: str = ""

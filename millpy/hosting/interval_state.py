@@ -19,7 +19,7 @@ from millpy.hosting.dead_letter_sampling import DeadLetterSampler
 from millpy.hosting.plan import ComputationPlan
 from millpy.ingest.intake import Intake, IntakeSettings
 from millpy.limits import Limits
-from millpy.model.checkpoint import Cursor, DedupeRun, Entries, Grant, Kind
+from millpy.model.checkpoint import Cursor, DedupeRun, Delta, Entries, Grant, Kind
 from millpy.model.deployment import DeployedInterval
 from millpy.model.lookup import Tables
 from millpy.model.stage import StageInterval, StoredInterval
@@ -157,6 +157,20 @@ class IntervalState:
                 self.versions[table.name] = text
                 found.add(NO_KEY, 0, table.name, text)
         return [found] if len(found) else []
+
+    def all_counters(self, delta: Delta) -> dict[tuple[str, str], int] | None:
+        """Return all counters of the interval for the next checkpoint, with those of its intake, which `delta` has.
+
+        None if the delta of an intake has none: its counters have not changed, but are not known here.
+        """
+        taken = {
+            (entries.namespace, subkey): int(value)
+            for entries in delta
+            if entries.kind is Kind.COUNTER
+            for subkey, value in zip(entries.subkeys, entries.values, strict=True)
+            if value is not None
+        }
+        return None if self.intake is not None and not taken else {**self.counters, **taken}
 
     def take_counters(self) -> list[Entries]:
         """Return entries for the counters that have changed since the last checkpoint, for the next one."""

@@ -524,6 +524,9 @@ class Checkpoint:
     processing_floor: Instant = INSTANT_MIN
     """Processing time of this bundle; later bundles of the interval have no earlier one."""
     delta: Delta = ()
+    counters: Mapping[tuple[str, str], int] | None = None
+    """All counters of the interval as of this bundle, (counter, subkey) -> count: those that the delta has, and those
+    that have not changed. None if only the delta has counters; readers then look through the deltas before it, too."""
     cursors: Sequence[Cursor] = ()
     segments: Sequence[Segment] = ()
     dedupe_run: DedupeRun | None = None

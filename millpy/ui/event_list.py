@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 from fastapi import Request, Response
 
 from millpy.admin.pages import decoded
-from millpy.api.answers import read_shared
+from millpy.admin.queries import Admin
 from millpy.api.events import find_events
 from millpy.api.parameters import Cursor, GraphName
 from millpy.ui.parameters import Choice, FromTime, ToTime
-from millpy.ui.rendering import page
+from millpy.ui.rendering import shared_page
 from millpy.ui.routing import Visitor, page_router
 from millpy.ui.views import ROWS_MAX
 
@@ -29,11 +29,10 @@ async def show_events(
     after: Cursor = "",
 ) -> Response:
     """Show the events of a graph, the newest first."""
-    find = partial(
-        find_events, graph=graph, cursor=decoded(after), limit=ROWS_MAX, kind=kind or None, start=start, end=end
-    )
-    found = await read_shared(request, caller, find)
-    return page(
-        request, caller, "events.html", view="events", graph=graph, rows=found.rows, next=found.next, kind=kind,
-        start=start, end=end, after=after,
-    )  # fmt: skip
+    cursor = decoded(after)
+
+    def find(admin: Admin) -> dict[str, Any]:
+        found = find_events(admin, graph, cursor, ROWS_MAX, kind=kind or None, start=start, end=end)
+        return {"rows": found.rows, "next": found.next, "kind": kind, "start": start, "end": end, "after": after}
+
+    return await shared_page(request, caller, find, "events.html", view="events", graph=graph)

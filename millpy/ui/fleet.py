@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, timedelta
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request, Response
 
@@ -15,14 +15,14 @@ from millpy.admin.device_reports import reports
 from millpy.admin.pages import PagedView, RowPage, decoded
 from millpy.admin.queries import Admin, Row
 from millpy.admin.results import DeployedTable
-from millpy.api.answers import find_page, read_shared
+from millpy.api.answers import find_page
 from millpy.api.parameters import Cursor, GraphName, Word
 from millpy.api.sources import FLEET, SILENT_S_MAX
 from millpy.clock import SystemClock
 from millpy.config.durations import format_duration
 from millpy.errors import UsageError
 from millpy.model.time import to_datetime
-from millpy.ui.rendering import page
+from millpy.ui.rendering import shared_page
 from millpy.ui.routing import Visitor, page_router
 from millpy.ui.tables import element_id, numbers_of, tables_of, values_of_key
 
@@ -109,16 +109,21 @@ async def show_fleet(
     words = {"stream": stream or None, "device": device or None}
     wanted = _FleetQuery(graph, sort, words, site or None, silent_s, table or "", show or "", span, decoded(after))
     readable = [one for one in await tables_of(request, caller, graph) if one.kind == "windowed" and numbers_of(one)]
-    found = await read_shared(request, caller, partial(_read, wanted=wanted, tables=readable))
-    address = {
-        "sort": sort, "stream": stream, "device": device, "site": site, "silent_s": silent_s or "",
-        "table": found.table.name if found.table else "", "show": found.value, "span": span,
-    }  # fmt: skip
-    return page(
-        request, caller, "fleet.html", view="fleet", graph=graph, found=found, after=after, address=address,
-        numbers=numbers_of(found.table) if found.table else [], spans=list(HOURS), width=SPANS * CELL, cell=CELL,
-        height=HEIGHT, windows_max=WINDOWS_MAX, where_of=partial(_where, found.table), element_id=element_id,
-    )  # fmt: skip
+
+    def find(admin: Admin) -> dict[str, Any]:
+        found = _read(admin, wanted, readable)
+        address = {
+            "sort": sort, "stream": stream, "device": device, "site": site, "silent_s": silent_s or "",
+            "table": found.table.name if found.table else "", "show": found.value, "span": span,
+        }  # fmt: skip
+        return {
+            "found": found, "after": after, "address": address,
+            "numbers": numbers_of(found.table) if found.table else [], "spans": list(HOURS), "width": SPANS * CELL,
+            "cell": CELL, "height": HEIGHT, "windows_max": WINDOWS_MAX, "where_of": partial(_where, found.table),
+            "element_id": element_id,
+        }  # fmt: skip
+
+    return await shared_page(request, caller, find, "fleet.html", view="fleet", graph=graph, apart=repr(readable))
 
 
 def _read(admin: Admin, wanted: _FleetQuery, tables: Sequence[DeployedTable]) -> _FleetScreen:

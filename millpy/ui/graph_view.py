@@ -12,14 +12,14 @@ from fastapi import Request, Response
 
 from millpy.admin.queries import Admin, Row
 from millpy.api.actions import GenerationToSwitch, switch_to
-from millpy.api.answers import find_page, read_shared
+from millpy.api.answers import find_page
 from millpy.api.graphs import GRAPHS, find_graph
 from millpy.api.live import PROGRESS, hub_of
 from millpy.api.parameters import GraphName, Word
 from millpy.api.problems import ProblemError
 from millpy.api.workers import EXPLAINED, VIEWS
 from millpy.errors import MillError
-from millpy.ui.rendering import page
+from millpy.ui.rendering import shared_page
 from millpy.ui.routing import AdministratorForm, Visitor, done, page_router, read
 
 GENERATIONS_MAX = 4
@@ -63,13 +63,12 @@ class Drawing:
 async def show_graph(request: Request, caller: Visitor, graph: GraphName, explain: Word = None) -> Response:
     """Show a graph and its generations. `explain` names the computation whose watermark is explained."""
     hub = hub_of(request)
-    drawings, explanation = await read_shared(
-        request, caller, partial(_find, hub_series=hub.series, graph=graph, name=explain)
-    )
-    return page(
-        request, caller, "graph.html", view="graph", graph=graph, drawings=drawings, explanation=explanation,
-        explain=explain or "",
-    )  # fmt: skip
+
+    def find(admin: Admin) -> dict[str, Any]:
+        drawings, explanation = _find(admin, hub.series, graph, explain)
+        return {"drawings": drawings, "explanation": explanation, "explain": explain or ""}
+
+    return await shared_page(request, caller, find, "graph.html", view="graph", graph=graph)
 
 
 @router.post("/graphs/{graph}/switch")

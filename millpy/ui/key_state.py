@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import Request, Response
 
@@ -10,10 +11,9 @@ from millpy.admin.pages import RowPage, decoded, encoded
 from millpy.admin.queries import TOO_LONG, Admin, Row
 from millpy.admin.results import DeployedTable, RowFilter, panes
 from millpy.admin.state import stored_page
-from millpy.api.answers import read_shared
 from millpy.api.parameters import Cursor, GraphName, Key, Word
 from millpy.errors import UsageError
-from millpy.ui.rendering import page
+from millpy.ui.rendering import shared_page
 from millpy.ui.routing import Visitor, page_router
 from millpy.ui.tables import tables_of, values_of_key
 from millpy.ui.views import link
@@ -58,9 +58,7 @@ async def show_key_state(
     tables = await tables_of(request, caller, graph)
     cursors = {"state": state, "timers": timers, "windows": windows}
 
-    def find(
-        admin: Admin,
-    ) -> tuple[list[str], str, dict[str, RowPage | None], list[tuple[DeployedTable, Sequence[Row]]]]:
+    def find(admin: Admin) -> dict[str, Any]:
         names = [row["computation"] for row in admin.ask(COMPUTATIONS, graph=graph)]
         chosen = computation or (names[0] if names else "")
         lists = {
@@ -68,20 +66,22 @@ async def show_key_state(
             for what, after in cursors.items() if chosen
         }  # fmt: skip
         own = [one for one in tables if key and one.computation == chosen and one.keys]
-        return names, chosen, lists, [(one, _panes(admin, one, key or "")) for one in own]
+        address = {"computation": chosen, "key": key}
 
-    names, chosen, lists, history = await read_shared(request, caller, find)
-    address = {"computation": chosen, "key": key}
+        def next_cursor(what: str, cursor: list[str] | None) -> str:
+            return "" if cursor is None else link("state", graph, **address, **{what: encoded(cursor)})
 
-    def next_cursor(what: str, cursor: list[str] | None) -> str:
-        return "" if cursor is None else link("state", graph, **address, **{what: encoded(cursor)})
+        def where_of(table: DeployedTable) -> list[str]:
+            return [f"{name}={value}" for name, value in (values_of_key(key or "", table) or {}).items()]
 
-    return page(
-        request, caller, "state.html", view="state", graph=graph, names=names, chosen=chosen, key=key or "",
-        lists=lists, titles=LISTS, history=history, address=address, cursors=cursors, next_cursor=next_cursor,
-        pairs_of=lambda values: [(name, name) for name in values],
-        where_of=lambda table: [f"{name}={value}" for name, value in (values_of_key(key or "", table) or {}).items()],
-    )  # fmt: skip
+        return {
+            "names": names, "chosen": chosen, "key": key or "", "lists": lists, "titles": LISTS,
+            "history": [(one, _panes(admin, one, key or "")) for one in own], "address": address, "cursors": cursors,
+            "next_cursor": next_cursor, "pairs_of": lambda values: [(name, name) for name in values],
+            "where_of": where_of,
+        }  # fmt: skip
+
+    return await shared_page(request, caller, find, "state.html", view="state", graph=graph, apart=repr(tables))
 
 
 def _stored(

@@ -15,17 +15,17 @@ from fastapi import Request, Response
 from millpy.admin import actions
 from millpy.admin.actions import Actor
 from millpy.admin.dead_letters import DEAD_LETTERS, LATE_RECORDS, RecordFilter
-from millpy.admin.pages import RowPage, decoded
+from millpy.admin.pages import decoded
 from millpy.admin.queries import Admin, Row
 from millpy.api.actions import IDS_MAX, PAYLOAD_CHARACTERS_MAX, WHY_CHARACTERS_MAX, act
-from millpy.api.answers import find_page, read_shared
+from millpy.api.answers import find_page
 from millpy.api.authentication import Caller
 from millpy.api.dead_letters import GROUPED, VIEWS
 from millpy.api.parameters import KEY_CHARACTERS_MAX, NAME_CHARACTERS_MAX, Cursor, GraphName, RecordId, Word
 from millpy.api.problems import ProblemError, not_found
 from millpy.config.escape import visible
 from millpy.ui.payload_diff import difference
-from millpy.ui.rendering import page
+from millpy.ui.rendering import page, shared_page
 from millpy.ui.routing import Form, OperatorForm, Visitor, done, page_router, read
 from millpy.ui.tables import element_id
 from millpy.ui.views import link
@@ -59,16 +59,16 @@ async def show_left_out(
     words = {name: value for name, value in given.items() if value and name in view.equal}
     cursor = decoded(after)
 
-    def find(admin: Admin) -> tuple[RowPage, list[Row]]:
+    def find(admin: Admin) -> dict[str, Any]:
         found = find_page(admin, view, graph, cursor, SHOWN_MAX, words=words)
-        return found, admin.ask(GROUPED, graph=graph)[:GROUPS_MAX] if kind == "dead-letters" else []
+        groups = admin.ask(GROUPED, graph=graph)[:GROUPS_MAX] if kind == "dead-letters" else []
+        return {
+            "kind": kind, "kinds": KINDS, "rows": found.rows, "next": found.next, "after": after, "groups": groups,
+            "id_of": IDS.get(kind, ""), "states": STATES, "filters": [name for name in given if name in view.equal],
+            "address": {"kind": kind, **words}, "element_id": element_id,
+        }  # fmt: skip
 
-    found, groups = await read_shared(request, caller, find)
-    return page(
-        request, caller, "left_out.html", view="set-aside", graph=graph, kind=kind, kinds=KINDS, rows=found.rows,
-        next=found.next, after=after, groups=groups, id_of=IDS.get(kind, ""), states=STATES,
-        filters=[name for name in given if name in view.equal], address={"kind": kind, **words}, element_id=element_id,
-    )  # fmt: skip
+    return await shared_page(request, caller, find, "left_out.html", view="set-aside", graph=graph)
 
 
 @router.get("/graphs/{graph}/set-aside/{kind}/{number}")

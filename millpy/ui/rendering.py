@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable, Hashable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -10,15 +12,18 @@ from urllib.parse import quote, urlencode
 from fastapi import Request, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from millpy.admin.queries import Admin
 from millpy.admin.tokens import Role
+from millpy.api.answers import read_shared
 from millpy.api.authentication import Caller, csrf_of
 from millpy.clock import SystemClock
 from millpy.model.time import to_datetime
 from millpy.ui.asset_files import asset
-from millpy.ui.values import FILTERS, safe
+from millpy.ui.values import FILTERS, safe, shown
 from millpy.ui.views import VIEWS, link, next_link
 
 MEDIA_TYPE = "text/html"
+MARK_BYTES = 16
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -53,22 +58,64 @@ def page(
         status: the status of HTTP.
         context: what else the template shows.
     """
+    csrf = csrf_of(caller.session) if caller is not None and caller.session else ""
+    user = None if caller is None else caller.principal.name
+    text = _text(caller, template, view=view, graph=graph, here=here(request), user=user, csrf=csrf, **context)
+    return Response(text, int(status), media_type=MEDIA_TYPE)
+
+
+async def shared_page(
+    request: Request,
+    caller: Caller,
+    find: Callable[[Admin], Mapping[str, Any]],
+    template: str,
+    *,
+    view: str,
+    graph: str,
+    apart: Hashable = None,
+) -> Response:
+    """Return a page that users share whose requests for the same address wait, if it differs in their names only.
+
+    It is read and made once, in a thread of the database's lane, by `read_shared`: under the role of the database and
+    for the role of the user, and apart for users with a session, whose pages have forms. Marks stand for the name and
+    for the CSRF token, and are replaced for each user. They are random, so that no text of the database has one.
+
+    Args:
+        request: the request.
+        caller: who sends it.
+        find: reads what the template shows; depends on nothing but the address, the role of the database and `apart`.
+        template: the name of the template, which extends `base.html`.
+        view: the view's name in VIEWS.
+        graph: the graph.
+        apart: what was read for this request before; requests share only if it is equal.
+    """
+    address, has_session = here(request), bool(caller.session)
+
+    def made(admin: Admin) -> tuple[bytes, str, str]:
+        with admin.together() as connected:
+            context = find(connected)
+        user, csrf = secrets.token_hex(MARK_BYTES), secrets.token_hex(MARK_BYTES) if has_session else ""
+        text = _text(caller, template, view=view, graph=graph, here=address, user=user, csrf=csrf, **context)
+        return text.encode(), user, csrf
+
+    found, user, csrf = await read_shared(request, caller, made, apart=(caller.principal.role, has_session, apart))
+    found = found.replace(shown(user).encode(), shown(caller.principal.name).encode())
+    if csrf:
+        found = found.replace(csrf.encode(), csrf_of(caller.session).encode())
+    return Response(found, media_type=MEDIA_TYPE)
+
+
+def _text(caller: Caller | None, template: str, *, csrf: str, **context: Any) -> str:
     role = Role.VIEWER if caller is None else caller.principal.role
-    session = "" if caller is None else caller.session
-    text = TEMPLATES.get_template(template).render(
-        view=view,
-        graph=graph,
-        here=here(request),
-        user=None if caller is None else caller.principal.name,
+    return TEMPLATES.get_template(template).render(
         role=role.name.lower(),
         follows=caller is not None and caller.principal.database_role is None,
-        may_act=bool(session) and role >= Role.OPERATOR,
-        may_switch=bool(session) and role >= Role.ADMIN,
-        csrf=csrf_of(session) if session else "",
+        may_act=bool(csrf) and role >= Role.OPERATOR,
+        may_switch=bool(csrf) and role >= Role.ADMIN,
+        csrf=csrf,
         now=to_datetime(SystemClock().now_us()).replace(microsecond=0),
         **context,
     )
-    return Response(text, int(status), media_type=MEDIA_TYPE)
 
 
 def here(request: Request) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Request
 
 from millpy.admin.json_output import json_safe
-from millpy.admin.queries import Row
+from millpy.admin.queries import Admin, Row
 from millpy.admin.results import DeployedTable
 from millpy.api.answers import check_graph, databases_of
 from millpy.api.authentication import Caller
@@ -34,11 +34,15 @@ async def tables_of(request: Request, caller: Caller, graph: str) -> list[Deploy
     Raises:
         ProblemError: the graph is not deployed.
     """
-    lane, role = databases_of(request).reading, caller.principal.database_role
-    found = await lane.run(readable_tables, None, graph, role)
-    if not found:
-        await lane.run(check_graph, None, graph=graph)
-    return found
+    role = caller.principal.database_role
+
+    def find(admin: Admin) -> list[DeployedTable]:
+        found = readable_tables(admin, graph, role)
+        if not found:
+            check_graph(admin, graph)
+        return found
+
+    return await databases_of(request).reading.share(("tables", graph, role), find, None)
 
 
 def state_of(row: Row) -> str:

@@ -23,7 +23,7 @@ from millpy.api.windows import Where, pairs
 from millpy.clock import Clock, SystemClock
 from millpy.errors import RightsError, UsageError
 from millpy.ui.downloads import MEDIA_TYPES, WRITERS
-from millpy.ui.rendering import page
+from millpy.ui.rendering import page, shared_page
 from millpy.ui.routing import Visitor, page_router
 from millpy.ui.tables import (
     STATES,
@@ -129,23 +129,23 @@ async def show_windows(
         return page(request, caller, "windows.html", view="windows", graph=graph, tables=[], choice=None)
     choice = _choice(request, tables, table, where, start, end, final, show)
 
-    def find(admin: Admin) -> tuple[RowPage, bool, Mapping[tuple[str, str], int] | None, str]:
+    def find(admin: Admin) -> dict[str, Any]:
+        ask = ""
         try:
-            rows, whole = _rows(admin.within(ROWS_S_MAX), choice, after)
+            found, whole = _rows(admin.within(ROWS_S_MAX), choice, after)
         except UsageError as error:
             if error.message != TOO_LONG:
                 raise
-            return RowPage([], None), True, {}, error.hint
-        return rows, whole, _too_late(admin, choice, rows.rows), ""
+            found, whole, ask = RowPage([], None), True, error.hint
+        too_late = {} if ask else _too_late(admin, choice, found.rows)
+        rows = [_shown(row, choice, too_late) for row in found.rows]
+        counts = {label: sum(row["state"] == state for row in rows) for state, label in STATES.items()}
+        return {
+            "tables": tables, "choice": choice, "rows": rows, "next": found.next, "after": after, "whole": whole,
+            "ask": ask, "numbers": numbers_of(choice.table), "counts": counts, "states": STATES,
+        }  # fmt: skip
 
-    found, whole, too_late, ask = await read_shared(request, caller, find)
-    rows = [_shown(row, choice, too_late) for row in found.rows]
-    counts = {label: sum(row["state"] == state for row in rows) for state, label in STATES.items()}
-    return page(
-        request, caller, "windows.html", view="windows", graph=graph, tables=tables, choice=choice, rows=rows,
-        next=found.next, after=after, whole=whole, ask=ask, numbers=numbers_of(choice.table), counts=counts,
-        states=STATES,
-    )  # fmt: skip
+    return await shared_page(request, caller, find, "windows.html", view="windows", graph=graph, apart=repr(tables))
 
 
 @router.get("/graphs/{graph}/windows/row")

@@ -15,12 +15,12 @@ from millpy.admin.json_output import json_safe
 from millpy.admin.pages import RowPage, decoded
 from millpy.admin.queries import Admin, Row
 from millpy.api.actions import act, drain
-from millpy.api.answers import find_page, read_shared
+from millpy.api.answers import find_page
 from millpy.api.events import find_events
 from millpy.api.parameters import Cursor, GraphName
 from millpy.api.workers import VIEWS
 from millpy.ui.parameters import Choice
-from millpy.ui.rendering import page
+from millpy.ui.rendering import shared_page
 from millpy.ui.routing import OperatorForm, Visitor, done, page_router
 from millpy.ui.views import ROWS_MAX, link
 
@@ -76,13 +76,17 @@ async def show_workers(
 ) -> Response:
     """Show the workers of a graph, and the intervals: of a computation, of a worker, or all."""
     chosen = {"computation": computation or None, "worker_id": worker or None}
-    find = partial(_find, graph=graph, chosen=chosen, cursor=decoded(after))
-    workers, intervals, events = await read_shared(request, caller, find)
-    return page(
-        request, caller, "workers.html", view="workers", graph=graph, workers=workers.rows, more=workers.next,
-        rows=intervals.rows, next=intervals.next, events=events, timeline=timeline_of(events),
-        computation=computation, worker=worker, after=after,
-    )  # fmt: skip
+    cursor = decoded(after)
+
+    def find(admin: Admin) -> dict[str, Any]:
+        workers, intervals, events = _find(admin, graph, chosen, cursor)
+        return {
+            "workers": workers.rows, "more": workers.next, "rows": intervals.rows, "next": intervals.next,
+            "events": events, "timeline": timeline_of(events), "computation": computation, "worker": worker,
+            "after": after,
+        }  # fmt: skip
+
+    return await shared_page(request, caller, find, "workers.html", view="workers", graph=graph)
 
 
 @router.post("/graphs/{graph}/workers/{worker}/drain")

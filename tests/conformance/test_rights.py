@@ -53,7 +53,11 @@ RELATIONS = {
         "",
     ),
     r"mill\.(analytics|analytics_files|device_hours|device_anomalies)": ("SIUD", "", ""),
-    r"mill\.(changes|entries|lags|places|pending)": ("SIUD", "", ""),  # views, none of which can be written to
+    r"mill\.(changes|counters|entries|lags|parked_entries|places|pending)": (
+        "SIUD",
+        "",
+        "",
+    ),  # views, none of which can be written to
     r"millpy\.input_watermarks": ("S", "S", "S"),
     r"millpy\.\w+": ("S", "S", ""),
     r"factory\.(sums_1m|alarms)(_status)?": ("SIUD", "S", ""),
@@ -68,7 +72,7 @@ FUNCTIONS = {
     r"mill\.(account|devices|silent_devices|has_read)\(.*": {"worker", "reader"},
     r"millpy\.(as_of|history_of)\(.*": {"worker", "reader", "stranger"},  # they read with their caller's rights
     r"millpy\.trim_\w+\(.*": {"worker"},
-    r"millpy\.explain_watermark\(.*": {"worker", "reader"},
+    r"millpy\.(explain_watermark|windows_by_key)\(.*": {"worker", "reader"},
     r"mill\.\w+\(.*": {"worker"},
     r"millpy\.(replay|discard|release|resume|drain)_\w+\(.*": {"worker"},
     r"millpy\.(correct|inject)\(.*": {"worker"},
@@ -82,7 +86,8 @@ KNOWN_FUNCTIONS = set(
     "actor alive check_isolation hold_grants check_slots refuse check_panes has_filter check_cursors check_outbox "
     "check_settled end_fold unneeded turn_ring free_slot moment instant readable account devices silent_devices "
     "oldest_entry request_release make_partitions drop_partitions partition_bound "
-    "explain_source duration explain_watermark replay_dead_letters replay_dead_letter replay_late_records "
+    "explain_source duration explain_watermark windows_by_key "
+    "replay_dead_letters replay_dead_letter replay_late_records "
     "discard_dead_letters discard_late_records resume_source release_parked discard_parked as_of history_of "
     "drain_worker trim_history trim_piece correct correction replay_into_window inject has_read forget_injected".split()
 )

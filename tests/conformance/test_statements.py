@@ -20,7 +20,7 @@ NAMED = re.compile(rb"%\((\w+)\)s")
 # What the client sends as arrays of other types than bigint[]; scalars are inferred.
 TEXTS = (
     "documents records ends checksums streams computations consumer_names keys reasons details tracebacks positions "
-    "partitions kinds wires namespaces subkeys paths"
+    "partitions kinds wires namespaces subkeys paths counters"
 ).split()
 BYTEAS = ("payloads", "ids", "times")
 OF_OUTBOXES: Mapping[str, Mapping[str, type[PgArray]]] = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -31,6 +32,10 @@ class Database:
         other = Database()
         other.role = role
         return other
+
+    @contextmanager
+    def together(self) -> Iterator[Database]:
+        yield self
 
     def close(self) -> None: ...
 
@@ -109,6 +114,54 @@ async def test_a_request_that_comes_while_another_is_answered_asks_again(lane: C
 
     assert await first is None
     assert await second == "a 1"
+
+
+async def test_calls_for_the_same_key_run_one_after_another(lane: ConnectionLane) -> None:
+    wide = ConnectionLane(lane.admin, 3, "wide", WAITING_MAX)
+    gate, other, calls = Gate(), Gate(), list[str]()
+    try:
+        first = asyncio.create_task(wide.share("a", gate.call, None))
+        await gate.reached.wait()
+        waiting = [asyncio.create_task(wide.share("a", counting(calls, "a"), None)) for _ in range(3)]
+        held = asyncio.create_task(wide.share("b", other.call, None))
+        await other.reached.wait()  # another key has a thread, and those of the first wait for its call to end
+        assert calls == []
+        gate.open()
+        other.open()
+
+        assert await asyncio.gather(*waiting) == ["a 1"] * 3
+        await asyncio.gather(first, held)
+        assert await wide.share("a", counting(calls, "a"), None) == "a 2"
+    finally:
+        wide.close()
+
+
+async def test_a_slow_call_rests_before_the_next_with_its_key_and_delays_no_other(lane: ConnectionLane) -> None:
+    clock, ends = asyncio.get_running_loop().time, dict[str, float]()
+
+    def slow(_: Any) -> float:
+        threading.Event().wait(0.3)
+        return clock()
+
+    first = await lane.share("a", slow, None)
+    for key in ("b", "a"):
+        began = await lane.share(key, lambda _: clock(), None)
+        ends[key] = began - first
+
+    assert ends["b"] < 0.25 <= ends["a"] < 5
+    assert await lane.share("a", counting([], "a"), None) == "a 1"
+
+
+async def test_a_call_that_fails_is_not_what_later_requests_get(lane: ConnectionLane) -> None:
+    def fail(_: Any) -> str:
+        raise ValueError("once")
+
+    failed = asyncio.create_task(lane.share("a", fail, None))
+    await asyncio.sleep(0)
+    with pytest.raises(ValueError, match="once"):
+        await failed
+
+    assert await lane.share("a", counting([], "a"), None) == "a 1"
 
 
 async def test_a_client_that_has_gone_takes_no_answer_from_the_others(lane: ConnectionLane) -> None:

@@ -24,7 +24,7 @@ from psycopg import AsyncCursor, AsyncRawCursor
 from psycopg.rows import TupleRow
 
 from millpy.errors import CommitUnknownError, PaneOrderError, StoreUnavailableError, TransientError
-from millpy.model.checkpoint import Checkpoint, DeletedRows, Segment, StoredSlice
+from millpy.model.checkpoint import Checkpoint, DeletedRows, Kind, Segment, StoredSlice
 from millpy.model.delta import encode_documents
 from millpy.store.postgres import corrections, letters, requests
 from millpy.store.postgres.arrays import Bigints, Byteas, Jsonbs, PgArray, Texts
@@ -170,26 +170,40 @@ def _deltas(checkpoints: Sequence[Checkpoint]) -> list[Command]:
     if not changed:
         return []
     documents = [
-        (c.grant.interval_id, c.bundle, part, document)
-        for c in changed
-        for part, document in enumerate(encode_documents(c.delta, STATEMENT_BYTES))
+        (c, part, document) for c in changed for part, document in enumerate(encode_documents(c.delta, STATEMENT_BYTES))
     ]
     return [
         (
             statement("append_deltas"),
             {
-                "intervals": Bigints([interval for interval, _, _, _ in piece]),
-                "bundles": Bigints([bundle for _, bundle, _, _ in piece]),
-                "parts": Bigints([part for _, _, part, _ in piece]),
-                "documents": Texts([document for _, _, _, document in piece]),
+                "intervals": Bigints([c.grant.interval_id for c, _, _ in piece]),
+                "bundles": Bigints([c.bundle for c, _, _ in piece]),
+                "parts": Bigints([part for _, part, _ in piece]),
+                "documents": Texts([document for _, _, document in piece]),
+                "counters": Texts([_counters(c) for c, _, _ in piece]),
+                "parks": Bigints([int(_parks(c)) for c, _, _ in piece]),
             },
         )
         for piece in _pieces(documents)
     ]
 
 
-Document = tuple[int, int, int, bytes]
-"""(interval, bundle, part, text)."""
+def _counters(checkpoint: Checkpoint) -> bytes | None:
+    """Return all counters of an interval as JSON, counter -> subkey -> count."""
+    if checkpoint.counters is None:
+        return None
+    found: dict[str, dict[str, int]] = {}
+    for (name, subkey), count in checkpoint.counters.items():
+        found.setdefault(name, {})[subkey] = count
+    return msgspec.json.encode(found)
+
+
+def _parks(checkpoint: Checkpoint) -> bool:
+    return any(entries.kind is Kind.PARKED for entries in checkpoint.delta)
+
+
+Document = tuple[Checkpoint, int, bytes]
+"""(checkpoint, part, text)."""
 
 
 def _pieces(documents: Sequence[Document]) -> list[list[Document]]:
@@ -201,7 +215,7 @@ def _pieces(documents: Sequence[Document]) -> list[list[Document]]:
             pieces.append([])
             size = 0
         pieces[-1].append(document)
-        size += len(document[3])
+        size += len(document[2])
     return pieces
 
 

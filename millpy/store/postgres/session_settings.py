@@ -82,9 +82,10 @@ PINNED: Mapping[str, str] = {
 LATER: Mapping[str, str] = {"transaction_timeout": "0", "restrict_nonsystem_relation_kind": ""}
 """Settings that only some supported versions have."""
 _SET_LATER = (
-    "(SELECT pg_catalog.max(pg_catalog.set_config(s.name, w.value, {scope})) FROM pg_catalog.pg_settings AS s"
-    " JOIN (VALUES {later}) AS w (name, value) ON s.name OPERATOR(pg_catalog.=) w.name)"
+    "CASE WHEN pg_catalog.current_setting('{name}', true) IS NOT NULL"
+    " THEN pg_catalog.set_config('{name}', {value}, {scope}) END"
 )
+"""Asks for one setting: reading all of pg_settings would cost each transaction of a pooled connection a millisecond."""
 _WORK_MEM_MIN = 4 << 20
 REPLICATION_ROLE = "session_replication_role"
 
@@ -103,8 +104,7 @@ def settings_query(own: Mapping[str, str], *, local: bool) -> bytes:
             f" {_WORK_MEM_MIN}), 'B')"
         )
     given = [f"pg_catalog.set_config('{name}', {value}, {scope})" for name, value in values.items()]
-    later = ", ".join(f"('{name}', {_quoted(value)})" for name, value in LATER.items())
-    given.append(_SET_LATER.format(scope=scope, later=later))
+    given += [_SET_LATER.format(name=name, value=_quoted(value), scope=scope) for name, value in LATER.items()]
     return f"SELECT {', '.join(given)}, pg_catalog.current_setting('{REPLICATION_ROLE}')".encode()
 
 

@@ -24,9 +24,10 @@ SELECT mill.check_cursors((SELECT count(*) FROM moved), cardinality(%(consumers)
 
 -- name: append_deltas
 -- Zero rows: nothing was sent.
-INSERT INTO mill.deltas (slot, interval_id, bundle, part, bytes, document)
-SELECT %(slot)s::smallint, interval_id, bundle, part, octet_length(document), document::json
-  FROM unnest(%(intervals)s, %(bundles)s, %(parts)s, %(documents)s) AS e (interval_id, bundle, part, document);
+INSERT INTO mill.deltas (slot, interval_id, bundle, part, bytes, document, counters, parks)
+SELECT %(slot)s::smallint, interval_id, bundle, part, octet_length(document), document::json, counters::json, parks > 0
+  FROM unnest(%(intervals)s, %(bundles)s, %(parts)s, %(documents)s, %(counters)s, %(parks)s)
+    AS e (interval_id, bundle, part, document, counters, parks);
 
 -- name: append_segments
 -- Also moves the end of each subscription's chain of segments. Zero rows: nothing was sent.

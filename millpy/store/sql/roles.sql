@@ -58,7 +58,7 @@ SELECT g.name AS schema, t.name AS table, t.has_view
 SELECT DISTINCT format('%I.%I(%s)', n.nspname, p.proname, pg_get_function_identity_arguments(p.oid)) AS function
   FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
  WHERE n.nspname IN ('mill', 'millpy')
-   AND (p.proname = 'explain_watermark' OR EXISTS (
+   AND (p.proname IN ('explain_watermark', 'windows_by_key') OR EXISTS (
         SELECT FROM pg_depend AS d
           JOIN pg_rewrite AS r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid
           JOIN pg_class AS c ON c.oid = r.ev_class
