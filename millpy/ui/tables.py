@@ -18,7 +18,7 @@ from millpy.api.authentication import Caller
 from millpy.api.windows import readable_tables
 from millpy.errors import UsageError
 
-NUMBERS = ("double precision", "numeric", "bigint")
+NUMBERS = ("double precision", "numeric", "decimal", "bigint")
 STATES: Mapping[str, str] = {
     "open": "open",
     "changeable": "may change",
