@@ -134,6 +134,8 @@ async def test_a_record_for_which_a_statement_fails_in_an_unusual_way_is_a_dead_
         ("CALL app.nothing(%(device)s)", "does not exist"),
         ("SELECT 1; COMMIT", "multiple commands"),
         ("INSERT INTO newest VALUES (%(device)s)", "does not exist"),
+        ("INSERT INTO app.log (value, device) VALUES (%(value)s, '%(device)s')", "is in quotes or in a comment"),
+        ("INSERT INTO app.log (device, value) VALUES ('%(device)s', %(value)s)", "data type of parameter"),
     ],
 )
 async def test_the_database_reads_a_statement_when_it_is_deployed(database_url: str, statement: str, said: str) -> None:

@@ -20,8 +20,8 @@ MW009 a user's row in the way          PoisonError: it has the key of a window
 42, 3D, 28, 3F000                      ConfigError (a missing right or name, a name that is taken, wrong settings)
 others                                 CorruptionError
 
-A statement that writes a result table, or is a sink's, and COMMIT run the user's triggers, constraints and functions. An
-error of theirs, of any class that is not listed as transient, is a fault of the row (PoisonError). An MW code is
+A statement that writes a result table, or is a sink's, and COMMIT run the user's triggers, constraints and functions.
+An error of theirs, of any class that is not listed as transient, is a fault of the row (PoisonError). An MW code is
 millpy's only if millpy's function raised it. An error about the table itself (the table or a column is gone, a right is
 missing, a foreign server is away) is a ResultTableError, after which the worker waits.
 """
