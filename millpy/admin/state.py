@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from millpy.admin.pages import PagedView, RowPage, page_of
+from millpy.admin.pages import PagedView, RowPage, is_text, page_of
 from millpy.admin.queries import Admin, Row
 from millpy.errors import UsageError
 
@@ -90,6 +90,6 @@ def _spellings(key: str) -> Sequence[str]:
     found = {json.dumps(key, ensure_ascii=False)}
     try:
         found.add(json.dumps(json.loads(key), ensure_ascii=False, separators=(",", ":")))
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, too many digits of a number, or too deep
         pass
-    return sorted(found)
+    return [text for text in sorted(found) if is_text(text)]

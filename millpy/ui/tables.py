@@ -83,9 +83,11 @@ def respelled(key: str) -> str:
 
 
 def parsed(key: str) -> Any:
-    """Return the value of a key; a text that is not JSON is a text."""
+    """Return the value of a key; a text that is not JSON, or that PostgreSQL cannot have, is a text."""
     try:
-        return json.loads(key)
+        found = json.loads(key)
+        json.dumps(found, ensure_ascii=False).encode()  # JSON can escape halves of surrogate pairs
+        return found
     except (ValueError, RecursionError):
         return key
 
