@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from millpy.admin.queries import Admin, Row
 from millpy.errors import UsageError
 
+_UNFIT = re.compile("[\0\ud800-\udfff]")
 BYTES_MAX = 8_000_000
 """Bytes of the rows of a page, as text. A page has at least one row."""
 
@@ -128,6 +130,11 @@ def encoded(cursor: Sequence[str] | None) -> str | None:
     return None if cursor is None else json.dumps(list(cursor), ensure_ascii=False, separators=(",", ":"))
 
 
+def is_text(text: str) -> bool:
+    """Tell whether PostgreSQL can have a text: one without NUL and halves of surrogate pairs, which JSON can escape."""
+    return _UNFIT.search(text) is None
+
+
 def decoded(text: str) -> list[str]:
     """Read a cursor.
 
@@ -138,7 +145,7 @@ def decoded(text: str) -> list[str]:
         found = json.loads(text) if text else []
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, list) or not all(isinstance(part, str) and "\0" not in part for part in found):
+    if not isinstance(found, list) or not all(isinstance(part, str) and is_text(part) for part in found):
         raise UsageError("the cursor cannot be read", hint="use `next` of the page before, or begin without a cursor")
     return found
 

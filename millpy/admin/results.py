@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    Date,
     Double,
     Interval,
     LargeBinary,
@@ -39,10 +40,12 @@ _TYPES: Mapping[str, Any] = {
     "text": Text(),
     "bigint": BigInteger(),
     "numeric": Numeric(),
+    "decimal": Numeric(),
     "double precision": Double(),
     "boolean": Boolean(),
     "bytea": LargeBinary(),
     "timestamptz": TIMESTAMP(timezone=True),
+    "date": Date(),
     "uuid": UUID(as_uuid=False),
     "jsonb": JSONB(),
 }

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from millpy.admin.pages import BYTES_MAX, PagedView, RowPage, cut, page_of
+from millpy.admin.pages import BYTES_MAX, PagedView, RowPage, cut, is_text, page_of
 from millpy.admin.queries import Admin, Row
 from millpy.errors import UsageError
 
@@ -125,6 +125,6 @@ def _spellings(key: str) -> Sequence[str]:
     found = {json.dumps(key, ensure_ascii=False)}
     try:
         found.add(json.dumps(json.loads(key), ensure_ascii=False, separators=(",", ":")))
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, too many digits of a number, or too deep
         pass
-    return sorted(found)
+    return [text for text in sorted(found) if is_text(text)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -252,7 +253,7 @@ class Scalar(Format):
         """Check the fields. Raises GraphError."""
         check_objects(record_type, self)
         kind = check_field(record_type, self.field, "Scalar")
-        if kind not in (float, int, str, bool, datetime, UUID):
+        if kind not in (float, int, Decimal, str, bool, datetime, UUID):
             raise GraphError(f"Scalar: {self.field!r} cannot hold a bare value", hint="use a number, str or bool field")
         if self.null and not record_type.is_nullable(self.field):
             name = getattr(kind, "__name__", kind)

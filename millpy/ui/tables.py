@@ -18,7 +18,7 @@ from millpy.api.authentication import Caller
 from millpy.api.windows import readable_tables
 from millpy.errors import UsageError
 
-NUMBERS = ("double precision", "numeric", "bigint")
+NUMBERS = ("double precision", "numeric", "decimal", "bigint")
 STATES: Mapping[str, str] = {
     "open": "open",
     "changeable": "may change",
@@ -87,9 +87,11 @@ def respelled(key: str) -> str:
 
 
 def parsed(key: str) -> Any:
-    """Return the value of a key; a text that is not JSON is a text."""
+    """Return the value of a key; a text that is not JSON, or that PostgreSQL cannot have, is a text."""
     try:
-        return json.loads(key)
+        found = json.loads(key)
+        json.dumps(found, ensure_ascii=False).encode()  # JSON can escape halves of surrogate pairs
+        return found
     except (ValueError, RecursionError):
         return key
 

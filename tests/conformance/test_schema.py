@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from psycopg.conninfo import make_conninfo
 
 from millpy.errors import ConfigError, StoreUnavailableError
 from millpy.store.postgres.deployment.migrate import migrate, migrations_folder
@@ -47,6 +49,17 @@ async def test_unreachable_database_is_reported() -> None:
         migrate(url)
 
     await store.close()
+
+
+def test_database_in_another_encoding_is_refused(empty_database_url: str) -> None:
+    name = "in_latin1"
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+        try:
+            with pytest.raises(ConfigError, match="the encoding of the database is LATIN1"):
+                migrate(make_conninfo(empty_database_url, dbname=name))
+        finally:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def test_wrong_url_is_refused() -> None:

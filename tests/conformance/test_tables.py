@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from millpy import (
+    ChangeFields,
     Count,
     EventTime,
     FixedWindows,
@@ -227,6 +228,27 @@ async def test_what_an_operator_has_to_do_is_said(database_url: str, secret: str
         drop_slots(connection)
         with pytest.raises(ConfigError, match="was dropped, so changes are missing"):
             async with reader(database_url, position, secret=secret) as found:
+                await found.take()
+
+
+async def test_columns_that_the_log_lacks_are_not_copied_either(database_url: str, secret: str) -> None:
+    columns = "id int PRIMARY KEY, value int, twice int GENERATED ALWAYS AS (value * 2) STORED"
+    with table_of(database_url, columns) as connection:
+        connection.execute("INSERT INTO t VALUES (1, 10)")
+        async with reader(database_url, secret=secret, fields=ChangeFields()) as found:
+            copied = await found.records(1)
+            connection.execute("INSERT INTO t VALUES (2, 10)")
+            inserted = await found.records(1)
+        assert (copied, inserted) == ([{"id": 1, "value": 10}], [{"id": 2, "value": 10}])
+
+
+async def test_publication_without_the_primary_key_is_refused(database_url: str, secret: str) -> None:
+    with table_of(database_url, "id int PRIMARY KEY, value int") as connection:
+        connection.execute("DROP PUBLICATION IF EXISTS partly; INSERT INTO t VALUES (1, 10)")
+        connection.execute("CREATE PUBLICATION partly FOR TABLE t (value) WITH (publish = 'insert')")
+        operations = ("snapshot", "insert")
+        with pytest.raises(ConfigError, match="lack column id of its primary key"):
+            async with reader(database_url, secret=secret, publication="partly", operations=operations) as found:
                 await found.take()
 
 

@@ -104,6 +104,29 @@ async def test_a_statement_runs_once_for_each_record_and_a_refused_one_is_a_dead
 
 
 @pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("(SELECT n.value FROM app.names AS n WHERE n.name = %(device)s)", "more than one row"),
+        ("length(CAST(to_tsquery(%(device)s) AS text))", "syntax error in tsquery"),
+    ],
+)
+async def test_a_record_for_which_a_statement_fails_in_an_unusual_way_is_a_dead_letter(
+    database_url: str, value: str, said: str
+) -> None:
+    execute(database_url, TABLE)
+    execute(database_url, "CREATE TABLE app.names AS VALUES ('a', 1.0), ('b c', 2.0), ('b c', 3.0)")
+    execute(database_url, "ALTER TABLE app.names RENAME column1 TO name")
+    execute(database_url, "ALTER TABLE app.names RENAME column2 TO value")
+    feed = Feed()
+    statement = f"INSERT INTO app.log (device, value) VALUES (%(device)s, {value})"
+    async with working(database_url, lambda: statement_graph(feed, statement)):
+        feed.push(reading("a", 1.0), reading("b c", 2.0), reading("a", 3.0))
+        await until(database_url, "SELECT device FROM app.log", [("a",), ("a",)])
+        ((payload, detail),) = rows(database_url, "SELECT payload, detail FROM millpy.dead_letters")
+        assert (payload, said in detail) == (reading("b c", 2.0), True)
+
+
+@pytest.mark.parametrize(
     ("statement", "said"),
     [
         ("INSERT INTO app.nothing VALUES (%(device)s)", "does not exist"),
@@ -111,6 +134,8 @@ async def test_a_statement_runs_once_for_each_record_and_a_refused_one_is_a_dead
         ("CALL app.nothing(%(device)s)", "does not exist"),
         ("SELECT 1; COMMIT", "multiple commands"),
         ("INSERT INTO newest VALUES (%(device)s)", "does not exist"),
+        ("INSERT INTO app.log (value, device) VALUES (%(value)s, '%(device)s')", "is in quotes or in a comment"),
+        ("INSERT INTO app.log (device, value) VALUES ('%(device)s', %(value)s)", "data type of parameter"),
     ],
 )
 async def test_the_database_reads_a_statement_when_it_is_deployed(database_url: str, statement: str, said: str) -> None:

@@ -14,13 +14,23 @@ import msgspec
 
 ToJson = Callable[[bytes], bytes]
 _PLAIN = re.compile(rb'[^"\\\x00-\x1f]*')
+_SPECIAL = re.compile(rb'["\\\x00-\x1f]')
 _NUMBER = re.compile(rb"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _TIMESTAMP = re.compile(rb"([0-9]{4,}-[0-9]{2}-[0-9]{2}) ([0-9:.]+)(\+00)?")
 
 
 def text(value: bytes) -> bytes:
-    """Return text as a JSON string."""
-    return b'"' + value + b'"' if _PLAIN.fullmatch(value) else msgspec.json.encode(value.decode())
+    """Return text as a JSON string. A database in SQL_ASCII may have text that is not UTF-8: a record refuses it."""
+    if _PLAIN.fullmatch(value):
+        return b'"' + value + b'"'
+    try:
+        return msgspec.json.encode(value.decode())
+    except UnicodeDecodeError:
+        return b'"' + _SPECIAL.sub(_escaped, value) + b'"'
+
+
+def _escaped(found: re.Match[bytes]) -> bytes:
+    return b"\\u%04x" % found[0][0]
 
 
 def whole_number(value: bytes) -> bytes:
@@ -48,6 +58,11 @@ def binary(value: bytes) -> bytes:
     return b'"' + b64encode(bytes.fromhex(value[2:].decode())) + b'"'
 
 
+def vector(value: bytes) -> bytes:
+    """Return an int2vector or oidvector, such as `1 2 3`."""
+    return b"[" + b",".join(value.split()) + b"]"
+
+
 def moment(value: bytes) -> bytes:
     """Return a timestamp by RFC 3339; infinities, and years before Christ, as they are."""
     found = _TIMESTAMP.fullmatch(value)
@@ -61,8 +76,10 @@ BY_OID: dict[int, ToJson] = {
     17: binary,
     20: whole_number,
     21: whole_number,
+    22: vector,
     23: whole_number,
     26: whole_number,
+    30: vector,
     114: json,
     700: number,
     701: number,

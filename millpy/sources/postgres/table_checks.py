@@ -121,6 +121,12 @@ def look_at_table(connection: Connection, source: PostgresTable) -> TableFacts:
             f"publication {publication} lacks {of} of table {table}",
             hint="ALTER PUBLICATION … SET (publish = …), or filter the records in the graph (operations=, filter)",
         )
+    unread = [column.name for column in key if column.name not in columns]
+    if unread:
+        raise ConfigError(
+            f"changes of table {table} lack column {unread[0]} of its primary key",
+            hint=f"add it to the columns of publication {publication}; a generated column cannot be read",
+        )
     return TableFacts(key, tuple(columns), is_partitioned)
 
 

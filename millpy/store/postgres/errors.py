@@ -20,10 +20,10 @@ MW009 a user's row in the way          PoisonError: it has the key of a window
 42, 3D, 28, 3F000                      ConfigError (a missing right or name, a name that is taken, wrong settings)
 others                                 CorruptionError
 
-A statement that writes a result table, and COMMIT, run the user's triggers, constraints and functions. An error that
-these raise, of any class, is a fault of the row (PoisonError). An MW code is millpy's only if millpy's function raised
-it. An error about the table itself (the table or a column is gone, a right is missing) is a ResultTableError, after
-which the worker waits.
+A statement that writes a result table, or is a sink's, and COMMIT run the user's triggers, constraints and functions.
+An error of theirs, of any class that is not listed as transient, is a fault of the row (PoisonError). An MW code is
+millpy's only if millpy's function raised it. An error about the table itself (the table or a column is gone, a right is
+missing, a foreign server is away) is a ResultTableError, after which the worker waits.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ MOVES_ROW = "ExecBRInsertTriggers"
 """The server function that refuses a row which a trigger has given a time of another partition."""
 OUR_CHECK = "mill.check_panes"
 FOREIGN_ROW = "MW009"
+SYNTAX_ERROR = "42601"
+"""The statement was prepared, so this is the syntax of a value, such as that of a tsquery."""
+DAMAGED = ("XX001", "XX002")
+"""Damaged data, or a damaged index: not the fault of a row."""
 
 
 class SlotMovedError(TransientError):
@@ -186,9 +190,9 @@ def _of_users(error: psycopg.Error, state: str, table: str) -> MillError:
         return altered_table_error(table, _line(error))  # a rule
     if state.startswith("MW") or state[:2] in ("40", "25", "53", "58") or state in ("55P03", "57014", "26000", "42P05"):
         return translate(error)
-    if not inside and state[:2] in ("42", "3F", "55"):
+    if state[:2] == "HV" or (not inside and state[:2] in ("42", "3F", "55") and state != SYNTAX_ERROR):
         return altered_table_error(table, _line(error))
-    if not inside and state[:2] not in ("22", "38", "39", "44", "54", "P0"):
+    if not state or state in DAMAGED:
         return translate(error)
     return PoisonError(_line(error), table=error.diag.table_name or table, sqlstate=state)
 

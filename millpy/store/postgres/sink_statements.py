@@ -7,6 +7,7 @@ time is a fault of a record, or of what the statement names; the latter stops th
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,10 +26,12 @@ _HINTS = {
     "42883": "name the schema of the function, and cast its arguments if it has several forms",
     "3F000": "create the schema, or name another one",
     "42703": "name the columns as the table has them",
+    "42P18": "write %(field)s without quotes around it, and not in a comment",
     "42501": "GRANT USAGE on the schema, and the rights that the statement needs, to this role and to the workers",
 }
 """SQLSTATE -> what the author of a graph can do."""
 _ENDS_TRANSACTION = "2D000"
+_PLACE = re.compile(rb"\(\$([0-9]+)::")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ async def check_statements(connection: Connection, statements: Mapping[str, byte
         # psycopg has no way to prepare a statement without running it.
         result = await asyncio.to_thread(connection.pgconn.prepare, b"", query)
         if result.status != ExecStatus.FATAL_ERROR:
+            await _check_places(connection, sink, query)
             continue
         error = error_from_result(result, encoding="utf-8")
         if isinstance(translated := translate(error), TransientError):
@@ -72,6 +76,24 @@ async def check_statements(connection: Connection, statements: Mapping[str, byte
         hint = _HINTS.get(error.sqlstate or "", "run it in psql, with values in the place of the fields")
         said = error.diag.message_primary or str(error)
         raise GraphError(f"the database refuses the statement of sink {sink!r}: {said}", hint=hint) from error
+
+
+async def _check_places(connection: Connection, sink: str, query: bytes) -> None:
+    """Check that the server has found each place in the statement that it has just parsed.
+
+    Raises:
+        GraphError: one is in quotes or in a comment, so the statement would get more values than it has places.
+        TransientError: the server cannot be reached.
+    """
+    result = await asyncio.to_thread(connection.pgconn.describe_prepared, b"")
+    if result.status == ExecStatus.FATAL_ERROR:
+        raise translate(error_from_result(result, encoding="utf-8"))
+    places = max((int(number) for number in _PLACE.findall(query)), default=0)
+    if result.nparams < places:
+        raise GraphError(
+            f"sink {sink!r}: place {places} of the statement is in quotes or in a comment, so it is no place",
+            hint=_HINTS["42P18"],
+        )
 
 
 def translate_statement(error: psycopg.Error, sink: str, *, commit_sent: bool) -> MillError:

@@ -1,7 +1,11 @@
 -- name: look_at_table
--- Reads what has to be so for the changes of a table, and what its publication has of it. Zero rows: there is no such
--- table.
-SELECT current_setting('wal_level'), pg_is_in_recovery(), c.relkind = 'p', p.attnames::text[], p.rowfilter IS NOT NULL,
+-- Reads what has to be so for the changes of a table, and what its publication has of it. Before version 16, that names
+-- generated columns, too, which are not in the log. Zero rows: there is no such table.
+SELECT current_setting('wal_level'), pg_is_in_recovery(), c.relkind = 'p',
+       (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute AS a
+         WHERE a.attrelid = c.oid AND a.attname = ANY (p.attnames)
+           AND (a.attgenerated = '' OR current_setting('server_version_num')::integer >= 160000)),
+       p.rowfilter IS NOT NULL,
        (SELECT array_remove(ARRAY[CASE WHEN o.pubinsert THEN 'insert' END, CASE WHEN o.pubupdate THEN 'update' END,
                                   CASE WHEN o.pubdelete THEN 'delete' END, CASE WHEN o.pubtruncate THEN 'truncate' END],
                             NULL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import cbor2
@@ -81,6 +82,21 @@ def values(format: Format, text: str | bytes) -> list[Any]:
     found, letters = step(format, text, event_time=GERMAN)
     assert letters == []
     return [(record.device, record.value) for record in found]
+
+
+def test_a_scalar_may_be_a_decimal() -> None:
+    class Exact(msgspec.Struct):
+        at: int
+        value: Decimal
+
+    format = Scalar("value", decimal=",", arrival="at")
+    format.validate(RecordType(Exact))
+
+    read = format.reader(RecordType(Exact))
+
+    (part,) = read(Message(b"+0021,500000000000000000000001", arrived_at=7))
+    assert isinstance(part, bytes)
+    assert msgspec.json.decode(part, type=Exact) == Exact(7, Decimal("21.500000000000000000000001"))
 
 
 @pytest.mark.parametrize("copies", [1, 100])

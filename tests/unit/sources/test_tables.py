@@ -81,10 +81,17 @@ def test_position_forgets_the_copy_when_no_snapshot_shows_what_follows() -> None
         (column_json.array_of(column_json.number), b"[0:1]={1,NULL}", [1, None]),
         (column_json.array_of(column_json.text), rb'{{"a,}",NULL},{"NULL","\"\\"}}', [["a,}", None], ["NULL", '"\\']]),
         (column_json.array_of(column_json.text, ";"), b"{(1,2);(3,4)}", ["(1,2)", "(3,4)"]),
+        (column_json.BY_OID[22], b"-1 2", [-1, 2]),  # int2vector
+        (column_json.BY_OID[30], b"", []),  # oidvector
     ],
 )
 def test_values_become_json(form: column_json.ToJson, text: bytes, wanted: Any) -> None:
     assert json.loads(form(text)) == wanted
+
+
+def test_text_that_is_not_utf8_is_left_to_the_record() -> None:
+    with pytest.raises(UnicodeDecodeError):
+        json.loads(column_json.text(b'caf\xe9 "x"'))
 
 
 def test_unknown_messages_are_faults_and_others_are_ignored() -> None:

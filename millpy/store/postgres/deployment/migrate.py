@@ -73,7 +73,8 @@ def migrate(url: str, role_prefix: str | None = None) -> MigrationResult:
         role_prefix: prefix of the roles owner, worker and reader, to create them with their rights; None for no roles.
 
     Raises:
-        ConfigError: the URL is not one of PostgreSQL, the role lacks rights, or a newer millpy created the tables.
+        ConfigError: the URL is not one of PostgreSQL, the database is not in UTF-8, the role lacks rights, or a newer
+            millpy created the tables.
         StoreUnavailableError: the database cannot be reached.
     """
     for _ in range(ATTEMPTS):
@@ -95,6 +96,7 @@ def _migrate(url: str, role_prefix: str | None) -> MigrationResult:
     try:
         with engine.begin() as connection:
             driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
+            _refuse_encoding(driver)
             act_as_owner(driver)
             progress.debug("waiting for other migrations to end")
             for statement in HOLD:
@@ -116,6 +118,16 @@ def _migrate(url: str, role_prefix: str | None) -> MigrationResult:
         raise ConfigError(f"cannot migrate the database: {first}", hint="run `millpy migrate` as the owner") from error
     finally:
         engine.dispose()
+
+
+def _refuse_encoding(connection: psycopg.Connection[Any]) -> None:
+    """Refuse a database in which not every text can be stored: payloads, keys and reasons are Unicode."""
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding not in (None, "UTF8"):
+        raise ConfigError(
+            f"the encoding of the database is {encoding}, which cannot store all texts",
+            hint="create one for millpy: CREATE DATABASE millpy ENCODING 'UTF8' LOCALE 'C.UTF-8' TEMPLATE template0",
+        )
 
 
 def _refuse_newer(connection: sqlalchemy.Connection) -> None:

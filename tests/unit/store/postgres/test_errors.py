@@ -10,6 +10,7 @@ from millpy.errors import (
     ConfigError,
     CorruptionError,
     PoisonError,
+    ResultTableError,
     StoreUnavailableError,
     TransientError,
 )
@@ -79,12 +80,26 @@ def test_deploy_cancelled_by_the_server_ends_in_one_line_with_a_hint(error: psyc
     assert (len(translated.message.splitlines()), "\t" in translated.message, bool(translated.hint)) == (1, False, True)
 
 
-@pytest.mark.parametrize("sqlstate", ["22003", "22021", "22P02", "54000", "P0001", "P0004", "23505"])
+@pytest.mark.parametrize(
+    "sqlstate",
+    [
+        *("22003", "22021", "22P02", "54000", "P0001", "P0004", "23505"),
+        "21000",  # a subquery with two rows
+        "27000",  # a row that its own trigger has changed
+        "42601",  # to_tsquery('a b')
+        "XX000",  # PostGIS: a geometry that cannot be read
+    ],
+)
 def test_refused_value_in_a_commit_is_poison(sqlstate: str) -> None:
     error = translate_commit(an_error(sqlstate), commit_sent=True, users=True)
 
     assert isinstance(error, PoisonError)
     assert error.sqlstate == sqlstate
+
+
+@pytest.mark.parametrize(("sqlstate", "expected"), [("HV00N", ResultTableError), ("XX001", CorruptionError)])
+def test_foreign_server_that_is_away_and_damage_are_no_fault_of_a_row(sqlstate: str, expected: type[Exception]) -> None:
+    assert type(translate_commit(an_error(sqlstate), commit_sent=False, users=True)) is expected
 
 
 @pytest.mark.parametrize("lost", [LOST, an_error("57P01"), an_error("57P02"), an_error("08003")])
