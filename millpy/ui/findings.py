@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from fastapi import Request, Response
 
@@ -32,6 +33,6 @@ async def show_findings(request: Request, caller: Visitor, graph: Choice = "") -
     return page(request, caller, "doctor.html", view="doctor", graph=graph, rows=rows, counts=counts, whole=bool(done))
 
 
-def _forget(ended: asyncio.Future[object]) -> None:
+def _forget(ended: asyncio.Future[Any]) -> None:
     if not ended.cancelled():
         ended.exception()  # of a page that did not wait for it
