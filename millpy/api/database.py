@@ -18,6 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from millpy.admin.queries import REVISION, Admin
 from millpy.api.configuration import ApiConfiguration
 from millpy.api.problems import busy
+from millpy.clock import SystemClock
 from millpy.store.revision import check_revision
 
 STATEMENT_S_MAX = 5.0
@@ -120,7 +121,7 @@ class ConnectionLane:
             await asyncio.wait([before])
         rest_s = self._rests_until.get(key, 0.0) - asyncio.get_running_loop().time()
         if rest_s > 0:
-            await asyncio.sleep(rest_s)
+            await SystemClock().sleep(rest_s)
         return await self.run(call, role)
 
     def _rest(self, key: Hashable, took_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Hashable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -16,14 +15,13 @@ from millpy.admin.queries import Admin
 from millpy.admin.tokens import Role
 from millpy.api.answers import read_shared
 from millpy.api.authentication import Caller, csrf_of
-from millpy.clock import SystemClock
+from millpy.clock import SystemClock, random_id
 from millpy.model.time import to_datetime
 from millpy.ui.asset_files import asset
 from millpy.ui.values import FILTERS, safe, shown
 from millpy.ui.views import VIEWS, link, next_link
 
 MEDIA_TYPE = "text/html"
-MARK_BYTES = 16
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -94,7 +92,7 @@ async def shared_page(
     def made(admin: Admin) -> tuple[bytes, str, str]:
         with admin.together() as connected:
             context = find(connected)
-        user, csrf = secrets.token_hex(MARK_BYTES), secrets.token_hex(MARK_BYTES) if has_session else ""
+        user, csrf = random_id().hex, random_id().hex if has_session else ""
         text = _text(caller, template, view=view, graph=graph, here=address, user=user, csrf=csrf, **context)
         return text.encode(), user, csrf
 
