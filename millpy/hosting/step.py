@@ -341,8 +341,7 @@ class Steps:
     ) -> Checkpoint | None:
         """Step one interval and deliver to consumers in memory; return its checkpoint, or None if nothing is due."""
         assert interval.stage is not None
-        stage, before = interval.stage, interval.input_watermark
-        retaken = self._retaken(interval, inbox, isolation)
+        stage, before, retaken = interval.stage, interval.input_watermark, self._retaken(interval, inbox, isolation)
         consumed = self._takes.consumed(interval, deliveries[interval.interval_id])
         arrived, refused = self._arrivals(interval, deliveries[interval.interval_id], isolation)
         arrived, refused = [*retaken.arrived, *arrived], [*refused, *_given_up(interval, inbox)]
