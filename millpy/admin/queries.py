@@ -111,7 +111,7 @@ class Admin:
         other._role = role
         return other
 
-    def within(self, seconds: float) -> Admin:
+    def limit_to(self, seconds: float) -> Admin:
         """Return the same database, with statements that are cancelled after this time, as those that take too long."""
         other = copy(self)
         other._within_s = seconds

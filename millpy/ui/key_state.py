@@ -89,7 +89,7 @@ def _stored(
 ) -> RowPage | None:
     """Return a list of what is stored; None if it takes too long to read."""
     try:
-        return stored_page(admin.within(EACH_S_MAX), what, graph, computation, key, after, EACH_MAX)
+        return stored_page(admin.limit_to(EACH_S_MAX), what, graph, computation, key, after, EACH_MAX)
     except UsageError as error:
         if error.message != TOO_LONG:
             raise

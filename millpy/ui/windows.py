@@ -132,7 +132,7 @@ async def show_windows(
     def find(admin: Admin) -> dict[str, Any]:
         ask = ""
         try:
-            found, whole = _rows(admin.within(ROWS_S_MAX), choice, after)
+            found, whole = _rows(admin.limit_to(ROWS_S_MAX), choice, after)
         except UsageError as error:
             if error.message != TOO_LONG:
                 raise
@@ -254,7 +254,7 @@ def _open_rows(admin: Admin, choice: Choice, wanted: RowFilter) -> list[Row] | N
     if UNREAD.has(choice.table):
         return None
     try:
-        return newest(admin.within(OPEN_S_MAX), choice.table, replace(wanted, final=False))
+        return newest(admin.limit_to(OPEN_S_MAX), choice.table, replace(wanted, final=False))
     except RightsError:
         return None  # they are not for this user
     except UsageError as error:

@@ -23,7 +23,7 @@ MUTANTS = [
            (f"{LANE}test_a_request_that_comes_while_another_is_answered_asks_again",)),
     Mutant("millpy/api/database.py", "await asyncio.shield(found)", "await found",
            (f"{LANE}test_a_client_that_has_gone_takes_no_answer_from_the_others",)),
-    Mutant("millpy/api/answers.py", "(request.url.path, request.url.query, role)", "(request.url.path, request.url.query)",
+    Mutant("millpy/api/answers.py", "request.scope[\"query_string\"], role, apart)", "request.scope[\"query_string\"], apart)",
            (f"{LANE}test_users_with_different_roles_of_the_database_share_nothing",)),
     Mutant(AUTHENTICATION, 'rpartition(",")[2].strip()', 'partition(",")[0].strip()', REPEATED),
     Mutant(AUTHENTICATION, "request.headers.getlist(name)) > 1", "request.headers.getlist(name)) > 2", REPEATED),

@@ -27,7 +27,7 @@ MUTANTS = [
            FORMS),
     Mutant(AUTHENTICATION, "if caller.principal.role < role:", "if False:",
            (f"{OF_ACCESS}test_no_action_with_a_viewers_token_or_without_the_csrf_token",)),
-    Mutant(RENDERING, "may_act=bool(session) and role >= Role.OPERATOR", "may_act=bool(session)",
+    Mutant(RENDERING, "may_act=bool(csrf) and role >= Role.OPERATOR", "may_act=bool(csrf)",
            (f"{OF_TABLES}test_a_viewer_has_no_action",)),
     Mutant(LOGIN, "if not cookie or not hmac.compare_digest(", "if not cookie and not hmac.compare_digest(",
            (f"{OF_PAGE}test_a_login_needs_the_form_of_this_page",)),

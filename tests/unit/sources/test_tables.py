@@ -130,7 +130,7 @@ def test_sockets_are_awaited_beyond_a_thousand_open_files() -> None:
 
 
 class Stream:
-    """A replication stream that has reached a position, and notes what it is told."""
+    """A replication stream that has reached a position, and notes the positions that it receives."""
 
     reached = 900
 

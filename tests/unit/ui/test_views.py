@@ -18,7 +18,7 @@ CHOICE = windows.Choice(TABLE, {}, "", "", "", "n")
 
 
 class Nobody:
-    def within(self, _: float) -> Nobody:
+    def limit_to(self, _: float) -> Nobody:
         return self
 
 

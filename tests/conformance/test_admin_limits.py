@@ -14,7 +14,7 @@ def test_a_statement_is_cancelled_within_its_time_and_the_next_has_the_limit_aga
     admin = Admin(database_url, statement_s_max=60, connections_max=1)
     began = time.monotonic()
     with pytest.raises(UsageError) as refused:
-        admin.within(0.2).ask("SELECT pg_sleep(30)")
+        admin.limit_to(0.2).ask("SELECT pg_sleep(30)")
     took_s = time.monotonic() - began
 
     assert refused.value.message == TOO_LONG
