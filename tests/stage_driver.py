@@ -222,10 +222,11 @@ class StageDriver:
             rows = set()
         everything_left = rows
         rows = {name for name in rows if int(name[3].partition("/")[2]) <= min(self.low_watermark, self.oldest)}
-        waiting = b"no value" if self.stage_kind() in (ClosedKind.WINDOWS, ClosedKind.UNFIRED) else WAITS
+        unfired_kinds = (ClosedKind.UNFIRED, ClosedKind.UNFIRED_PANES)
+        waiting = b"no value" if self.stage_kind() in (ClosedKind.WINDOWS, *unfired_kinds) else WAITS
         rows = {name for name in rows if waiting not in self.folded[name][0]}
         sessions = self.stage_kind() is ClosedKind.UNFIRED_SESSIONS
-        unfired = everything_left - rows if sessions or self.stage_kind() is ClosedKind.UNFIRED else set()
+        unfired = everything_left - rows if sessions or self.stage_kind() in unfired_kinds else set()
         unread = [span_of(name[3])[1] for name in unfired if sessions and not is_emitted(self.folded[name][0])]
         rows |= unfired
         everything = self.stored
@@ -235,7 +236,8 @@ class StageDriver:
         ends = [end for end in ends if end <= self.watermark]
         deleted = [name for name, bundle in self.deleted_in.items() if bundle > self.folded_bundle]
         may_leave = rows_max < UNBOUNDED and (sessions or self.stage_kind() is ClosedKind.SESSIONS)
-        if (may_leave or unfired) and deleted:
+        may_wait = self.stage_kind() is ClosedKind.UNFIRED_PANES and bool(rows)
+        if (may_leave or unfired or may_wait) and deleted:
             gone = Entries(Kind.WINDOW, "")
             for kind, _, key, subkey in deleted:
                 if kind is Kind.WINDOW:

@@ -85,6 +85,7 @@ class Facts:
     slots: list[Row] = field(default_factory=list)
     window_triggers: list[Row] = field(default_factory=list)
     held_windows: list[Row] = field(default_factory=list)
+    open_windows: list[Row] = field(default_factory=list)
     disconnected: list[Row] = field(default_factory=list)
 
 
@@ -197,6 +198,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     facts.slots = _rows(connection, statement("look_at_slots"))
     facts.window_triggers = _rows(connection, statement("look_at_window_triggers"))
     facts.held_windows = _rows(connection, statement("look_at_held_windows"))
+    facts.open_windows = _rows(connection, statement("look_at_open_windows"))
     facts.disconnected = _rows(connection, statement("look_at_connections"))
     return facts
 

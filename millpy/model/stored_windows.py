@@ -24,6 +24,7 @@ class ClosedKind(Enum):
         SESSIONS: as PANES, but an interval has as many sessions as rows. It learns when the first and the last one end.
         UNFIRED: as WINDOWS, but it leaves those that have not fired, too, and learns their subkeys apart.
         UNFIRED_SESSIONS: as SESSIONS, but it leaves those that have not fired, too, and learns when the first one ends.
+        UNFIRED_PANES: as UNFIRED, for panes with the state of a trigger. It leaves those that wait, too.
     """
 
     WINDOWS = 1
@@ -31,6 +32,7 @@ class ClosedKind(Enum):
     SESSIONS = 3
     UNFIRED = 4
     UNFIRED_SESSIONS = 5
+    UNFIRED_PANES = 6
 
 
 class StoredPane(NamedTuple):
@@ -132,9 +134,23 @@ FIRST_PLACE = PanePlace(-1, b"")
 """A place before all others."""
 
 
+class PaneNeed(Enum):
+    """What panes of a window need, by which a query chooses them.
+
+    Attributes:
+        EMISSION: they have not been emitted.
+        END: their trigger has not been asked since the watermark has reached the end of the window.
+        EXPIRY: they have reached that end, and records of them wait for the end of the lateness (`WAITS`).
+    """
+
+    EMISSION = "emission"
+    END = "end"
+    EXPIRY = "expiry"
+
+
 @dataclass(frozen=True, slots=True)
 class UnfiredPanes:
-    """A query for the next panes of a window that have not been emitted, in order of their places.
+    """A query for the next panes of a window that need something, in order of their places.
 
     Attributes:
         subkey: the window.
@@ -142,19 +158,21 @@ class UnfiredPanes:
         rows_max: the most panes to read.
         bytes_max: about the most bytes of values to read; one pane is read, however large. An answer with fewer rows
             and fewer bytes is the last one.
+        need: what they need.
     """
 
     subkey: str
     after: PanePlace
     rows_max: int
     bytes_max: int
+    need: PaneNeed = PaneNeed.EMISSION
 
     def answer(self, rows: Iterable[StoredPane]) -> Entries:
         """Return what it reads of rows in memory."""
         found, size = Entries(Kind.WINDOW, ""), 0
         for row in sorted(rows, key=lambda row: (row.key_hash, row.key)):
             is_next = row.subkey == self.subkey and (row.key_hash, row.key) > self.after
-            if is_next and not is_emitted(row.value) and len(found) < self.rows_max and size < self.bytes_max:
+            if is_next and has_need(row.value, self.need) and len(found) < self.rows_max and size < self.bytes_max:
                 found.add(*row)
                 size += len(row.value or b"")
         return found
@@ -201,11 +219,27 @@ def last_place(entries: Entries) -> SessionPlace:
     return SessionPlace(end, start, entries.key_hashes[-1])
 
 
+class _FiringFlags(msgspec.Struct):
+    passed: bool = False
+    waits: bool = False
+
+
 class _PaneFlags(msgspec.Struct):
     emitted: bool = False
+    firing: _FiringFlags | None = None
 
 
 def is_emitted(value: bytes | None) -> bool:
     """Tell whether a stored pane has been emitted."""
     assert value is not None, "a row in the store has a value"
     return msgspec.json.decode(value, type=_PaneFlags).emitted
+
+
+def has_need(value: bytes | None, need: PaneNeed) -> bool:
+    """Tell whether a stored pane needs something."""
+    assert value is not None, "a row in the store has a value"
+    pane = msgspec.json.decode(value, type=_PaneFlags)
+    if need is PaneNeed.EMISSION:
+        return not pane.emitted
+    firing = pane.firing or _FiringFlags()
+    return firing.waits if need is PaneNeed.EXPIRY else not firing.passed

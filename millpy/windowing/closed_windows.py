@@ -51,6 +51,9 @@ class ClosedWindows:
         load: loads windows from the store, during a step.
     """
 
+    reads_before_expiry = False
+    """Whether a window that is over may have panes in the store that are still to be emitted."""
+
     def __init__(
         self,
         panes: MutableMapping[int, dict[Key, OpenPane]],
@@ -73,6 +76,11 @@ class ClosedWindows:
         self.stored: set[int] = set()
         self.expired: list[tuple[str, int]] = []
         self.load: LoadWindows = no_windows
+
+    def recover_window(self, start: int, *, closed: bool) -> None:
+        """Take note of a window of which a new owner has read only what has changed since the last fold."""
+        assert closed, start
+        self.stored.add(start)
 
     def fetch(self, starts: Instants, codes: Integers, keys: Sequence[Key]) -> None:
         """Load the panes of (window, key code) pairs that are only in the store."""

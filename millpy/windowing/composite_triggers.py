@@ -54,6 +54,11 @@ class AfterWatermark(Trigger):
         return (self.early or _NEVER, self.late or _NEVER)
 
     @property
+    def fires_at_end(self) -> bool:
+        """Whether it fires at the end of the window whatever it knows: it does."""
+        return True
+
+    @property
     def may_finish(self) -> bool:
         """Whether late records are dropped."""
         return self.late is None

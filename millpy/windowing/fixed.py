@@ -102,14 +102,15 @@ class AlignedInterval(SpillingInterval[OpenWindows]):
         starts, at = self._assigner.assign(rows.records.event_times)
         at = np.arange(len(rows)) if at is None else at
         stays: Mask = self._assigner.ends_of(starts) + self._allowed_us > work.watermark
-        if self._triggered is not None and self._open.spilled is not None:
+        if self._triggered is not None and self._open.spilled is not None and not self._unfired_spill:
             # A late record may have to wait in a window that has fired: it needs room unless its window is there.
             self._open.spilled.fetch(starts, rows.codes[at], rows.keys)
             self._open.spilled.fetch_beside(starts, rows.codes[at], rows.keys, self._assigner.neighbors)
         elif self._open.spilled is not None:
-            # Windows that have fired, or fire in this turn, need no room, but tell which keys continue.
-            in_open = self._assigner.ends_of(starts) > self._trigger.latest_end(work.watermark)
-            starts, at, stays = starts[in_open], at[in_open], stays[in_open]
+            if self._triggered is None:
+                # Windows that have fired, or fire in this turn, need no room, but tell which keys continue.
+                in_open = self._assigner.ends_of(starts) > self._trigger.latest_end(work.watermark)
+                starts, at, stays = starts[in_open], at[in_open], stays[in_open]
             if self._unfired_spill:
                 self._open.spilled.fetch(starts, rows.codes[at], rows.keys)
                 entries = WindowEntries(starts, rows.codes[at], at, stays)

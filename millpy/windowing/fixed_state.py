@@ -19,7 +19,7 @@ from millpy.model.checkpoint import Entries, Kind
 from millpy.model.due_queue import DueQueue
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
 from millpy.model.stage import UNBOUNDED, StoredInterval
-from millpy.model.stored_windows import FIRST_PLACE, span_of
+from millpy.model.stored_windows import span_of
 from millpy.model.time import Instant
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.closed_windows import ClosedWindows
@@ -44,6 +44,7 @@ class OpenWindows:
     """
 
     _closed_type: type[ClosedWindows] = ClosedWindows
+    _unfired_type: type[UnfiredWindows] = UnfiredWindows
 
     def __init__(self, accumulators: AccumulatorSet, assigner: WindowAssigner, allowed_lateness_us: int) -> None:
         self._accumulators = accumulators
@@ -98,7 +99,7 @@ class OpenWindows:
             self.spilled = self._closed_type(*of_closed)
         else:
             self._hasher = KeyHasher(HASHES_MAX)
-            self.spilled = UnfiredWindows(
+            self.spilled = self._unfired_type(
                 *of_closed,
                 unfired_bytes_max=unfired_bytes_max,
                 key_types=key_types,
@@ -108,17 +109,16 @@ class OpenWindows:
             for start, end in map(span_of, recovered.unfired_windows):
                 self._assigner.pin(start, end)
                 self.panes[start] = {}
-                self.spilled.stored.add(start)
-                self.spilled.unread[start] = FIRST_PLACE
+                self.spilled.recover_window(start, closed=False)
         for subkey in recovered.closed_windows:
             start, end = span_of(subkey)
             # Until the low watermark has passed its end and lateness, panes of it may wait.
-            if end + self._allowed_us <= recovered.low_watermark:
+            if end + self._allowed_us <= recovered.low_watermark and not self.spilled.reads_before_expiry:
                 self.spilled.expired.append((subkey, recovered.bundle))
                 continue
             self._assigner.pin(start, end)
             self.panes[start] = {}
-            self.spilled.stored.add(start)
+            self.spilled.recover_window(start, closed=True)
 
     def _add_loaded(self, entries: Entries, key_types: tuple[type, ...]) -> None:
         """Add panes that were loaded from the store."""

@@ -51,7 +51,7 @@ class WindowedStage:
         if not spills or self.binding.inputs[0].site or self.binding.is_taken:
             return UNBOUNDED
         limits, bytes_max = self.binding.limits, self.binding.limits.closed_windows_bytes_max
-        if self.closed_kind in (ClosedKind.UNFIRED, ClosedKind.UNFIRED_SESSIONS):
+        if self.logic.unfired_spill(self._accumulators()):
             bytes_max = min(bytes_max, limits.unfired_bytes_max)
         each = PANE_BYTES
         if self.logic.sessions_spill:
@@ -65,7 +65,7 @@ class WindowedStage:
         if self.logic.sessions_spill:
             return ClosedKind.UNFIRED_SESSIONS if unfired else ClosedKind.SESSIONS
         if unfired:
-            return ClosedKind.UNFIRED
+            return ClosedKind.UNFIRED_PANES if self.logic.by_pane else ClosedKind.UNFIRED
         return ClosedKind.PANES if self.logic.by_pane else ClosedKind.WINDOWS
 
     def _accumulators(self) -> AccumulatorSet:

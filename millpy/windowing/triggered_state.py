@@ -12,12 +12,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from millpy.model.checkpoint import Entries
 from millpy.model.keys import Key, key_from_text
 from millpy.model.stage import UNBOUNDED, StoredInterval
+from millpy.model.stored_windows import PaneNeed
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.accumulator import AccumulatorSet
 from millpy.windowing.closed_windows import ClosedWindows
 from millpy.windowing.firing import Alarms, PaneTriggers, firing_of, needs_only_records
 from millpy.windowing.fixed_state import OpenWindows, PanesByKey, WindowStarts
 from millpy.windowing.pane_codec import DuePane, FiringState, OpenPane
+from millpy.windowing.unfired_windows import places_of
+from millpy.windowing.unread_panes import UnreadPanes
 from millpy.windowing.window import WindowAssigner
 from millpy.windowing.window_memory import FIRING_BYTES
 
@@ -66,6 +69,7 @@ class TriggeredWindows(OpenWindows):
     """
 
     _closed_type = ClosedPanes
+    _unfired_type = UnreadPanes
 
     def __init__(
         self, accumulators: AccumulatorSet, assigner: WindowAssigner, allowed_lateness_us: int, triggers: PaneTriggers
@@ -85,7 +89,8 @@ class TriggeredWindows(OpenWindows):
         """Build the queues and alarms, after all stored panes have been loaded."""
         self.weights.panes = sum(map(len, self.panes.values()))
         for start, panes in self.panes.items():
-            self._queue(start, emitted=all(firing_of(pane).passed for pane in panes.values()))
+            passed = all(firing_of(pane).passed for pane in panes.values())
+            self._queue(start, emitted=passed and not self._has_unread(start, PaneNeed.END))
             for key, pane in panes.items():
                 self._follow(start, key, pane)
         self._recover_holds()
@@ -140,36 +145,49 @@ class TriggeredWindows(OpenWindows):
     def _swept(
         self, queue: WindowStarts, until: Instant, which: Callable[[FiringState], bool], panes_max: int
     ) -> list[tuple[int, Key]]:
-        """Return up to `panes_max` panes of the windows in a queue that are due by `until`.
+        """Return up to `panes_max` panes of the windows in a queue that are due by `until`, and have not changed.
 
-        Which panes of a window wait is decided by their keys, so that a new owner decides as the owner before it.
+        Which panes of a window wait is decided by the hashes of their keys, so that a new owner decides as the owner
+        before it, wherever the panes are.
         """
         found: list[tuple[int, Key]] = []
         starts: list[int] = []
         waiting = self._waiting_in[2 if queue is self._unexpected else queue is self._unclosed]
+        need = PaneNeed.END if queue is self._unfired else PaneNeed.EXPIRY
         while len(found) < panes_max and (start := queue.first(until)) is not None:
-            queue.pop()
-            starts.append(start)
-            panes, known = self.panes[start], waiting.pop(start, None)
-            keys = list(panes) if known is None else [key for key in known if key in panes]  # others have left memory
-            keys = [key for key in keys if which(firing_of(panes[key]))]
+            panes, known, changed = self.panes[start], waiting.pop(start, None), self.changed(start)
             room = panes_max - len(found)
-            if len(keys) > room:
+            is_last = True
+            keys = list(panes) if known is None else [key for key in known if key in panes]  # others have left memory
+            keys = [key for key in keys if which(firing_of(panes[key])) and key not in changed]
+            if self._has_unread(start, need):
+                assert isinstance(self.spilled, UnreadPanes), start
+                keys, is_last = self.spilled.next_panes(start, keys, room, need)
+            elif len(keys) > room:
                 if known is None:
-                    keys.sort(reverse=True)
+                    keys = [key for _, key in sorted(places_of(keys, self._hasher).items(), reverse=True)]
                 waiting[start] = keys[:-room]
                 keys = keys[-room:]
+            changed.update((key, panes[key]) for key in keys)
             found += [(start, key) for key in keys]
+            if is_last:
+                queue.pop()
+                starts.append(start)
         for start in starts:  # they stay until `_pop_done`
             queue.add(self._assigner.end_of(start) + (self._allowed_us if queue is self._unclosed else 0), None, start)
         return found
 
     def _pop_done(self, queue: WindowStarts, until: Instant, done: Callable[[FiringState], bool]) -> None:
         """Remove the due windows of a queue, up to the first one with panes that have to wait."""
+        need = PaneNeed.END if queue is self._unfired else PaneNeed.EXPIRY
         while (start := queue.first(until)) is not None:
-            if not all(done(firing_of(pane)) for pane in self.panes[start].values()):
+            if self._has_unread(start, need) or not all(done(firing_of(p)) for p in self.panes[start].values()):
                 return
             queue.pop()
+
+    def _has_unread(self, start: int, need: PaneNeed) -> bool:
+        """Tell whether panes of a window that need something may be only in the store."""
+        return isinstance(self.spilled, UnreadPanes) and self.spilled.has_unread(start, need)
 
     def _waits(self, start: int) -> bool:
         """Tell whether a window that is over still has panes to emit."""
@@ -202,10 +220,9 @@ class TriggeredWindows(OpenWindows):
         recovered: StoredInterval,
         unfired_bytes_max: int | None = None,
     ) -> None:
-        """Let panes that do not wait leave memory; see `OpenWindows.spill_to`."""
-        assert unfired_bytes_max is None, "alarms and holds are in memory"
-        super().spill_to(key_types, bytes_max, recovered)
-        assert isinstance(self.spilled, ClosedPanes), self.spilled
+        """Let panes leave memory: without a bound on the others, those that do not wait; see `OpenWindows.spill_to`."""
+        super().spill_to(key_types, bytes_max, recovered, unfired_bytes_max)
+        assert isinstance(self.spilled, ClosedPanes | UnreadPanes), self.spilled
         self.spilled.awake, self.spilled.finished = self._awake, self.closed
 
     def open_bytes(self) -> int:

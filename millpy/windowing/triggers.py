@@ -100,6 +100,16 @@ class Trigger(GraphPart):
         return False
 
     @property
+    def fires_at_end(self) -> bool:
+        """Whether it fires at the end of the window whatever it knows, so that no record on time waits after that."""
+        return False
+
+    @property
+    def by_clock(self) -> bool:
+        """Whether a processing time can make it ready."""
+        return any(part.by_clock for part in self.parts)
+
+    @property
     def percentiles(self) -> frozenset[float]:
         """The percentiles that decide when it fires: at most one."""
         return frozenset[float]().union(*(part.percentiles for part in self.parts))
@@ -213,6 +223,11 @@ class _AfterTime(Trigger):
         if all(state[0] for state in states):
             return [1, 0]
         return [0, min((state[1] for state in states if state[1]), default=0)]
+
+    @property
+    def by_clock(self) -> bool:
+        """Whether a processing time can make it ready: it can."""
+        return True
 
     def time_after(self, now_us: Instant) -> int:
         """Return the processing time at which a pane fires whose first record arrives now."""

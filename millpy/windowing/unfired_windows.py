@@ -20,15 +20,16 @@ must fit into memory. The bound on open windows then counts what a turn opens; a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from millpy.model.checkpoint import Entries
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_texts
-from millpy.model.stored_windows import FIRST_PLACE, PanePlace, QueryWindows, UnfiredPanes, no_query
+from millpy.model.stored_windows import FIRST_PLACE, PaneNeed, PanePlace, QueryWindows, UnfiredPanes, no_query
 from millpy.windowing.closed_windows import ClosedWindows
+from millpy.windowing.pane_codec import OpenPane
 
 READ_BYTES_MAX = 32_000_000
 """Bytes of stored panes that are read at once."""
@@ -83,6 +84,7 @@ class UnfiredWindows(ClosedWindows):
         self._hasher = hasher
         self._passed: dict[int, list[Key]] = {}
         self.unread: dict[int, PanePlace] = {}
+        self._unread_by_need = {PaneNeed.EMISSION: self.unread}
         self.query: QueryWindows = no_query
 
     def note_deleted(self, entries: Entries) -> None:
@@ -90,18 +92,32 @@ class UnfiredWindows(ClosedWindows):
         columns = zip(entries.subkeys, entries.keys, entries.values, strict=True)
         self._deleted.update((subkey, key) for subkey, key, value in columns if value is None)
 
-    def next_panes(self, start: int, waiting: Iterable[Key], panes_max: int) -> NextPanes:
+    def is_unread(self, start: int) -> bool:
+        """Tell whether a window has panes that are only in the store, and have to be read before it expires."""
+        return any(start in places for places in self._unread_by_need.values())
+
+    def recover_window(self, start: int, *, closed: bool) -> None:
+        """Take note of a window of which a new owner has read only what has changed since the last fold."""
+        self.stored.add(start)
+        if not closed:
+            self.unread[start] = FIRST_PLACE
+
+    def next_panes(
+        self, start: int, waiting: Iterable[Key], panes_max: int, need: PaneNeed = PaneNeed.EMISSION
+    ) -> NextPanes:
         """Return the next panes of an unread window in order of their places, and bring them into memory.
 
         Args:
             start: the start of the window.
-            waiting: the keys of its panes in memory that have not been emitted.
+            waiting: the keys of its panes in memory that need it, too.
             panes_max: the most panes to return.
+            need: what the panes need.
         """
-        panes, subkey, after = self._panes[start], self._subkey(start), self.unread[start]
+        unread = self._unread_by_need[need]
+        panes, subkey, after = self._panes[start], self._subkey(start), unread[start]
         room = (self._unfired_bytes_max - self._weights.total) // self._weights.each // EMISSION_PARTS
         panes_max = min(panes_max, max(PANES_MIN, room))
-        found = self.query(self._folded, UnfiredPanes(subkey, after, panes_max + 1, READ_BYTES_MAX))
+        found = self.query(self._folded, UnfiredPanes(subkey, after, panes_max + 1, READ_BYTES_MAX, need))
         is_last = len(found) <= panes_max and sum(map(len, filter(None, found.values))) < READ_BYTES_MAX
         upto = None if is_last else PanePlace(found.key_hashes[-1], found.keys[-1])
         keys = [key_from_text(text, self._key_types) for text in found.keys]
@@ -120,16 +136,16 @@ class UnfiredWindows(ClosedWindows):
         if rows:
             self._absorb(found.take(rows))
         if is_last:
-            del self.unread[start]
+            del unread[start]
         elif upto is not None:
-            self.unread[start] = upto
+            unread[start] = upto
         next_keys = [places[place] for place in chosen]
         self._passed.setdefault(start, []).extend(next_keys)
         return NextPanes(next_keys, is_last)
 
     def take_passed(self, start: int) -> list[Key]:
         """Return the keys of the panes of a window that `next_panes` has returned in this turn."""
-        return self._passed.pop(start, [])
+        return list(dict.fromkeys(self._passed.pop(start, [])))
 
     def end_turn(self) -> None:
         """Forget which panes `next_panes` has returned."""
@@ -144,8 +160,8 @@ class UnfiredWindows(ClosedWindows):
         if over <= 0:
             return
         weights = self._weights
-        unfired = [start for start, of in self._panes.items() if of and self._end_of(start) >= first_open_end]
-        changed = [pane.bundle for start in unfired for pane in self._panes[start].values()]
+        unfired = dict(self._unfired_panes(first_open_end))
+        changed = [pane.bundle for panes in unfired.values() for pane in panes.values()]
         bundles = np.array(changed, np.int64)
         bundles = bundles[(bundles > 0) & (bundles <= folded_bundle)]
         left = min(len(bundles), (over + self._unfired_bytes_max // 4) // weights.each + 1)
@@ -155,13 +171,23 @@ class UnfiredWindows(ClosedWindows):
         of_last = left - int(np.count_nonzero(bundles < last))  # of the panes that changed in that bundle, only these
         for start in sorted(unfired):
             out = []
-            for key, pane in self._panes[start].items():
+            for key, pane in unfired[start].items():
                 if 0 < pane.bundle < last or (pane.bundle == last and of_last > 0):
                     out.append(key)
                     of_last -= pane.bundle == last
             if out:
-                self._leave(start, out)
-                self.unread.setdefault(start, FIRST_PLACE)
+                self._leave_unfired(start, out)
+
+    def _unfired_panes(self, first_open_end: int) -> Iterator[tuple[int, Mapping[Key, OpenPane]]]:
+        """Yield the start of each window with unfired panes in memory, and these."""
+        for start, panes in self._panes.items():
+            if panes and self._end_of(start) >= first_open_end:
+                yield start, panes
+
+    def _leave_unfired(self, start: int, keys: list[Key]) -> None:
+        """Let unfired panes of a window leave memory."""
+        self._leave(start, keys)
+        self.unread.setdefault(start, FIRST_PLACE)
 
     def needs_fold(self, first_open_end: int) -> bool:
         """Tell whether closed or unfired windows exceed their bound."""
@@ -170,7 +196,8 @@ class UnfiredWindows(ClosedWindows):
     def expire(self, start: int, bundle: int) -> None:
         """Forget a window that expires in a bundle; see `ClosedWindows.expire`."""
         super().expire(start, bundle)
-        self.unread.pop(start, None)
+        for places in self._unread_by_need.values():
+            places.pop(start, None)
 
     def _exceeds_by_half(self, first_open_end: int) -> bool:
         limit = self._unfired_bytes_max * 3 // 2
@@ -184,9 +211,8 @@ class UnfiredWindows(ClosedWindows):
         weights = self._weights
         unfired = (weights.panes - self._closed_panes(first_open_end)) * weights.each
         if weights.large:
-            large, end_of = weights.large, self._end_of
-            found = (of for start, of in self._panes.items() if end_of(start) >= first_open_end)
-            unfired += sum(large.get(id(pane), 0) for of in found for pane in of.values())
+            found = (panes for _, panes in self._unfired_panes(first_open_end))
+            unfired += sum(weights.large.get(id(pane), 0) for panes in found for pane in panes.values())
         return unfired
 
 
@@ -201,5 +227,5 @@ def places_of(keys: list[Key], hasher: KeyHasher, upto: PanePlace | None = None)
 
 
 def is_unread(windows: ClosedWindows | None, start: int) -> bool:
-    """Tell whether a window has not fired and has panes that are only in the store."""
-    return isinstance(windows, UnfiredWindows) and start in windows.unread
+    """Tell whether a window has panes that are only in the store, and have to be read before it expires."""
+    return isinstance(windows, UnfiredWindows) and windows.is_unread(start)

@@ -105,13 +105,20 @@ class WindowSpec:
     def unfired_spill(self, accumulators: AccumulatorSet) -> bool:
         """Tell whether windows that have not fired may leave memory, too, until a record comes or they end.
 
-        They may if nothing but the watermark makes their panes due, if a pane holds the low watermark only at its end,
-        and if all panes of a turn's records fit into memory (`unfired_windows.py`, `unfired_sessions.py`). Slices make
-        several panes each.
+        They may if nothing but records and the watermark makes their panes due, if a pane holds the low watermark only
+        at its end, and if all panes of a turn's records fit into memory (`unfired_windows.py`, `unread_panes.py`,
+        `unfired_sessions.py`). Slices make several panes each.
         """
-        waits_for_end = not self.by_pane and self.timestamps is TimestampCombiner.END_OF_WINDOW
-        may_spill = self.spills or self.sessions_spill
-        return may_spill and waits_for_end and not self.sliced and accumulators.is_small
+        by_records = not self.by_pane or (self.spills and self._is_due_by_records)
+        may_spill = (self.spills or self.sessions_spill) and by_records
+        at_end = self.timestamps is TimestampCombiner.END_OF_WINDOW
+        return may_spill and at_end and not self.sliced and accumulators.is_small
+
+    @property
+    def _is_due_by_records(self) -> bool:
+        """Whether records and the watermark alone make panes due, and none holds the watermark after its end."""
+        trigger = self.trigger
+        return trigger.fires_at_end and not trigger.by_clock and not trigger.percentiles
 
     @property
     def sessions_spill(self) -> bool:

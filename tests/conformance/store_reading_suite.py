@@ -17,6 +17,7 @@ from millpy.model.stored_windows import (
     FIRST_SESSION,
     ClosedKind,
     EndedSessions,
+    PaneNeed,
     PanePlace,
     SessionPlace,
     TouchedSessions,
@@ -307,6 +308,52 @@ class KeyedSuite:
         await owner.take_over_from_self()
         with pytest.raises(StaleSequencerError):
             await owner.store.query_windows(grant, 1, UnfiredPanes("60/120", FIRST_PLACE, 6, 1))
+
+    async def test_panes_of_a_trigger_stay_in_the_store_until_they_need_something(self, world: World) -> None:
+        owner, sums = await world.owner(world.sums[0]), world.sums[0]
+
+        def pane(n: int, **firing: object) -> object:
+            return {
+                "values": [n, '"passed":true,"waits":true'],
+                "emitted": n % 2 == 0,
+                "firing": {"trigger": [0], **firing},
+            }
+
+        new = [(f"n{n}", pane(n, since=n), "60/120", 220) for n in range(6)]
+        done = [(f"d{n}", pane(n, passed=True), "60/120", 220) for n in range(6)]
+        waiting = [(f"w{n}", pane(n, since=1, late=1, passed=True, waits=True), "60/120", 220) for n in range(6)]
+        closed = [("d", pane(1, passed=True), "0/60", 160), ("w", pane(1, passed=True, waits=True), "0/60", 160)]
+        stored = entries(WINDOW, "", *new, *done, *waiting, *closed)
+        await owner.commit(owner.checkpoint(sums, low_watermark=Instant(60), delta=(stored,)))
+        await owner.fold(sums)
+        later = entries(WINDOW, "", ("w", None, "0/60", 160))
+        await owner.commit(owner.checkpoint(sums, low_watermark=Instant(60), delta=(later,)))
+        grant = owner.grants[sums.interval_id]
+
+        async def read(rows_max: int) -> StoredInterval:
+            bounds = {"state_rows_max": 0, "closed_rows_max": rows_max}
+            (found,) = await owner.store.read([grant], **bounds, closed=ClosedKind.UNFIRED_PANES)
+            return found.recovered
+
+        async def need(what: PaneNeed, subkey: str, rows_max: int) -> list[str]:
+            found, after = [], FIRST_PLACE
+            while len(
+                part := await owner.store.query_windows(grant, 1, UnfiredPanes(subkey, after, rows_max, 10**6, what))
+            ):
+                found += [json.loads(key) for key in part.keys]
+                after = PanePlace(part.key_hashes[-1], part.keys[-1])
+            return sorted(found)
+
+        whole, left = await read(20), await read(19)
+        assert (whole.unfired_windows, whole.closed_windows, len(panes_of(whole.entries))) == ([], [], 19)
+        assert (list(left.unfired_windows), list(left.closed_windows)) == (["60/120"], ["0/60"])
+        assert panes_of(left.entries) == {}
+        assert [e.keys for e in left.entries if None in e.values] == [[b'"w"']], "a deletion that is not folded"
+        for rows_max in (4, 100):
+            assert await need(PaneNeed.END, "60/120", rows_max) == [f"n{n}" for n in range(6)]
+            assert await need(PaneNeed.EXPIRY, "60/120", rows_max) == [f"w{n}" for n in range(6)]
+            assert len(await need(PaneNeed.EMISSION, "60/120", rows_max)) == 9
+            assert await need(PaneNeed.EXPIRY, "0/60", rows_max) == ["w"], "a row without the changes since"
 
     async def test_processing_floor_may_be_lowered_after_a_wrong_clock(self, world: World) -> None:
         owner = await world.owner()

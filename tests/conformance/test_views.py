@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from millpy.admin.diagnosis import read_facts
 from millpy.clock import SystemClock
@@ -188,6 +189,22 @@ async def test_a_window_whose_trigger_has_not_fired_is_named_with_its_end(owner:
     ]
     (held,) = read_facts(database_url, SystemClock()).held_windows
     assert (held["computation"], held["windows"], held["records"], held["held_s"]) == ("sums", 1, 3, 300.0)
+
+
+async def test_stored_windows_of_a_step_are_counted_for_the_doctor(owner: Owner, database_url: str) -> None:
+    names = [f"{n * MINUTE}/{(n + 1) * MINUTE}" for n in (2, 3, 4)]
+    windows = [entries(Kind.WINDOW, "", *((key, {}, name, 20 * MINUTE) for key in "ab")) for name in names]
+    await sums_hold(owner, oldest_work=Instant(5 * MINUTE - 1), delta=tuple(windows))
+    await owner.fold(owner.deployment.intervals_of("sums")[0])
+    identity = {"kind": "window", "trigger": {"kind": "never"}}
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        described = "UPDATE mill.graphs SET description = jsonb_set(description, '{computations,sums,identity}', %s)"
+        await connection.execute(described, [Jsonb(identity)])
+
+    (found,) = read_facts(database_url, SystemClock()).open_windows
+
+    assert (found["computation"], found["windows"], found["unfired"]) == ("sums", 6, 2)
+    assert found["identity"] == identity
 
 
 @pytest.mark.parametrize(("domain", "held_by"), [("event", "timer"), ("hold", "hold")])

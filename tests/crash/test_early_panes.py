@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -39,6 +40,7 @@ from tests.feed import Feed
 LIMITS = Limits(progress_every_s=30.0, fold_every_s=0.05, poll_s_max=30.0)
 """Nothing but records and clocks wakes a worker for half a minute."""
 QUICK = Limits(progress_every_s=0.02, fold_every_s=0.05, lease_ttl_s=1)
+WITHOUT_ROOM = replace(QUICK, closed_windows_bytes_max=1, unfired_windows_bytes_max=1)
 PANES = "SELECT device, n::int, pane_index, pane_timing FROM factory.panes ORDER BY device"
 
 
@@ -125,15 +127,16 @@ async def test_an_alarm_whose_time_comes_while_no_worker_runs_fires_for_the_next
         await until(database_url, PANES, [("a", 2, 0, "early")], workers)
 
 
+@pytest.mark.parametrize("limits", [QUICK, WITHOUT_ROOM], ids=["in memory", "in the database"])
 @pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
 async def test_what_a_trigger_has_counted_survives_restarts_and_takeovers(
-    database_url: str, mode: Accumulation
+    database_url: str, mode: Accumulation, limits: Limits
 ) -> None:
     feed, trigger = Feed(), AfterWatermark(early=AfterCount(4), late=AfterCount(2))
     found = []
     for at in (1, 2, 3, 4, 5, 100, 6, 7, 8):
         feed.push(reading("a", at))
-        await fed(database_url, graph_of(feed, trigger, mode), feed, QUICK)
+        await fed(database_url, graph_of(feed, trigger, mode), feed, limits)
         found += rows(database_url, PANES)
 
     assert found == [
@@ -142,7 +145,7 @@ async def test_what_a_trigger_has_counted_survives_restarts_and_takeovers(
         *[("a", 7, 2, "late")] * 2,
     ]
     feed.end()
-    await run_worker(graph_of(feed, trigger, mode), database_url, limits=QUICK)
+    await run_worker(graph_of(feed, trigger, mode), database_url, limits=limits)
     assert rows(database_url, PANES + ", window_start LIMIT 1") == [("a", 8, 3, "late")]
     if mode is not Accumulation.ACCUMULATING:
         assert rows(database_url, "SELECT n::int, total::int FROM factory.totals") == [(9, 9)]

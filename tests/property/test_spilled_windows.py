@@ -14,20 +14,27 @@ from hypothesis import strategies as st
 from millpy import (
     Accumulation,
     AfterCount,
+    AfterEach,
     AfterWatermark,
     Count,
     Every,
+    Never,
+    OrFinally,
+    Repeatedly,
     SessionWindows,
     SlidingWindows,
     TimestampCombiner,
+    When,
 )
 from millpy.limits import Limits
 from millpy.model.record import RecordType, retractions_of
 from millpy.model.stage import StepResult, StoredInterval
+from millpy.model.stored_windows import ClosedKind
 from millpy.store.memory.tables import column_values
 from millpy.windowing import closed_sessions, unfired_sessions
 from millpy.windowing.logic import WindowedLogic, WindowedStage
 from millpy.windowing.pane_rules import DEFAULT_RULES
+from millpy.windowing.triggers import Trigger
 from millpy.windowing.window import Windows
 from tests.property import test_pane_triggers
 from tests.property.test_pane_triggers import FIXED, SLIDING, Reading, Run, played, runs, triggers
@@ -137,6 +144,42 @@ def test_a_turn_does_not_depend_on_which_unfired_windows_are_in_memory(
     for subject in (spilling, resident):
         subject.finish()
         subject.check_ended()
+
+
+AT_THE_END = [
+    AfterWatermark(early=AfterCount(2)),
+    AfterWatermark(early=AfterEach(AfterCount(1), AfterCount(3)), late=AfterCount(2)),
+    AfterWatermark(early=When(lambda pane: pane.n % 3 == 0), late=Never()),
+    AfterWatermark(late=AfterCount(2)),
+    AfterWatermark(early=OrFinally(Repeatedly(AfterCount(2)), AfterCount(5)), late=None),
+]
+
+
+@pytest.mark.parametrize("windows", [FIXED, SlidingWindows(timedelta_us(10), every=timedelta_us(4))], ids=repr)
+@settings(max_examples=20, deadline=None)
+@given(
+    trigger=st.sampled_from(AT_THE_END),
+    seed=st.integers(0, 2**32),
+    mode=st.sampled_from(Accumulation),
+    allowed=st.sampled_from([0, 7, 30, 1_000]),
+    few=st.sampled_from([0, 10_000]),
+    panes_max=st.sampled_from([1, 2, 3, 10_000]),
+)
+def test_a_turn_does_not_depend_on_which_panes_of_a_trigger_are_in_memory(
+    windows: Windows, trigger: Trigger, seed: int, mode: Accumulation, allowed: int, few: int, panes_max: int
+) -> None:
+    run = Run(trigger, schedule(seed, "abcdefgh"), few, panes_max, DEFAULT_RULES, END_OF_WINDOW)
+    spilling, resident = run.start(windows, mode, allowed), run.start(windows, mode, allowed)
+    assert cast("WindowedStage", spilling.stage).closed_kind is ClosedKind.UNFIRED_PANES
+    resident.fold = lambda **how: None  # type: ignore[method-assign]
+    for subject in (spilling, resident):
+        played(subject, run.schedule, columns=few == 0)
+
+    assert [effects(result) for result in spilling.results] == [effects(result) for result in resident.results]
+    for subject in (spilling, resident):
+        subject.finish()
+        subject.check_ended()
+    assert [effects(result) for result in spilling.results] == [effects(result) for result in resident.results]
 
 
 @pytest.mark.parametrize("windows", [SESSIONS, CUT_SESSIONS, FULL_SESSIONS], ids=["sessions", "cut", "full"])

@@ -343,3 +343,55 @@ def test_windows_that_hold_the_watermark_for_long_are_told(held_s: float, warned
     if finding is not None:
         assert "bills.hours: 3 windows with 5,000 records that no pane has" in finding.found
         assert "Repeatedly(AfterCount(1)) has not fired" in finding.meaning
+
+
+PLAIN = {
+    "kind": "window",
+    "window": {"kind": "fixed", "size_us": 60_000_000},
+    "stored_form": "whole windows",
+    "trigger": {"kind": "after_watermark"},
+    "aggregates": [["n", {"kind": "count", "field": None}]],
+}
+EARLY_COUNTS = {"kind": "after_watermark", "early": {"kind": "repeatedly", "trigger": ONCE}}
+EARLY_TICKS = {
+    "kind": "after_watermark",
+    "early": {"kind": "after_any", "triggers": [ONCE, {"kind": "every", "period_us": 10_000_000}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({"trigger": EARLY_COUNTS}, None),
+        ({"trigger": EARLY_TICKS}, "AfterWatermark(early=AfterAny(AfterCount(1), Every("),
+        ({"trigger": {"kind": "repeatedly", "trigger": ONCE}}, "Repeatedly(AfterCount(1)) keeps its panes there"),
+        ({"trigger": EARLY_COUNTS, "window": {"kind": "session", "gap_us": 1}}, "a trigger of sessions"),
+        ({"stored_form": "slices"}, "slices"),
+        ({"takes_retractions": True}, "they subtract retractions"),
+        ({"final_pane": "always"}, "empty panes"),
+        ({"window": {"kind": "window_function"}}, "a function of yours"),
+        ({"timestamp_combiner": "latest"}, "combine the times"),
+        ({"aggregates": [["all", {"kind": "collect", "field": "x"}]]}, "may be long (collect)"),
+    ],
+)
+def test_windows_that_fill_the_memory_and_cannot_leave_it_are_told(changes: dict[str, Any], why: str | None) -> None:
+    half = Limits().open_windows_bytes_max // 2
+    row = {"graph": "bills", "computation": "hours", "identity": PLAIN | changes}
+    some, many = {"windows": 1_000, "unfired": 1_000}, {"windows": half // 600, "unfired": half // 600}
+
+    assert "windows in memory" not in judged(open_windows=[row | some])
+    finding = judged(open_windows=[row | many]).get("windows in memory")
+
+    assert (finding is None) is (why is None)
+    if finding is not None and why is not None:
+        assert f"bills.hours: {half // 600:,} open windows stay in memory" in finding.found
+        assert why in finding.meaning
+
+
+def test_windows_that_leave_memory_when_they_have_fired_count_until_then() -> None:
+    many = Limits().open_windows_bytes_max // 600
+    row = {"graph": "bills", "computation": "hours", "windows": many, "unfired": 10}
+
+    assert "windows in memory" not in judged(open_windows=[row | {"identity": PLAIN | {"stored_form": "slices"}}])
+    assert "windows in memory" in judged(open_windows=[row | {"identity": PLAIN | {"takes_retractions": True}}])

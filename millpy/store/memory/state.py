@@ -50,7 +50,7 @@ class MemoryState:
         fired_by = min(header.low_watermark, header.oldest_work)  # a late record opens a window behind the watermark
         if sum(name[0] is Kind.WINDOW for name in keyed) > closed_rows_max:
             keyed, left = without_closed(keyed, fired_by, closed)
-            if closed in (ClosedKind.UNFIRED, ClosedKind.UNFIRED_SESSIONS):
+            if closed in (ClosedKind.UNFIRED, ClosedKind.UNFIRED_PANES, ClosedKind.UNFIRED_SESSIONS):
                 unfired = frozenset(name[3] for name in keyed if name[0] is Kind.WINDOW)
                 keyed = {name: row for name, row in keyed.items() if name[0] is not Kind.WINDOW}
         newest = overlaid(keyed, deltas)
@@ -61,7 +61,8 @@ class MemoryState:
         elif closed is ClosedKind.SESSIONS:
             ends = [span_of(subkey)[1] for subkey in left]
         of_sessions = closed in (ClosedKind.SESSIONS, ClosedKind.UNFIRED_SESSIONS)
-        if unfired or (of_sessions and closed_rows_max < UNBOUNDED):
+        may_wait = closed is ClosedKind.UNFIRED_PANES and bool(left)
+        if unfired or may_wait or (of_sessions and closed_rows_max < UNBOUNDED):
             everything = overlaid(keyed, deltas, tombstones=True)
             newest |= {n: row for n, row in everything.items() if n[0] is Kind.WINDOW and row.value is None}
         state_complete = sum(name[0] is Kind.STATE for name in newest) <= state_rows_max

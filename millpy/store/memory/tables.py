@@ -351,12 +351,15 @@ def overlaid(
     return {name: row for name, row in newest.items() if tombstones or row.value is not None}
 
 
+_WAITS_ARE_LEFT = (ClosedKind.WINDOWS, ClosedKind.UNFIRED, ClosedKind.UNFIRED_PANES)
+
+
 def without_closed(
     keyed: dict[EntryName, KeyedRow], low_watermark: Instant, kind: ClosedKind
 ) -> tuple[dict[EntryName, KeyedRow], frozenset[str]]:
     """Return the rows without those of windows that end by a low watermark, and the subkeys of these windows.
 
-    Panes that wait stay.
+    Panes that wait stay, unless their kind says that they do not.
     """
     closed = frozenset(
         name[3] for name in keyed if name[0] is Kind.WINDOW and int(name[3].partition("/")[2]) <= low_watermark
@@ -366,7 +369,7 @@ def without_closed(
         for name, row in keyed.items()
         if name[0] is not Kind.WINDOW
         or name[3] not in closed
-        or (kind is not ClosedKind.WINDOWS and WAITS in (row.value or b""))
+        or (kind not in _WAITS_ARE_LEFT and WAITS in (row.value or b""))
     }
     return kept, closed
 

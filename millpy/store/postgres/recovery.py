@@ -120,7 +120,8 @@ async def _read_under(
     elif closed_rows_max < UNBOUNDED:
         subkeys = await stored_windows.subkeys(connection, grant, closed_rows_max)
     closed_ones, others = _by_end(subkeys or (), fired_by)
-    unfired = others if kind is ClosedKind.UNFIRED else []
+    unfired = others if kind in (ClosedKind.UNFIRED, ClosedKind.UNFIRED_PANES) else []
+    may_wait = kind is ClosedKind.UNFIRED_PANES and bool(closed_ones)
     for subkey in others if kind is ClosedKind.WINDOWS else ():
         await _add_windows(stored_windows.read_window(connection, grant, subkey), newest, groups, progressed)
     if (left is not None and kind is ClosedKind.SESSIONS) or (subkeys is not None and kind is ClosedKind.PANES):
@@ -143,7 +144,7 @@ async def _read_under(
             input_watermark=Instant(input_watermark),
             low_watermark=Instant(low_watermark),
             processing_floor=Instant(processing_floor),
-            entries=_entries(newest, groups, complete, tombstones=may_leave or bool(unfired)),
+            entries=_entries(newest, groups, complete, tombstones=may_leave or bool(unfired) or may_wait),
             state_complete=complete,
             horizon_floor=Instant(horizon_floor),
             closed_windows=closed_ones,

@@ -88,9 +88,10 @@ async def load(
 
 
 async def load_unfired(connection: Connection, grant: Grant, query: UnfiredPanes) -> Entries:
-    """Read the next folded panes of a window that have not been emitted."""
+    """Read the next folded panes of a window that need something."""
     place = {"interval": grant.interval_id, "subkey": query.subkey, "key": query.after.key.decode()}
-    bounds = {"key_hash": query.after.key_hash, "rows_max": query.rows_max, "bytes_max": query.bytes_max}
+    bounds: dict[str, Any] = {"rows_max": query.rows_max, "bytes_max": query.bytes_max, "need": query.need.value}
+    bounds["key_hash"] = query.after.key_hash
     found = Entries(Kind.WINDOW, "")
     for key, key_hash, fire_at, value in await all_rows(connection, statement("load_unfired"), place | bounds):
         found.add(key.encode(), key_hash, query.subkey, value.encode(), fire_at)

@@ -196,6 +196,22 @@ SELECT p.graph, p.computation, count(*)::bigint AS windows, sum(f.records)::bigi
  WHERE p.kind = 'stage' AND p.oldest_work < p.input_watermark
  GROUP BY p.graph, p.computation ORDER BY 1, 2;
 
+-- name: look_at_open_windows
+-- Counts the stored windows of each windowed step, up to a million of an interval, and those of them that end after its
+-- low watermark. Zero rows: no step has windows.
+SELECT g.name AS graph, c.name AS computation,
+       g.description #> ARRAY['computations', c.name, 'identity'] AS identity,
+       sum(f.windows)::bigint AS windows, sum(f.unfired)::bigint AS unfired
+  FROM mill.graphs AS g
+  JOIN mill.computations AS c USING (graph_id)
+  JOIN mill.intervals AS i USING (computation_id)
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS windows, count(*) FILTER (WHERE w.ends_at > i.low_watermark) AS unfired
+         FROM (SELECT split_part(k.subkey, '/', 2)::bigint AS ends_at FROM mill.keyed AS k
+                WHERE k.interval_id = i.interval_id AND k.kind = 'window' LIMIT 1000000) AS w) AS f
+ WHERE g.description #>> ARRAY['computations', c.name, 'identity', 'kind'] = 'window'
+ GROUP BY 1, 2, 3 ORDER BY 1, 2;
+
 -- name: look_at_rights
 -- Reads the rights of this role. Always one row.
 SELECT has_database_privilege(current_database(), 'CREATE') AS may_create_schemas,

@@ -116,8 +116,8 @@ SELECT p.subkey, p.key, p.key_hash, p.fire_at, p.value, p.found
  ORDER BY p.key_hash, p.key;
 
 -- name: load_unfired
--- Reads the next folded panes of a window that have not been emitted, in index order: up to rows_max, about bytes_max of
--- them and at least one. Zero rows: no such pane is left.
+-- Reads the next folded panes of a window that need something (`PaneNeed`), in index order: up to rows_max, about
+-- bytes_max of them and at least one. Zero rows: no such pane is left.
 SELECT p.key, p.key_hash, p.fire_at, p.value
   FROM (SELECT f.*, sum(f.bytes) OVER (ORDER BY f.key_hash, f.key) - f.bytes AS before
           FROM (SELECT k.key, k.key_hash, k.fire_at, k.value, octet_length(k.value) AS bytes
@@ -127,7 +127,10 @@ SELECT p.key, p.key_hash, p.fire_at, p.value
                    AND split_part(k.subkey, '/', 1)::bigint = split_part(%(subkey)s::text, '/', 1)::bigint
                    AND k.key_hash >= %(key_hash)s::bigint
                    AND (k.key_hash, k.key) > (%(key_hash)s::bigint, %(key)s::text)
-                   AND k.value::json ->> 'emitted' IS DISTINCT FROM 'true'
+                   AND CASE %(need)s::text
+                       WHEN 'emission' THEN k.value::json ->> 'emitted' IS DISTINCT FROM 'true'
+                       WHEN 'end' THEN k.value::json -> 'firing' ->> 'passed' IS DISTINCT FROM 'true'
+                       ELSE k.value::json -> 'firing' ->> 'waits' IS NOT DISTINCT FROM 'true' END
                  ORDER BY k.key_hash, k.key
                  LIMIT %(rows_max)s::bigint) AS f) AS p
  WHERE p.before < %(bytes_max)s::bigint

@@ -38,6 +38,7 @@ from millpy.windowing.group_by import Groups
 from millpy.windowing.panes import Emission
 from millpy.windowing.triggered_state import TriggeredWindows
 from millpy.windowing.unfired_windows import NextPanes, UnfiredWindows
+from millpy.windowing.unread_panes import UnreadPanes
 
 
 class CommitsTwice(MemoryStore):
@@ -299,6 +300,13 @@ def _no_panes(_: Any) -> Any:
     return next_panes
 
 
+def _all_read(_: Any) -> Any:
+    def recover_window(self: UnreadPanes, start: int, *, closed: bool) -> None:
+        self.stored.add(start)
+
+    return recover_window
+
+
 def _from_anew(recover: Any) -> Any:
     def recovered(self: TriggeredWindows, *arguments: Any) -> None:
         recover(self, *arguments)
@@ -388,6 +396,7 @@ BROKEN = (
     Canary("keeps soft state after a failed commit", "I9", worker_type=KeepsSoftState, first=11),
     Canary("reads folded rows only", "I9", ReadsFoldedOnly, first=8),
     Canary("forgets windows in the store", "I7", patches=((ClosedWindows, "fetch", _nothing),), first=14),
+    Canary("takes panes of a trigger for read", "I9", patches=((UnreadPanes, "recover_window", _all_read),)),
     Canary("reads no window that fires", "I9", patches=((UnfiredWindows, "next_panes", _no_panes),), first=7),
     Canary(
         "judges lateness by the turn", "I9", patches=((operator, "judging_watermarks", _judged_by_the_turn),), first=1

@@ -30,11 +30,14 @@ GRAPH = Path(__file__).parents[1] / "early_graph.py"
 RECORDS, DEVICES = 1_500, 12
 SIZE, EVERY, GAP, GROUP_SIZE = 20, 10, 3, 60
 WORKERS = {"bundle_records_max": 25, "turn_panes_max": 9}
+WITHOUT_ROOM = {**WORKERS, "fold_every_s": 0.05, "closed_windows_bytes_max": 1, "unfired_windows_bytes_max": 1}
+"""Workers with room for no pane: each leaves memory when it is folded, and is read when it is needed."""
 
 
 def cases() -> Iterator[Case]:
     """Each point."""
-    return map(early_case, Failpoint)
+    yield from map(early_case, Failpoint)
+    yield from map(counted_case, Failpoint)
 
 
 def early_case(point: Failpoint) -> Case:
@@ -42,7 +45,13 @@ def early_case(point: Failpoint) -> Case:
     return Case(f"SIGKILL at {point}, with early panes", "", partial(_play, point=point))
 
 
-def write_readings(directory: Path) -> tuple[Path, list[tuple[str, int, int]]]:
+def counted_case(point: Failpoint) -> Case:
+    """Return the case of triggers that count records, whose panes leave memory before their window fires."""
+    where = "with early panes in the database"
+    return Case(f"SIGKILL at {point}, {where}", "", partial(_play, point=point, counted=True))
+
+
+def write_readings(directory: Path, *, counted: bool = False) -> tuple[Path, list[tuple[str, int, int]]]:
     """Write the graph and its file, out of order and with late readings; return the graph and (device, at, value)."""
     chance = random.Random(1)
     found = []
@@ -53,13 +62,25 @@ def write_readings(directory: Path) -> tuple[Path, list[tuple[str, int, int]]]:
             file.write(json.dumps({"device": device, "group": 0, "at": at, "value": value}) + "\n")
             found.append((device, at, value))
     graph = directory / "early.py"
-    graph.write_text(GRAPH.read_text())
+    text = GRAPH.read_text()
+    graph.write_text(_counting(text) if counted else text)
     return graph, found
 
 
-def _play(world: World, point: Failpoint) -> None:
-    graph, readings = write_readings(world.directory)
-    kill_one_of_two(world, point, graph, **WORKERS)
+def _counting(text: str) -> str:
+    """Return the graph with a trigger that no clock makes ready, and with panes that have no time of their records."""
+    for was, now in (
+        ("AfterAny(AfterCount(9), Every(tick))", "AfterCount(3)"),
+        ("timestamp_combiner=COMBINERS[mode],", ""),
+    ):
+        assert was in text, was
+        text = text.replace(was, now)
+    return text
+
+
+def _play(world: World, point: Failpoint, *, counted: bool = False) -> None:
+    graph, readings = write_readings(world.directory, counted=counted)
+    kill_one_of_two(world, point, graph, **(WITHOUT_ROOM if counted else WORKERS))
     world.oracle = partial(faults_of, world.url, readings)
 
 
