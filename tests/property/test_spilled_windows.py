@@ -96,6 +96,11 @@ def effects(result: StepResult) -> Any:
     return sorted(panes), sorted(map(str, rows)), sorted(map(str, gone)), sorted(late), letters, counts
 
 
+def acts(subject: StageDriver) -> list[Any]:
+    """Return the effects of the turns that have some: a turn may read panes and find that nothing is due."""
+    return [found for found in map(effects, subject.results) if any(found[:-1])]
+
+
 @pytest.mark.parametrize("windows", KINDS.values(), ids=KINDS)
 @settings(max_examples=12, deadline=None)
 @given(
@@ -175,11 +180,11 @@ def test_a_turn_does_not_depend_on_which_panes_of_a_trigger_are_in_memory(
     for subject in (spilling, resident):
         played(subject, run.schedule, columns=few == 0)
 
-    assert [effects(result) for result in spilling.results] == [effects(result) for result in resident.results]
+    assert acts(spilling) == acts(resident)
     for subject in (spilling, resident):
         subject.finish()
         subject.check_ended()
-    assert [effects(result) for result in spilling.results] == [effects(result) for result in resident.results]
+    assert acts(spilling) == acts(resident)
 
 
 @pytest.mark.parametrize("windows", [SESSIONS, CUT_SESSIONS, FULL_SESSIONS], ids=["sessions", "cut", "full"])
