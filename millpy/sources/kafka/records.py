@@ -14,6 +14,7 @@ import numpy as np
 
 from millpy.errors import GraphError
 from millpy.formats import Message
+from millpy.formats.message import encoded_names
 from millpy.ingest.expansion import EXPANDED_RECORDS_MAX, Expander, Expansion
 from millpy.ingest.json_append import EMPTY_OR_SPACED, completed
 from millpy.ingest.protocol import RejectedRow, SourceBatch, TakeBound
@@ -153,7 +154,7 @@ class Payloads:
         self._key_is_int = self._timestamp_is_int = False
         if record_type is None:
             return
-        encoded = dict(zip(record_type.fields, record_type.struct.__struct_encode_fields__, strict=True))
+        encoded = encoded_names(record_type)
         prefix = {name: b"," + msgspec.json.encode(own) + b":" for name, own in encoded.items()}
         if fields.key is not None:
             self._key, self._key_is_int = prefix[fields.key], record_type.field_type(fields.key) is int
