@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum
+from types import TracebackType
+from typing import Self
 
 from millpy.testing.proxy_thread import ProxyThread
 from tests.kafka_server import KafkaServer
@@ -34,8 +36,25 @@ class KafkaProxy(ProxyThread):
     def __init__(self, server: KafkaServer) -> None:
         super().__init__()
         self._front, self._behind = server.proxied, server.behind
+        self._fronting = server.fronting
         self._armed: tuple[int, RequestFault] | None = None
         self._late: list[tuple[asyncio.StreamWriter, bytes]] = []
+
+    def __enter__(self) -> Self:
+        self._fronting.acquire()
+        try:
+            return super().__enter__()
+        except BaseException:
+            self._fronting.release()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            self._fronting.release()
 
     def arm(self, api: int, fault: RequestFault) -> None:
         """Arm a fault for the next request of an API."""
