@@ -31,10 +31,18 @@ class Piece:
     def __len__(self) -> int:
         return len(self.begins)
 
+    def __getitem__(self, rows: slice) -> Piece:
+        return Piece(self.data, self.begins[rows], self.ends[rows])
+
     def cut(self) -> list[bytes]:
         """Return the payloads."""
         data = self.data
         return [data[begin:end] for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True)]
+
+    def compact(self) -> Piece:
+        """Return the payloads in a piece of their own, one a line, of which `lines` has nothing to leave out."""
+        ends = np.cumsum(self.ends - self.begins + 1) - 1
+        return Piece(self.lines(), ends - (self.ends - self.begins), ends)
 
     def lines(self) -> bytes:
         """Return the payloads joined by newlines."""
@@ -45,6 +53,8 @@ class Piece:
         first = int(self.begins[0])
         found = np.frombuffer(self.data, np.uint8)[first : int(self.ends[-1])].copy()
         found[newlines - first] = ord("\n")
+        if gap_max == 1:
+            return found.tobytes()
         kept = np.ones(len(found), bool)
         for width in range(1, gap_max):
             place = newlines + width
@@ -78,9 +88,8 @@ class PayloadColumn(Sequence[bytes]):
             begin, end, step = row.indices(len(self))
             assert step == 1, "a column is cut, not thinned out"
             return PayloadColumn([
-                Piece(piece.data, piece.begins[chosen], piece.ends[chosen])
+                piece[max(0, begin - behind) : max(0, end - behind)]
                 for piece, behind in zip(self._pieces, self._behind, strict=False)
-                for chosen in [slice(max(0, begin - behind), max(0, end - behind))]
             ])  # fmt: skip
         if not -len(self) <= row < len(self):
             raise IndexError(row)

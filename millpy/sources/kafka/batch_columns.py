@@ -1,7 +1,7 @@
 """The records of a whole batch as columns, without a client's object for each; or None.
 
 None means that aiokafka decides, record by record, and not that the batch is damaged: of records with headers, of a
-few records, for which this takes longer, and of whatever is odd. A result is what aiokafka would return
+few records, for which this takes longer, and of whatever is odd. A result is what aiokafka returns, if it can
 (tests/unit/sources/test_kafka_batch_columns.py). The beginning of a record is only known from the length of the one
 before. So one loop guesses where each begins, and everything else, the proof of that included, is done for all records
 at once.
@@ -37,10 +37,9 @@ class BatchColumns:
 
     offsets: Places
     timestamps: Places
-    _batch: bytes
-    _key_begins: Places
+    _keys: Piece
     _key_sizes: Places
-    _value_begins: Places
+    _values: Piece
     _value_sizes: Places
 
     def __len__(self) -> int:
@@ -53,17 +52,15 @@ class BatchColumns:
 
     def rows(self, begin: int, end: int) -> RecordColumns:
         """Return the records from `begin` up to `end`."""
-        begins, sizes = self._value_begins[begin:end], self._value_sizes[begin:end]
-        whole = Piece(self._batch, begins, begins + np.maximum(sizes, 0))
-        key_begins, key_sizes = self._key_begins[begin:end], self._key_sizes[begin:end]
+        chosen = slice(begin, end)
+        values, value_sizes = self._values[chosen], self._value_sizes[chosen]
+        key_sizes = self._key_sizes[chosen]
         return RecordColumns(
-            _with_none(whole.cut(), sizes) if (sizes < 0).any() else PayloadColumn([whole]),
-            self.offsets[begin:end],
-            self.timestamps[begin:end],
-            _with_none(Piece(self._batch, key_begins, key_begins + np.maximum(key_sizes, 0)).cut(), key_sizes)
-            if (key_sizes >= 0).any()
-            else None,
-            size=int(np.maximum(sizes, 0).sum() + np.maximum(key_sizes, 0).sum()),
+            _with_none(values.cut(), value_sizes) if (value_sizes < 0).any() else PayloadColumn([values]),
+            self.offsets[chosen],
+            self.timestamps[chosen],
+            _with_none(self._keys[chosen].cut(), key_sizes) if (key_sizes >= 0).any() else None,
+            size=int(np.maximum(value_sizes, 0).sum() + np.maximum(key_sizes, 0).sum()),
         )
 
 
@@ -91,7 +88,10 @@ def read_columns(batch: bytes) -> BatchColumns | None:
     except (IndexError, ValueError):
         return None
     timestamps = np.full(count, newest_ms) if attributes & _LOG_APPEND_TIME else first_ms + deltas_ms
-    return BatchColumns(base + deltas, timestamps, batch, key_begins, key_sizes, value_begins, value_sizes)
+    keys = Piece(batch, key_begins, key_begins + np.maximum(key_sizes, 0))
+    # Compact here and not where it is decoded: that thread has the most to do.
+    values = Piece(batch, value_begins, value_begins + np.maximum(value_sizes, 0)).compact()
+    return BatchColumns(base + deltas, timestamps, keys, key_sizes, values, value_sizes)
 
 
 def _guess_places(data: npt.NDArray[np.uint8], batch: bytes, count: int) -> Places:
@@ -145,8 +145,8 @@ def _varints(data: npt.NDArray[np.uint8], at: Places) -> tuple[Places, Places]:
 
 def _behind(begins: Places, sizes: Places, ends: Places) -> Places:
     """Return the places behind contents, which must be in their records. Raises ValueError."""
-    if (sizes > ends - begins).any():
-        raise ValueError("a content is longer than its record")
+    if (sizes > ends - begins).any() or (sizes < -1).any():
+        raise ValueError("a content of an impossible size")
     return begins + np.maximum(sizes, 0)
 
 

@@ -71,6 +71,18 @@ def test_column_decodes_as_its_payloads_do(odd: Sequence[bytes], many: int, gap:
     assert [by_column.payload(row) for row in range(len(payloads))] == payloads
 
 
+@settings(deadline=None)
+@given(payloads.filter(len), st.data())
+def test_compact_piece_has_the_same_payloads_and_nothing_between(
+    contents: Sequence[bytes], data: st.DataObject
+) -> None:
+    piece = a_piece(contents, data.draw(st.lists(gaps, min_size=len(contents), max_size=len(contents)))).compact()
+
+    assert piece.cut() == contents
+    assert piece.data == piece.lines() == b"\n".join(contents)
+    assert piece[1:].cut() == contents[1:]
+
+
 def test_row_beyond_the_end_is_an_error() -> None:
     column = PayloadColumn([a_piece([b"a"], [b"-"])])
 
