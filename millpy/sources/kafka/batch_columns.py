@@ -1,7 +1,7 @@
 """The records of a whole batch as columns, without a client's object for each; or None.
 
 None means that aiokafka decides, record by record, and not that the batch is damaged: of records with headers, of a
-few records, for which this takes longer, and of whatever is odd. A result is what aiokafka returns, if it can
+few records, for which this takes longer, and of whatever is odd. A result is what aiokafka returns
 (tests/unit/sources/test_kafka_batch_columns.py). The beginning of a record is only known from the length of the one
 before. So one loop guesses where each begins, and everything else, the proof of that included, is done for all records
 at once.
@@ -24,7 +24,8 @@ BATCH_RECORDS_MIN = 300
 """The fewest records of a batch that are read as columns."""
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _MAGIC, _CODEC, _LOG_APPEND_TIME = 2, 7, 8
-_VARINT_BITS = 56
+_INT_BYTES, _LONG_BYTES = 5, 8
+"""The most bytes of a size or offset, and of a timestamp; the protocol permits 10 of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +69,23 @@ def read_columns(batch: bytes) -> BatchColumns | None:
     """Return the records of an uncompressed batch, or None if aiokafka has to decide."""
     if len(batch) < _HEADER.size:
         return None
-    base, _, _, magic, _, attributes, _, first_ms, newest_ms, *_, count = _HEADER.unpack_from(batch)
+    base, _, _, magic, _, attributes, last_delta, first_ms, newest_ms, *_, count = _HEADER.unpack_from(batch)
     if magic != _MAGIC or attributes & _CODEC or count < BATCH_RECORDS_MIN:
         return None
     data = np.frombuffer(batch, np.uint8)
     try:
         places = _guess_places(data, batch, count)
-        sizes, begins = _varints(data, places[:-1])
+        sizes, begins = _varints(data, places[:-1], _INT_BYTES)
         ends = begins + sizes
-        if (sizes < 0).any() or (ends != places[1:]).any():
+        # Attributes have no meaning yet. The protocol has one byte of them, but aiokafka reads a varint.
+        if (sizes < 0).any() or (ends != places[1:]).any() or data[begins].any():
             return None
-        deltas_ms, at = _varints(data, begins + 1)  # behind attributes, which have no meaning yet
-        deltas, at = _varints(data, at)
-        key_sizes, key_begins = _varints(data, at)
-        value_sizes, value_begins = _varints(data, _behind(key_begins, key_sizes, ends))
+        deltas_ms, at = _varints(data, begins + 1, _LONG_BYTES)
+        deltas, at = _varints(data, at, _INT_BYTES)
+        if deltas[0] < 0 or (deltas[1:] <= deltas[:-1]).any() or deltas[-1] > last_delta:  # compaction leaves gaps
+            return None
+        key_sizes, key_begins = _varints(data, at, _INT_BYTES)
+        value_sizes, value_begins = _varints(data, _behind(key_begins, key_sizes, ends), _INT_BYTES)
         at = _behind(value_begins, value_sizes, ends)
         if data[at].any() or (at + 1 != ends).any():  # headers
             return None
@@ -127,20 +131,22 @@ def _walk(batch: bytes, count: int) -> list[int]:
     return [*places, end]
 
 
-def _varints(data: npt.NDArray[np.uint8], at: Places) -> tuple[Places, Places]:
+def _varints(data: npt.NDArray[np.uint8], at: Places, bytes_max: int) -> tuple[Places, Places]:
     """Decode a number at each place; return also the places behind. Raises IndexError, ValueError."""
     byte = data[at]
     raw = (byte & 0x7F).astype(np.int64)
     at = at + 1
     more = byte >= 0x80
-    for shift in range(7, _VARINT_BITS, 7):
+    for shift in range(7, 7 * bytes_max, 7):
         if not more.any():
-            return (raw >> 1) ^ -(raw & 1), at
+            break
         byte = data[at]
         raw |= np.where(more, (byte & 0x7F).astype(np.int64) << shift, 0)
         at += more
         more &= byte >= 0x80
-    raise ValueError("a number is too long")
+    if more.any():
+        raise ValueError("a number is too long")
+    return (raw >> 1) ^ -(raw & 1), at
 
 
 def _behind(begins: Places, sizes: Places, ends: Places) -> Places:

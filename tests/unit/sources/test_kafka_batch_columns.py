@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from millpy.sources.kafka import batch_columns
 from millpy.sources.kafka.batch_columns import read_columns
 
 Row = tuple[bytes | None, bytes | None, int]
+ATTRIBUTES_AT, LAST_DELTA_AT, COUNT_AT, RECORDS_AT = 21, 23, 57, 61
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -41,7 +41,10 @@ def a_batch(
 
 
 def by_aiokafka(batch: bytes) -> list[Any]:
-    return [(found.offset, found.timestamp, found.key, found.value) for found in DefaultRecordBatch(batch)]
+    return [
+        (found.offset, -1 if found.timestamp is None else found.timestamp, found.key, found.value)
+        for found in DefaultRecordBatch(batch)
+    ]
 
 
 def by_columns(batch: bytes, at_once: int = 7) -> list[Any] | None:
@@ -79,18 +82,23 @@ def test_records_of_text_of_usual_lengths_are_found_without_a_walk(chosen: Seque
         assert by_columns(batch) == by_aiokafka(batch)
 
 
-@settings(max_examples=300, deadline=None)
-@given(rows, st.data())
-def test_changed_bytes_give_no_other_records_than_aiokafka_finds(chosen: Sequence[Row], data: Any) -> None:
+text_rows = rows.map(lambda chosen: [(None, b'{"n":%064d}' % at, at) for _, _, at in chosen])
+odd_bytes = st.sampled_from([0x00, 0x01, 0x7F, 0x80, 0x81, 0xFF]) | st.integers(0, 255)
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(rows | text_rows, st.lists(st.tuples(st.integers(0, 2**16), odd_bytes), min_size=1, max_size=3), st.booleans())
+def test_changed_bytes_give_no_other_records_than_aiokafka_finds(
+    chosen: Sequence[Row], changes: Sequence[tuple[int, int]], in_front: bool
+) -> None:
     batch = bytearray(a_batch(chosen))
-    for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(57, len(batch) - 1))
-        batch[place] = data.draw(st.integers(0, 255))
+    end = min(len(batch), 100) if in_front else len(batch)
+    for place, byte in changes:
+        batch[ATTRIBUTES_AT + place % (end - ATTRIBUTES_AT)] = byte
     found = by_columns(bytes(batch))
 
     if found is not None:
-        with suppress(CorruptRecordException):  # of some impossible sizes it is stricter than the protocol
-            assert found == by_aiokafka(bytes(batch))
+        assert found == by_aiokafka(bytes(batch))  # raises if aiokafka cannot read it
 
 
 @pytest.mark.parametrize(
@@ -107,13 +115,93 @@ def test_what_is_odd_is_left_to_aiokafka(odd: bytes) -> None:
     assert read_columns(odd) is None
 
 
-def test_length_that_is_negative_is_no_length() -> None:
-    batch = bytearray(a_batch([(None, b"v" * 9, 0)]))
-    batch[61] |= 1
+def of_records(*records: bytes, last: int | None = None, count: int | None = None) -> bytes:
+    """A batch of records that are given byte by byte, behind their lengths."""
+    data = b"".join(varint(len(record)) + record for record in records)
+    head = bytearray(a_batch([(None, b"v", 0)])[:RECORDS_AT])
+    struct.pack_into(">i", head, 8, len(head) - 12 + len(data))
+    struct.pack_into(">i", head, LAST_DELTA_AT, len(records) - 1 if last is None else last)
+    struct.pack_into(">i", head, COUNT_AT, len(records) if count is None else count)
+    return bytes(head) + data
 
-    assert read_columns(bytes(batch)) is None
+
+def varint(number: int, size: int = 1) -> bytes:
+    """A number in `size` bytes or more."""
+    raw, found = (number << 1) ^ (number >> 63), bytearray()
+    while raw or len(found) < size:
+        found.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    found[-1] &= 0x7F
+    return bytes(found)
+
+
+def a_record(
+    attributes: bytes = b"\0", at: bytes = b"\0", delta: bytes = b"\0", key: bytes = b"\1", value: bytes = b"\2v",
+    headers: bytes = b"\0",
+) -> bytes:  # fmt: skip
+    return attributes + at + delta + key + value + headers
+
+
+SECOND = varint(1)
+
+
+def test_plain_records_are_read() -> None:
+    batch = of_records(a_record(), a_record(delta=SECOND, key=b"\2k"))
+
+    assert by_columns(batch) == by_aiokafka(batch) == [(0, 0, None, b"v"), (1, 0, b"k", b"v")]
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    {
+        "attributes that aiokafka takes for a varint": of_records(a_record(b"\x80"), a_record(delta=SECOND)),
+        "a negative length": of_records(a_record(), b"")[:-1] + b"\1",
+        "fewer records than the header says": of_records(a_record(), count=2),
+        "more records than the header says": of_records(a_record(), a_record(delta=SECOND), count=1),
+        "bytes behind the last record": of_records(a_record()) + b"\0\0\0",
+        "a record cut off": of_records(a_record(), a_record(delta=SECOND))[:-1],
+        "a record with bytes left": of_records(a_record(headers=b"\0\0")),
+        "a key up to the next record": of_records(a_record(key=varint(5)), a_record(delta=SECOND)),
+        "a value beyond the batch": of_records(a_record(value=varint(2**31))),
+        "a value of 2**62 bytes": of_records(a_record(value=varint(2**62))),
+        "a negative number of headers": of_records(a_record(headers=b"\1")),
+        "a key's size of eleven bytes": of_records(a_record(key=b"\x81" + b"\x80" * 9 + b"\0")),
+    }.items(),
+    ids=lambda case: case[0],
+)
+def test_batch_that_aiokafka_cannot_read_gives_no_rows(corrupt: tuple[str, bytes]) -> None:
     with pytest.raises(CorruptRecordException):
-        by_aiokafka(bytes(batch))
+        by_aiokafka(corrupt[1])
+
+    assert read_columns(corrupt[1]) is None
+
+
+@pytest.mark.parametrize(
+    "strange",
+    {
+        "attributes": of_records(a_record(b"\2")),
+        "a key of -2 bytes": of_records(a_record(key=varint(-2))),
+        "a value of -2 bytes": of_records(a_record(value=varint(-2))),
+        "an offset before the batch": of_records(a_record(delta=varint(-1))),
+        "an offset twice": of_records(a_record(), a_record()),
+        "offsets that fall": of_records(a_record(delta=SECOND), a_record()),
+        "an offset beyond the batch": of_records(a_record(), a_record(delta=SECOND), last=0),
+        "an offset of six bytes": of_records(a_record(delta=varint(0, size=6))),
+        "a key's size of six bytes": of_records(a_record(key=varint(-1, size=6))),
+        "a value's size of six bytes": of_records(a_record(value=varint(1, size=6) + b"v")),
+    }.items(),
+    ids=lambda case: case[0],
+)
+def test_batch_that_the_protocol_forbids_gives_no_rows(strange: tuple[str, bytes]) -> None:
+    by_aiokafka(strange[1])  # returns what the caller judges by its offsets
+
+    assert read_columns(strange[1]) is None
+
+
+def test_compacted_batch_is_read_although_offsets_are_missing() -> None:
+    batch = of_records(a_record(delta=SECOND), a_record(delta=varint(4, size=5)), last=9)
+
+    assert by_columns(batch) == by_aiokafka(batch) == [(1, 0, None, b"v"), (4, 0, None, b"v")]
 
 
 def test_values_are_cut_out_only_if_some_are_missing() -> None:
