@@ -16,7 +16,7 @@ GAP_BYTES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PayloadPiece:
     """Payloads of one piece of bytes, in order; there is at least one byte between two of them.
 
     Attributes:
@@ -31,18 +31,18 @@ class Piece:
     def __len__(self) -> int:
         return len(self.begins)
 
-    def __getitem__(self, rows: slice) -> Piece:
-        return Piece(self.data, self.begins[rows], self.ends[rows])
+    def __getitem__(self, rows: slice) -> PayloadPiece:
+        return PayloadPiece(self.data, self.begins[rows], self.ends[rows])
 
     def cut(self) -> list[bytes]:
         """Return the payloads."""
         data = self.data
         return [data[begin:end] for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True)]
 
-    def compact(self) -> Piece:
+    def compact(self) -> PayloadPiece:
         """Return the payloads in a piece of their own, one a line, of which `lines` has nothing to leave out."""
         ends = np.cumsum(self.ends - self.begins + 1) - 1
-        return Piece(self.lines(), ends - (self.ends - self.begins), ends)
+        return PayloadPiece(self.lines(), ends - (self.ends - self.begins), ends)
 
     def lines(self) -> bytes:
         """Return the payloads joined by newlines."""
@@ -65,7 +65,7 @@ class Piece:
 class PayloadColumn(Sequence[bytes]):
     """Payloads of some pieces, one after the other."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[PayloadPiece]) -> None:
         self._pieces = [piece for piece in pieces if len(piece)]
         self._behind = np.cumsum([0, *map(len, self._pieces)]).tolist()
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from aiokafka.record.util import decode_varint
 
-from millpy.ingest.payload_column import PayloadColumn, Piece, Places
+from millpy.ingest.payload_column import PayloadColumn, PayloadPiece, Places
 from millpy.sources.kafka.record_columns import RecordColumns
 
 BATCH_RECORDS_MIN = 300
@@ -38,9 +38,9 @@ class BatchColumns:
 
     offsets: Places
     timestamps: Places
-    _keys: Piece
+    _keys: PayloadPiece
     _key_sizes: Places
-    _values: Piece
+    _values: PayloadPiece
     _value_sizes: Places
 
     def __len__(self) -> int:
@@ -85,16 +85,16 @@ def read_columns(batch: bytes) -> BatchColumns | None:
         if deltas[0] < 0 or (deltas[1:] <= deltas[:-1]).any() or deltas[-1] > last_delta:  # compaction leaves gaps
             return None
         key_sizes, key_begins = _varints(data, at, _INT_BYTES)
-        value_sizes, value_begins = _varints(data, _behind(key_begins, key_sizes, ends), _INT_BYTES)
-        at = _behind(value_begins, value_sizes, ends)
+        value_sizes, value_begins = _varints(data, _skip_contents(key_begins, key_sizes, ends), _INT_BYTES)
+        at = _skip_contents(value_begins, value_sizes, ends)
         if data[at].any() or (at + 1 != ends).any():  # headers
             return None
     except (IndexError, ValueError):
         return None
     timestamps = np.full(count, newest_ms) if attributes & _LOG_APPEND_TIME else first_ms + deltas_ms
-    keys = Piece(batch, key_begins, key_begins + np.maximum(key_sizes, 0))
+    keys = PayloadPiece(batch, key_begins, key_begins + np.maximum(key_sizes, 0))
     # Compact here and not where it is decoded: that thread has the most to do.
-    values = Piece(batch, value_begins, value_begins + np.maximum(value_sizes, 0)).compact()
+    values = PayloadPiece(batch, value_begins, value_begins + np.maximum(value_sizes, 0)).compact()
     return BatchColumns(base + deltas, timestamps, keys, key_sizes, values, value_sizes)
 
 
@@ -149,7 +149,7 @@ def _varints(data: npt.NDArray[np.uint8], at: Places, bytes_max: int) -> tuple[P
     return (raw >> 1) ^ -(raw & 1), at
 
 
-def _behind(begins: Places, sizes: Places, ends: Places) -> Places:
+def _skip_contents(begins: Places, sizes: Places, ends: Places) -> Places:
     """Return the places behind contents, which must be in their records. Raises ValueError."""
     if (sizes > ends - begins).any() or (sizes < -1).any():
         raise ValueError("a content of an impossible size")

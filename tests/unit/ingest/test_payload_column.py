@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpy.ingest.decode import Decoder
-from millpy.ingest.payload_column import GAP_BYTES_MAX, PayloadColumn, Piece
+from millpy.ingest.payload_column import GAP_BYTES_MAX, PayloadColumn, PayloadPiece
 from millpy.ingest.protocol import SourceBatch
 from millpy.model.record import SMALL_RECORDS_MAX, RecordType
 from millpy.model.time import Instant
@@ -20,13 +20,13 @@ payloads = st.lists(st.binary(max_size=6), max_size=8)
 gaps = st.sampled_from([b"-", b"\n\n", b"-" * GAP_BYTES_MAX, b"\n" * (GAP_BYTES_MAX + 1)])
 
 
-def a_piece(contents: Sequence[bytes], between: Sequence[bytes]) -> Piece:
+def a_piece(contents: Sequence[bytes], between: Sequence[bytes]) -> PayloadPiece:
     data, begins, ends = b"head", [], []
     for content, gap in zip(contents, between, strict=True):
         begins.append(len(data))
         ends.append(len(data) + len(content))
         data += content + gap
-    return Piece(data, np.array(begins, np.int64), np.array(ends, np.int64))
+    return PayloadPiece(data, np.array(begins, np.int64), np.array(ends, np.int64))
 
 
 @settings(deadline=None)
