@@ -11,12 +11,11 @@ proxy.arm(api, fault)    the next request of this API meets a fault:
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Coroutine
 from enum import Enum
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
+from millpy.testing.proxy_thread import ProxyThread
 from tests.kafka_server import KafkaServer
 
 TXN_OFFSET_COMMIT, END_TXN = 28, 26
@@ -31,44 +30,31 @@ class RequestFault(Enum):
     LATE = "late"
 
 
-class KafkaProxy:
-    """Passes requests and answers on, in its own thread.
-
-    Attributes:
-        struck: the number of armed faults that have happened.
-    """
+class KafkaProxy(ProxyThread):
+    """Passes requests and answers on."""
 
     def __init__(self, server: KafkaServer) -> None:
+        super().__init__()
         self._front, self._behind = server.proxied, server.behind
-        self.struck = 0
+        self._fronting = server.fronting
         self._armed: tuple[int, RequestFault] | None = None
         self._late: list[tuple[asyncio.StreamWriter, bytes]] = []
-        self._links: set[_Link] = set()
-        self._loop = asyncio.new_event_loop()
-        self._flowing = asyncio.Event()
-        self._listener: asyncio.Server | None = None
-        self._thread = threading.Thread(target=self._loop.run_forever, name="kafka-proxy", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        self._call(self._listen())
-        return self
+        self._fronting.acquire()
+        try:
+            return super().__enter__()
+        except BaseException:
+            self._fronting.release()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._call(self._shut())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def cut(self) -> None:
-        """Close all connections, on both sides, now."""
-        self._call(self._cut())
-
-    def stall(self, stalled: bool) -> None:
-        """Pass nothing in either direction until called with False."""
-        self._loop.call_soon_threadsafe(self._flowing.clear if stalled else self._flowing.set)
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            self._fronting.release()
 
     def arm(self, api: int, fault: RequestFault) -> None:
         """Arm a fault for the next request of an API."""
@@ -100,13 +86,9 @@ class KafkaProxy:
         """Wait while the proxy is stalled."""
         await self._flowing.wait()
 
-    def _call(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
-
-    async def _listen(self) -> None:
-        self._flowing.set()
+    async def _listen(self) -> asyncio.Server:
         host, port = self._front.split(":")
-        self._listener = await asyncio.start_server(self._accept, host, int(port), reuse_address=True)
+        return await asyncio.start_server(self._accept, host, int(port), reuse_address=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, port = self._behind.split(":")
@@ -130,10 +112,6 @@ class KafkaProxy:
             if all(late is not server for late, _ in self._late):
                 server.transport.abort()
 
-    async def _cut(self) -> None:
-        for link in list(self._links):
-            link.cut()
-
     async def _land(self) -> None:
         late, self._late = self._late, []
         for server, request in late:
@@ -144,16 +122,9 @@ class KafkaProxy:
             server.transport.abort()
 
     async def _shut(self) -> None:
-        assert self._listener is not None
-        self._listener.close()
-        self._flowing.set()
-        await self._cut()
         for server, _ in self._late:
             server.transport.abort()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await super()._shut()
 
 
 class _Link:

@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Lock
 
 import trustme
 from cryptography.hazmat.primitives.serialization import (
@@ -75,6 +76,7 @@ class KafkaServer:
         behind: where that proxy finds it.
         tls: where it speaks TLS, with a certificate for 127.0.0.1 only.
         login: the same, for those who log in.
+        fronting: held by the proxy that listens at `proxied`: cases of a broker run side by side.
         authority: file of the authority that vouches for the certificate; nobody else trusts it.
     """
 
@@ -82,6 +84,7 @@ class KafkaServer:
         self.directory = directory
         self.authority = directory.with_suffix(".ca.pem")
         self.address = self.tls = self.login = self.proxied = self.behind = ""
+        self.fronting = Lock()
         self._keys = directory.with_suffix(".keys.pem")
         self._quick = quick
         self._settings: Mapping[str, str] = {}

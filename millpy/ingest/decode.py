@@ -26,6 +26,7 @@ import pyarrow as pa
 from millpy.formats.values import whole_text
 from millpy.ingest.arrow_columns import TableColumns, long_rows, row_of, row_text
 from millpy.ingest.local_times import LocalTimeCounts, TimeFormatError, TimeReader
+from millpy.ingest.payload_column import PayloadColumn
 from millpy.ingest.protocol import RejectedRow, SourceBatch
 from millpy.ingest.rejections import NO_ZONE, Explainer, shown
 from millpy.ingest.text_columns import PARSED, CsvColumns, JsonColumns, fields_of, is_utf8, takes
@@ -160,7 +161,7 @@ class Decoder:
 
     def _lines(self, taken: SourceBatch, lines: Sequence[bytes], skip: Sequence[bool]) -> DecodeResult:
         refused = list(taken.refused)
-        if max(map(len, lines), default=0) > self._record_bytes_max:
+        if _longest(lines) > self._record_bytes_max:
             known = {rejected.row for rejected in refused}
             long = [row for row, line in enumerate(lines) if len(line) > self._record_bytes_max and row not in known]
             refused += [RejectedRow(row, "oversize", self._too_long(lines[row])) for row in long]
@@ -198,7 +199,7 @@ class Decoder:
         return decoded
 
     def _piece(self, taken: SourceBatch, lines: Sequence[bytes]) -> pa.RecordBatch | None:
-        block = b"\n".join(lines)
+        block = lines.lines() if isinstance(lines, PayloadColumn) else b"\n".join(lines)
         if block.count(b"\n") != len(lines) - 1 or len(block) == 0:
             return None
         return self._columns(taken, block, len(lines))
@@ -210,6 +211,12 @@ class Decoder:
 
     def _too_long(self, line: bytes) -> str:
         return f"{len(line)} bytes or more, above the limit of {self._record_bytes_max}"
+
+
+def _longest(lines: Sequence[bytes]) -> int:
+    if isinstance(lines, PayloadColumn):
+        return int(lines.sizes().max(initial=0))
+    return max(map(len, lines), default=0)
 
 
 def _has_long_line(block: bytes, bytes_max: int) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from millpy.formats.message import encoded_names
 from millpy.formats.values import JSON_NUMBER
 from millpy.ingest.expansion import EMPTY
 from millpy.ingest.timestamps import instants_of_numbers
@@ -50,7 +51,7 @@ class Explainer:
     """
 
     def __init__(self, record_type: RecordType, time_field: str) -> None:
-        names = dict(zip(record_type.fields, record_type.struct.__struct_encode_fields__, strict=True))
+        names = encoded_names(record_type)
         self._moments = {name for own, name in names.items() if record_type.field_type(own) is datetime}
         self._time_name = names.get(time_field)
 

@@ -22,7 +22,9 @@ import threading
 from collections.abc import AsyncIterator, Coroutine
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from millpy.testing.proxy_thread import ProxyThread
 
 BUFFER_BYTES = 65_536
 """The receive buffer of a connection with a rate; like that of a slow link, it has no room for whole messages."""
@@ -40,12 +42,11 @@ class CommitFault(StrEnum):
     CUT_COMMIT = "cut_commit"
 
 
-class PostgresProxy:
-    """Listens on a free port of 127.0.0.1 in its own thread, and forwards to one server.
+class PostgresProxy(ProxyThread):
+    """Listens on a free port of 127.0.0.1, and forwards to one server.
 
     Attributes:
         bytes_per_s: the rate of each connection, in each direction; None for no bound.
-        struck: the number of armed faults that have happened.
         commits: the number of checkpoint commits seen.
         lost_answers: the server's answer to each commit whose client was gone.
         landed: set when such an answer is complete.
@@ -61,46 +62,25 @@ class PostgresProxy:
         delay_s: float = 0.3,
         bytes_per_s: float | None = None,
     ) -> None:
+        super().__init__()
         self.server_address = (host, port)
         self.marker = marker
         self.delay_s = delay_s
         self.bytes_per_s = bytes_per_s
         self.port = 0
-        self.struck = 0
         self.commits = 0
         self.lost_answers: list[bytes] = []
         self.landed = threading.Event()
         self.may_land = threading.Event()
         self.may_land.set()
         self._fault: CommitFault | None = None
-        self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
-        self._flowing = asyncio.Event()
-        self._listener: asyncio.Server | None = None
-        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._call(self._listen())
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.may_land.set()
-        self._call(self._shut())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def cut(self) -> None:
-        """Close all connections, on both sides, now."""
-        self._call(self._cut())
-
-    def stall(self, stalled: bool) -> None:
-        """Forward nothing in either direction until called with False."""
-        self._loop.call_soon_threadsafe(self._flowing.clear if stalled else self._flowing.set)
+        super().__exit__(kind, error, trace)
 
     def forsake(self) -> None:
         """Forward nothing more on the present connections, and keep them open, like a pooler that hangs."""
@@ -128,17 +108,13 @@ class PostgresProxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _call(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
-
-    async def _listen(self) -> None:
-        self._flowing.set()
+    async def _listen(self) -> asyncio.Server:
         listening = socket.create_server(("127.0.0.1", 0))
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.bytes_per_s is not None:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-        self._listener = await asyncio.start_server(self._accept, sock=listening)
-        self.port = self._listener.sockets[0].getsockname()[1]
+        self.port = listening.getsockname()[1]
+        return await asyncio.start_server(self._accept, sock=listening)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         link = _Link(self, reader, writer)
@@ -150,24 +126,9 @@ class PostgresProxy:
         finally:
             self._links.discard(link)
 
-    async def _cut(self) -> None:
-        for link in list(self._links):
-            link.cut()
-
     async def _forsake(self) -> None:
         for link in self._links:
             link.forsaken = True
-
-    async def _shut(self) -> None:
-        assert self._listener is not None
-        self._listener.close()
-        await self._cut()
-        for task in list(self._tasks):
-            task.cancel()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
 
 
 class _Link:

@@ -209,3 +209,28 @@ async def test_a_topic_that_refuses_old_times_is_named_with_its_setting(place: P
         with pytest.raises(SinkUnavailableError, match="refuses the time of a message") as refused:
             await connection.send(numbered(0, 1))
     assert "before.max.ms" in str(refused.value.hint)
+
+
+async def test_transaction_begins_with_one_exchange_of_messages(place: Place) -> None:
+    """Its partitions and our group are added at once: each exchange of a transaction is a part of its latency."""
+    await place.make(3)
+    steps: list[tuple[str, str]] = []
+    async with place.connection() as connection:
+        await connection.open()
+        assert connection._producer is not None
+        client = connection._producer.client
+        ask = client.send
+
+        async def noting(node_id: Any, request: Any, **options: Any) -> Any:
+            steps.append(("sent", type(request).__name__))
+            answer = await ask(node_id, request, **options)
+            steps.append(("answered", type(request).__name__))
+            return answer
+
+        client.send = noting
+        await connection.send(numbered(0, 10))
+
+    begin = [step for step in steps if step[1].startswith("Add")]
+    assert begin[:2] == [("sent", "AddPartitionsToTxnRequest"), ("sent", "AddOffsetsToTxnRequest")]
+    assert begin[2:] == [("answered", "AddPartitionsToTxnRequest"), ("answered", "AddOffsetsToTxnRequest")]
+    assert [await place.read(partition) for partition in range(3)].count([]) == 2

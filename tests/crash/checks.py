@@ -167,6 +167,11 @@ ORPHANS = {
 }
 
 
+def headers_of(connection: psycopg.Connection) -> list[tuple[int, int, Header]]:
+    """Each interval, the process id of its owner, and its header."""
+    return [(interval_id, pid, (a, b, c)) for interval_id, pid, a, b, c in connection.execute(HEADERS)]
+
+
 def orphans(connection: psycopg.Connection) -> list[Fault]:
     """Rows of a bundle that its interval never committed."""
     counts = {what: (connection.execute(query).fetchone() or (0,))[0] for what, query in ORPHANS.items()}
@@ -177,6 +182,8 @@ HEADERS = """
     SELECT i.interval_id, w.pid, i.sequencer, i.bundle, i.low_watermark
     FROM mill.intervals i LEFT JOIN mill.workers w USING (worker_id)
 """
+Header = tuple[int, int, int]
+"""The sequencer, bundle and low watermark of an interval."""
 BEYOND = """
     SELECT c.consumer, c.producer, c.seq, c.watermark, p.bundle, p.low_watermark, i.input_watermark, i.low_watermark
     FROM mill.cursors c
@@ -204,8 +211,8 @@ class Observer(threading.Thread):
         self.every_s = every_s
         self.faults: list[Fault] = []
         self.samples = 0
-        self._newest: dict[int, tuple[int, int, int]] = {}
-        self._owned: dict[int, dict[int, tuple[int, int, int]]] = {}
+        self._newest: dict[int, Header] = {}
+        self._owned: dict[int, dict[int, Header]] = {}
         self._ended = threading.Event()
         self._lock = threading.Lock()
 
@@ -235,13 +242,12 @@ class Observer(threading.Thread):
     def look(self, connection: psycopg.Connection) -> None:
         """Take one sample."""
         with self._lock:
-            owned: dict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
-            for interval_id, pid, *header in connection.execute(HEADERS):
+            owned: dict[int, dict[int, Header]] = defaultdict(dict)
+            for interval_id, pid, now in headers_of(connection):
                 newest = self._newest.get(interval_id)
-                now = tuple(header)
                 if newest is not None and any(a < b for a, b in zip(now, newest, strict=True)):
                     self._note(f"interval {interval_id} went back from {newest} to {now}")
-                self._newest[interval_id] = owned[pid][interval_id] = now  # type: ignore[assignment]
+                self._newest[interval_id] = owned[pid][interval_id] = now
             self._owned |= owned
             for row in connection.execute(BEYOND):
                 self._note(f"beyond what was published: {row}")
@@ -253,7 +259,7 @@ class Observer(threading.Thread):
     def _note(self, text: str) -> None:
         self.faults.append(Fault("violation", text))
 
-    def last_owned_by(self, pids: Iterable[int]) -> dict[int, tuple[int, int, int]]:
+    def last_owned_by(self, pids: Iterable[int]) -> dict[int, Header]:
         """Return what processes owned when they were last seen to own something: sequencer, bundle, low watermark."""
         with self._lock:
             return {interval: header for pid in pids for interval, header in self._owned.get(pid, {}).items()}

@@ -18,7 +18,7 @@ import psycopg
 
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import MillError
-from tests.crash.checks import Fault, Observer, faults, orphans
+from tests.crash.checks import Fault, Header, Observer, faults, headers_of, orphans
 from tests.crash.harness import Worker, await_true
 from tests.crash.workload import Expected
 from tests.databases import fresh_database, make_template
@@ -26,11 +26,6 @@ from tests.databases import fresh_database, make_template
 END = 4_611_686_018_427_387_904
 RECOVERY_S_MAX = 60.0
 LOOK_EVERY_S = 0.02
-HEADERS = """
-SELECT interval_id, sequencer, bundle, low_watermark FROM mill.intervals
- WHERE %(pids)s::int[] IS NULL
-    OR worker_id IN (SELECT worker_id FROM mill.workers WHERE pid = ANY (%(pids)s::int[]))
-"""
 
 
 @dataclass(frozen=True)
@@ -237,11 +232,11 @@ class Recovery:
         self.world = world
         self.started = time.monotonic()
         self.fenced = fenced
-        self.hit: dict[int, tuple[int, int, int]] = {}
+        self.hit: dict[int, Header] = {}
         await_true(lambda: self._read(pids), "the database answers", RECOVERY_S_MAX)
 
     @property
-    def unfinished(self) -> dict[int, tuple[int, int, int]]:
+    def unfinished(self) -> dict[int, Header]:
         """Those of the intervals that have something left to do, and so can recover."""
         return {i: header for i, header in self.hit.items() if header[2] < END}
 
@@ -286,9 +281,7 @@ class Recovery:
             return False
         return True
 
-    def _look(
-        self, connection: psycopg.Connection, left: dict[int, tuple[int, int, int]], base: dict[int, int]
-    ) -> None:
+    def _look(self, connection: psycopg.Connection, left: dict[int, Header], base: dict[int, int]) -> None:
         until = time.monotonic() + 0.2
         while left and time.monotonic() < until:
             for interval, (sequencer, bundle, watermark) in _headers(connection, None).items():
@@ -304,10 +297,11 @@ class Recovery:
         return " | ".join(worker.log[-1500:] for worker in self.world.workers)
 
 
-def _headers(connection: psycopg.Connection, pids: Iterable[int] | None) -> dict[int, tuple[int, int, int]]:
-    """interval -> sequencer, bundle, low watermark."""
-    rows = connection.execute(HEADERS, {"pids": None if pids is None else list(pids)}).fetchall()
-    return {row[0]: row[1:] for row in rows}
+def _headers(connection: psycopg.Connection, pids: Iterable[int] | None) -> dict[int, Header]:
+    """The headers of all intervals, or of those that some processes own, by interval."""
+    owners = None if pids is None else set(pids)
+    found = headers_of(connection)
+    return {interval_id: header for interval_id, pid, header in found if owners is None or pid in owners}
 
 
 def play(case: Case, directory: Path, server: EmbeddedPostgres, inputs: Inputs) -> Verdict:

@@ -16,11 +16,13 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.client import CoordinationType
+from aiokafka.client import ConnectionGroup, CoordinationType
 from aiokafka.errors import (
+    ConcurrentTransactions,
     InvalidTimestampError,
     KafkaConnectionError,
     KafkaError,
@@ -31,7 +33,11 @@ from aiokafka.errors import (
     for_code,
 )
 from aiokafka.partitioner import murmur2
-from aiokafka.producer.sender import BACKOFF_OVERRIDE, AddPartitionsToTxnHandler
+from aiokafka.producer.sender import (
+    BACKOFF_OVERRIDE,
+    AddOffsetsToTxnHandler,
+    AddPartitionsToTxnHandler,
+)
 from aiokafka.protocol.transaction import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -99,7 +105,7 @@ class KafkaConnection:
         client.send = _sending_once(client.send)
         accumulator.reenqueue = _unless_done(accumulator.reenqueue)
         sender = self._producer._sender
-        sender._do_add_partitions_to_txn = self._add_partitions
+        sender._do_add_partitions_to_txn = partial(_begin_transaction, sender, self.id)
         sender._send_produce_req = self._noting(sender._send_produce_req)
         async with self._answers(self._producer, ANSWER_S_MAX):
             await self._producer.start()
@@ -132,13 +138,6 @@ class KafkaConnection:
             raise _missing(name)
         if metadata.error_code and not metadata.partitions:
             raise for_code(metadata.error_code)(name)
-
-    async def _add_partitions(self, partitions: Any) -> Any:
-        """Add partitions to the transaction, as aiokafka does, but sooner after the one before."""
-        assert self._producer is not None
-        sender = self._producer._sender
-        node_id = await sender._find_coordinator(CoordinationType.TRANSACTION, self.id)
-        return await _EagerHandler(sender, partitions).do(node_id)
 
     async def send(self, messages: SinkMessages) -> None:
         """Deliver messages in one transaction, with the position behind them.
@@ -247,13 +246,37 @@ class KafkaConnection:
             raise SinkUnavailableError(f"Kafka: {error!r}", hint="check the topic, the user and the rights") from error
 
 
-class _EagerHandler(AddPartitionsToTxnHandler):  # type: ignore[misc]
+async def _begin_transaction(sender: Any, transactional_id: str, partitions: Any) -> bool:
+    """Add partitions and our group to the transaction: at once, because the broker answers them in order."""
+    node_id = await sender._find_coordinator(CoordinationType.TRANSACTION, transactional_id)
+    handlers: list[Any] = [_EagerPartitionsHandler(sender, partitions)]
+    if (group := sender._txn_manager.consumer_group_to_add()) is not None:
+        handlers.append(_EagerOffsetsHandler(sender, group))
+    found = await asyncio.gather(*(handler.do(node_id) for handler in handlers), return_exceptions=True)
+    for error in found:
+        if isinstance(error, BaseException):
+            raise error
+    return all(found)
+
+
+class _EagerPartitionsHandler(AddPartitionsToTxnHandler):  # type: ignore[misc]
     """Begins a transaction as soon as the one before has ended."""
 
     def handle_response(self, resp: Any) -> float | None:
         """Return the seconds until the next attempt; None after a success."""
         found: float | None = super().handle_response(resp)
         return BEGIN_RETRY_S if found == BACKOFF_OVERRIDE else found
+
+
+class _EagerOffsetsHandler(AddOffsetsToTxnHandler):  # type: ignore[misc]
+    """Adds a group to a transaction as soon as the one before has ended."""
+
+    group = ConnectionGroup.COORDINATION
+
+    def handle_response(self, resp: Any) -> float | None:
+        """Return the seconds until the next attempt; None after a success."""
+        found: float | None = super().handle_response(resp)
+        return BEGIN_RETRY_S if resp.error_code == ConcurrentTransactions.errno else found
 
 
 def _sending_once(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

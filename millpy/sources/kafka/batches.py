@@ -12,7 +12,7 @@ fetch ends when its records exceed a bound; the rest is fetched again.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from itertools import chain, islice
 from operator import attrgetter
@@ -28,6 +28,7 @@ from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c, decode_varint
 from aiokafka.structs import ConsumerRecord
 
+from millpy.sources.kafka.batch_columns import read_columns
 from millpy.sources.kafka.expansion import (
     CODECS,
     ExpansionError,
@@ -176,7 +177,9 @@ class FetchedRecords(fetcher.PartitionRecords):  # type: ignore[misc]
             if self._records.place == place or (isinstance(error, UnsupportedCodecError) and _codec(newest) in CODECS):
                 raise
             for found in self._read_tolerantly(newest, error):
-                yield self._columns([found])
+                part = columns_of([found])
+                self._memory += _memory_of(part)
+                yield part
 
     def _is_hidden(self, batch: Any) -> bool:
         """Tell whether a batch is a transaction marker, or belongs to an aborted transaction."""
@@ -198,8 +201,9 @@ class FetchedRecords(fetcher.PartitionRecords):  # type: ignore[misc]
                 batch = DefaultRecordBatch(newest)
             at_once = at_once if len(newest) > _LARGE_BYTES else _PART_RECORDS
         last = batch.next_offset - 1
-        for found in _in_parts(chain(batch), at_once):
-            part = self._columns(found)
+        whole = read_columns(newest)
+        for part in map(columns_of, _in_parts(chain(batch), at_once)) if whole is None else whole.parts(_PART_RECORDS):
+            self._memory += _memory_of(part)
             if part.next_offset > last + 1 or (part.offsets[1:] <= part.offsets[:-1]).any():
                 raise CorruptRecordException(f"offsets do not rise up to {last}")
             if part.offsets[0] < self.next_fetch_offset:
@@ -208,14 +212,6 @@ class FetchedRecords(fetcher.PartitionRecords):  # type: ignore[misc]
                     continue
             self.next_fetch_offset = part.next_offset
             yield part
-
-    def _columns(self, records: Sequence[Any]) -> RecordColumns:
-        """Return records as columns; count the memory that they need."""
-        found = columns_of(records)
-        self._memory += _RECORD_BYTES * len(found) + found.size
-        if found.headers is not None:
-            self._memory += _HEADER_BYTES * sum(map(len, found.headers))
-        return found
 
     def _read_tolerantly(self, batch: bytes, error: Exception) -> Iterator[Any]:
         """Yield the unread offsets of a batch that aiokafka cannot read."""
@@ -274,6 +270,12 @@ class FetchedRecords(fetcher.PartitionRecords):  # type: ignore[misc]
     def _unreadable(self, last: int, detail: str, *, damaged: bool = False) -> UnreadableRecord:
         first, self.next_fetch_offset = self.next_fetch_offset, last + 1
         return UnreadableRecord(first, max(first, last), detail, damaged)
+
+
+def _memory_of(part: RecordColumns) -> int:
+    """Return about the memory that records need."""
+    headers = 0 if part.headers is None else sum(map(len, part.headers))
+    return _RECORD_BYTES * len(part) + part.size + _HEADER_BYTES * headers
 
 
 def _in_parts(records: Iterator[Any], at_once: int) -> Iterator[list[Any]]:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpy.ingest.payload_column import PayloadColumn
+
 Headers = Sequence[tuple[str, bytes | None]]
 _OFFSET, _TIMESTAMP = attrgetter("offset"), attrgetter("timestamp")
 _KEY, _VALUE, _HEADERS = attrgetter("key"), attrgetter("value"), attrgetter("headers")
@@ -45,7 +47,7 @@ class RecordColumns:
     """Records in the order of their offsets.
 
     Attributes:
-        values: the value of each; None without one.
+        values: the value of each; None without one. As a `PayloadColumn` if each has one.
         offsets: the offset of each, int64; the last one of an unreadable range.
         timestamps: the time of each in ms since the epoch, int64; negative without one.
         keys: the key of each; None if no record has one.
@@ -54,20 +56,18 @@ class RecordColumns:
         size: the number of bytes of their content.
     """
 
-    values: list[bytes | None]
+    values: Sequence[bytes | None]
     offsets: npt.NDArray[np.int64]
     timestamps: npt.NDArray[np.int64]
     keys: list[bytes | None] | None = None
     headers: list[Headers] | None = None
     unreadable: dict[int, UnreadableRecord] = field(default_factory=dict)
-    size: int = field(init=False)
+    size: int = -1
 
     def __post_init__(self) -> None:
-        self.size = sum(map(len, filter(None, self.values)))
-        if self.keys is not None:
-            self.size += sum(map(len, filter(None, self.keys)))
-        if self.headers is not None:
-            self.size += sum(map(_bytes_of, self.headers))
+        if self.size >= 0:
+            return
+        self.size = int(self.sizes().sum())
 
     @classmethod
     def joined(cls, parts: Sequence[RecordColumns]) -> RecordColumns:
@@ -86,7 +86,7 @@ class RecordColumns:
             for part in parts:
                 headers += part.headers or [()] * len(part)
         return cls(
-            [value for part in parts for value in part.values],
+            _joined_values([part.values for part in parts]),
             np.concatenate([part.offsets for part in parts]),
             np.concatenate([part.timestamps for part in parts]),
             keys if has_keys else None,
@@ -96,6 +96,7 @@ class RecordColumns:
                 for begin, part in zip(begins, parts, strict=True)
                 for row, found in part.unreadable.items()
             },
+            sum(part.size for part in parts),
         )
 
     def __len__(self) -> int:
@@ -142,13 +143,21 @@ class RecordColumns:
             count += 1
         return self.rows(0, count)
 
+    @property
+    def has_missing(self) -> bool:
+        """Whether some have no value."""
+        return not isinstance(self.values, PayloadColumn) and None in self.values
+
     def key(self, row: int) -> bytes | None:
         """Return the key of a record."""
         return None if self.keys is None else self.keys[row]
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Return the number of bytes of each record's content."""
-        found = np.fromiter((len(value or b"") for value in self.values), np.int64, len(self))
+        if isinstance(self.values, PayloadColumn):
+            found = self.values.sizes()
+        else:
+            found = np.fromiter((len(value or b"") for value in self.values), np.int64, len(self))
         if self.keys is not None:
             found += np.fromiter((len(key or b"") for key in self.keys), np.int64, len(self))
         if self.headers is not None:
@@ -181,6 +190,13 @@ def columns_of(records: Sequence[Any]) -> RecordColumns:
         headers if any(headers) else None,
         unreadable,
     )
+
+
+def _joined_values(parts: Sequence[Sequence[bytes | None]]) -> Sequence[bytes | None]:
+    columns = [part for part in parts if isinstance(part, PayloadColumn)]
+    if len(columns) == len(parts):
+        return PayloadColumn.joined(columns)
+    return [value for part in parts for value in part]
 
 
 def _bytes_of(headers: Headers) -> int:

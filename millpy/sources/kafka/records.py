@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Literal, cast
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -14,6 +14,7 @@ import numpy as np
 
 from millpy.errors import GraphError
 from millpy.formats import Message
+from millpy.formats.message import encoded_names
 from millpy.ingest.expansion import EXPANDED_RECORDS_MAX, Expander, Expansion
 from millpy.ingest.json_append import EMPTY_OR_SPACED, completed
 from millpy.ingest.protocol import RejectedRow, SourceBatch, TakeBound
@@ -153,7 +154,7 @@ class Payloads:
         self._key_is_int = self._timestamp_is_int = False
         if record_type is None:
             return
-        encoded = dict(zip(record_type.fields, record_type.struct.__struct_encode_fields__, strict=True))
+        encoded = encoded_names(record_type)
         prefix = {name: b"," + msgspec.json.encode(own) + b":" for name, own in encoded.items()}
         if fields.key is not None:
             self._key, self._key_is_int = prefix[fields.key], record_type.field_type(fields.key) is int
@@ -162,17 +163,15 @@ class Payloads:
             self._timestamp = prefix[fields.timestamp]
             self._timestamp_is_int = record_type.field_type(fields.timestamp) is int
 
-    def encode(self, records: RecordColumns) -> tuple[RecordColumns, list[bytes], list[RejectedRow]]:
+    def encode(self, records: RecordColumns) -> tuple[RecordColumns, Sequence[bytes], list[RejectedRow]]:
         """Return the records that are not skipped, a payload for each, and the rejected rows."""
         gone = self._tombstones_of(records)
         if gone and self._tombstones == "skip":
             self.skipped += len(gone)
             records, gone = records.drop(gone), []
-        values = (
-            [b"{}" if value is None else value for value in records.values]
-            if None in records.values
-            else (cast("list[bytes]", records.values))
-        )
+        values: Any = records.values
+        if records.has_missing:
+            values = [b"{}" if value is None else value for value in records.values]
         endings = self._endings(records)
         if endings:
             values = [
@@ -191,7 +190,7 @@ class Payloads:
 
     @staticmethod
     def _tombstones_of(records: RecordColumns) -> list[int]:
-        if None not in records.values:
+        if not records.has_missing:
             return []
         return [row for row, value in enumerate(records.values) if value is None and row not in records.unreadable]
 

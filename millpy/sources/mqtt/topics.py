@@ -14,6 +14,7 @@ from uuid import UUID
 import msgspec
 
 from millpy.errors import ConfigError, GraphError
+from millpy.formats.message import encoded_names
 from millpy.ingest.json_append import EMPTY_OR_SPACED, completed
 from millpy.model.record import RecordType
 
@@ -131,7 +132,7 @@ class TopicFields:
     """
 
     def __init__(self, pattern: TopicPattern, record_type: RecordType) -> None:
-        encoded = dict(zip(record_type.fields, record_type.struct.__struct_encode_fields__, strict=True))
+        encoded = encoded_names(record_type)
         self._levels = [
             (index, msgspec.json.encode(encoded[name]), record_type.field_type(name) is int)
             for index, name in pattern.levels

@@ -25,6 +25,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from millpy.embedded import EmbeddedBroker
 from millpy.errors import SourceUnavailableError, UsageError
+from millpy.formats.message import encoded_names
 from millpy.graph import Graph, InjectorNode
 from millpy.ingest.protocol import Injector, Source, SourceBatch, SourceSetup
 from millpy.model.identity import Identity
@@ -301,7 +302,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 def _topic_of(pattern: TopicPattern, node: InjectorNode) -> Callable[[dict[str, Any]], str]:
     """Return a topic that the filter matches, with the record's own fields in its named levels."""
-    encoded = dict(zip(node.record_type.fields, node.record_type.struct.__struct_encode_fields__, strict=True))
+    encoded = encoded_names(node.record_type)
     names = {index: encoded[name] for index, name in pattern.levels}
     levels = pattern.filter.split("/")
 

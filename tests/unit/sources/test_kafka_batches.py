@@ -18,6 +18,7 @@ from aiokafka.record.util import calc_crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millpy.sources.kafka.batch_columns import BATCH_RECORDS_MIN
 from millpy.sources.kafka.batches import FETCHED_BYTES_MAX, Batches, FetchedRecords
 from millpy.sources.kafka.expansion import EXPANDED_BYTES_MAX, bound_legacy_expansion
 from millpy.sources.kafka.record_columns import RecordColumns, UnreadableRecord
@@ -153,9 +154,17 @@ kinds = st.tuples(st.sampled_from([*WHOLE, *BROKEN]), st.sampled_from(sorted(COD
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(kinds, min_size=1, max_size=6), st.sampled_from([1, 3, 100_000]), st.sampled_from([1, 2, 8_192]))
-def test_every_offset_is_a_record_or_is_named(chosen: list[tuple[str, str, int]], many: int, run: int) -> None:
+@given(
+    st.lists(kinds, min_size=1, max_size=6),
+    st.sampled_from([1, 3, 100_000]),
+    st.sampled_from([1, 2, 8_192]),
+    st.sampled_from([1, BATCH_RECORDS_MIN]),
+)
+def test_every_offset_is_a_record_or_is_named(
+    chosen: list[tuple[str, str, int]], many: int, run: int, as_columns: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("millpy.sources.kafka.batch_columns.BATCH_RECORDS_MIN", as_columns)
         patch.setattr("millpy.sources.kafka.batches.RUN_RECORDS", run)
         patch.setattr("millpy.sources.kafka.batches._PART_RECORDS", run)
         patch.setattr("millpy.sources.kafka.batches._LARGE_PART_RECORDS", run)
