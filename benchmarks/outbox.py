@@ -6,6 +6,10 @@
 transactions that have ended. `p50_ms, p99_ms`: 1,000 records/s from another topic, from the moment before they are
 published to the moment when a read-committed consumer has them; the first second is left out. `lost` and `doubled`
 compare both topics with what was sent, by device and number.
+
+`bare_p50_ms, bare_p99_ms`: the same records at the same rate by aiokafka's transactional producers alone, one for each
+interval of the sink, without a source, a worker and a database. Each transaction has what has come meanwhile, and the
+offset of a group. This is the bound that the broker sets.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import argparse
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,9 +30,10 @@ from benchmarks.harness import Bench, arguments
 from benchmarks.readings import START_MS, write_readings
 from tests.kafka_server import KafkaServer
 
-PARTITIONS, DEVICES = 3, 1_000
+PARTITIONS, DEVICES, INTERVALS = 3, 1_000, 2
 RUN_S_MAX = 600.0
 TICK_S = 0.005
+RETRY_MS = 10
 LINE = b'{"device":"dev-%06d","event_ms":%d,"temperature":21.5,"humidity":50.0,"seq":%d,"sent_ns":%d}'
 
 
@@ -60,6 +66,7 @@ def consumer_of(servers: str) -> AIOKafkaConsumer:
     )
 
 
+Publish = Callable[[str, int, float], Coroutine[Any, Any, int]]
 PLACES = [TopicPartition("copies", partition) for partition in range(PARTITIONS)]
 
 
@@ -97,7 +104,44 @@ async def publish(servers: str, rate: int, seconds: float) -> int:
     return sent
 
 
-async def measure_latency(servers: str, rate: int, seconds: float) -> tuple[int, list[Copy], np.ndarray]:
+async def publish_bare(servers: str, rate: int, seconds: float) -> int:
+    """Publish at a steady rate in transactions, as the intervals of a sink do; return the number of records."""
+    waiting: list[list[bytes]] = [[] for _ in range(INTERVALS)]
+    sent, started = 0, time.monotonic()
+
+    async def deliver(name: str, lines: list[bytes]) -> None:
+        producer = AIOKafkaProducer(bootstrap_servers=servers, transactional_id=name, retry_backoff_ms=RETRY_MS)
+        await producer.start()
+        done = 0
+        try:
+            while lines or time.monotonic() - started < seconds:
+                if not lines:
+                    await asyncio.sleep(0.001)
+                    continue
+                taken = lines.copy()
+                lines.clear()
+                done += len(taken)
+                async with producer.transaction():
+                    for line in taken:
+                        await producer.send("copies", line, key=line[11:21])
+                    await producer.send_offsets_to_transaction({TopicPartition("copies", 0): done}, name)
+        finally:
+            await producer.stop()
+
+    delivering = [asyncio.create_task(deliver(f"bare.{n}", lines)) for n, lines in enumerate(waiting)]
+    while (passed := time.monotonic() - started) < seconds:
+        while sent < passed * rate:
+            line = LINE % (sent % DEVICES, START_MS + sent, sent, time.monotonic_ns())
+            waiting[sent % INTERVALS].append(line)
+            sent += 1
+        await asyncio.sleep(TICK_S)
+    await asyncio.gather(*delivering)
+    return sent
+
+
+async def measure_latency(
+    servers: str, rate: int, seconds: float, publish: Publish
+) -> tuple[int, list[Copy], np.ndarray]:
     """Publish, and read what leaves; return how many were sent, the copies, and their latencies in ms."""
     consumer, decoder = consumer_of(servers), msgspec.json.Decoder(Copy)
     await consumer.start()
@@ -156,12 +200,14 @@ def measure(bench: Bench, servers: str) -> None:
     worker = bench.worker("outbox.py", bench.database(), environment=environment)
     worker.wait_claimed()
     time.sleep(1)
-    sent, copies, latencies = asyncio.run(measure_latency(servers, options.rate, options.seconds))
+    sent, copies, latencies = asyncio.run(measure_latency(servers, options.rate, options.seconds, publish))
     worker.drain()
     more_lost, more_doubled = differences(copies, sent)
     p50, p99 = np.percentile(latencies, [50, 99])
+    _, _, bare = asyncio.run(measure_latency(servers, options.rate, options.seconds, publish_bare))
+    bare_p50, bare_p99 = np.percentile(bare, [50, 99])
     bench.finish(
-        records_per_s=options.records / took_s, p50_ms=p50, p99_ms=p99,
+        records_per_s=options.records / took_s, p50_ms=p50, p99_ms=p99, bare_p50_ms=bare_p50, bare_p99_ms=bare_p99,
         lost=lost + more_lost, doubled=doubled + more_doubled,
     )  # fmt: skip
 
