@@ -30,6 +30,8 @@ SECONDS = float(os.environ.get("FUZZ_MINUTES", "0")) * 60 or 8.0
 STREAM = "/v1/live"
 """It never ends."""
 ANSWER_S_MAX = 15.0
+ANSWERED_MIN = 20
+"""Requests that are made at least, however slow the machine is: those that find something."""
 NOT_DESCRIBED = (400, 404, 405, 413)
 """Of requests that reach no path."""
 KNOWN: Mapping[str, Sequence[Any]] = {
@@ -61,7 +63,7 @@ def test_no_request_makes_the_api_fail(api: ApiServer, role: Role) -> None:
     statuses: Counter[int] = Counter()
     ended_at = time.monotonic() + SECONDS / 2
     with closing(api.connect()) as connection:
-        while time.monotonic() < ended_at:
+        while time.monotonic() < ended_at or statuses[200] < ANSWERED_MIN:
             made = maker.request()
             asked_at = time.monotonic()
             answer = asked(connection, made, token)
@@ -70,7 +72,6 @@ def test_no_request_makes_the_api_fail(api: ApiServer, role: Role) -> None:
             check(document, made, answer, [token, digest(token).hex()], f"seed {seed}, after {sum(statuses.values())}")
             assert took_s < ANSWER_S_MAX, (seed, made, took_s)
 
-    assert statuses[200] > 20
     assert not [line for line in api.lines if '"level":"error"' in line.replace(" ", "")]
     assert not [line for line in api.lines if token in line]
     with psycopg.connect(api.database_url) as database:
