@@ -18,7 +18,7 @@ import argparse
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any
 
 import msgspec
@@ -87,18 +87,25 @@ async def read_all(servers: str) -> list[Copy]:
     return found
 
 
+async def paced(rate: int, seconds: float) -> AsyncIterator[bytes]:
+    """Yield lines at a steady rate."""
+    sent, started = 0, time.monotonic()
+    while (passed := time.monotonic() - started) < seconds:
+        while sent < passed * rate:
+            yield LINE % (sent % DEVICES, START_MS + sent, sent, time.monotonic_ns())
+            sent += 1
+        await asyncio.sleep(TICK_S)
+
+
 async def publish(servers: str, rate: int, seconds: float) -> int:
     """Publish at a steady rate; return the number of records."""
     producer = AIOKafkaProducer(bootstrap_servers=servers)
     await producer.start()
-    sent, started = 0, time.monotonic()
+    sent = 0
     try:
-        while (passed := time.monotonic() - started) < seconds:
-            while sent < passed * rate:
-                line = LINE % (sent % DEVICES, START_MS + sent, sent, time.monotonic_ns())
-                await producer.send("readings", line, partition=0)
-                sent += 1
-            await asyncio.sleep(TICK_S)
+        async for line in paced(rate, seconds):
+            await producer.send("readings", line, partition=0)
+            sent += 1
     finally:
         await producer.stop()
     return sent
@@ -107,14 +114,14 @@ async def publish(servers: str, rate: int, seconds: float) -> int:
 async def publish_bare(servers: str, rate: int, seconds: float) -> int:
     """Publish at a steady rate in transactions, as the intervals of a sink do; return the number of records."""
     waiting: list[list[bytes]] = [[] for _ in range(INTERVALS)]
-    sent, started = 0, time.monotonic()
+    ended = asyncio.Event()
 
     async def deliver(name: str, lines: list[bytes]) -> None:
         producer = AIOKafkaProducer(bootstrap_servers=servers, transactional_id=name, retry_backoff_ms=RETRY_MS)
         await producer.start()
         done = 0
         try:
-            while lines or time.monotonic() - started < seconds:
+            while lines or not ended.is_set():
                 if not lines:
                     await asyncio.sleep(0.001)
                     continue
@@ -129,12 +136,11 @@ async def publish_bare(servers: str, rate: int, seconds: float) -> int:
             await producer.stop()
 
     delivering = [asyncio.create_task(deliver(f"bare.{n}", lines)) for n, lines in enumerate(waiting)]
-    while (passed := time.monotonic() - started) < seconds:
-        while sent < passed * rate:
-            line = LINE % (sent % DEVICES, START_MS + sent, sent, time.monotonic_ns())
-            waiting[sent % INTERVALS].append(line)
-            sent += 1
-        await asyncio.sleep(TICK_S)
+    sent = 0
+    async for line in paced(rate, seconds):
+        waiting[sent % INTERVALS].append(line)
+        sent += 1
+    ended.set()
     await asyncio.gather(*delivering)
     return sent
 
