@@ -47,6 +47,10 @@ class GraphError(UsageError):
     """A graph cannot run: for example, a step has no name, a field does not exist, or a name is taken."""
 
 
+class SlowQueryError(UsageError):
+    """A query took longer than its limit, and was cancelled."""
+
+
 class SchemaError(UsageError):
     """A record type or column is one that millpy cannot carry."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from millpy.admin.queries import Admin, Row
+from millpy.admin.queries import DRAIN, RELEASE, RESUME, Admin, Row
 
 NAMED_MAX = 100
 """How many ids an event names; it counts all."""
@@ -38,16 +38,10 @@ _DISCARD = {
     "dead letters": "SELECT millpy.discard_dead_letters(CAST(:ids AS bigint[])) AS n",
     "late records": "SELECT millpy.discard_late_records(CAST(:ids AS bigint[])) AS n",
 }
-_RELEASE = {
-    False: "SELECT millpy.release_parked(:graph, :computation, :key) AS n",
-    True: "SELECT millpy.discard_parked(:graph, :computation, :key) AS n",
-}
-_DRAIN = "SELECT millpy.drain_worker(:graph, :worker, :why) AS n"
 _STATE_OF_WORKER = """
 SELECT CASE WHEN w.engine <> 'workers' THEN 'spark' WHEN mill.alive(w.worker_id) THEN 'live' ELSE 'dead' END AS state
   FROM mill.workers AS w JOIN mill.graphs AS g USING (graph_id) WHERE g.name = :graph AND w.worker_id = :worker
 """
-_RESUME = "SELECT millpy.resume_source(:graph, :stream) AS n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +116,7 @@ def release_parked(
 ) -> int:
     """Request the release of a parked key, or of all keys of a computation if `key` is None; return how many."""
     with _acting(admin, actor) as run:
-        done = _count(run(_RELEASE[discard], graph=graph, computation=computation, key=key))
+        done = _count(run(RELEASE[discard], graph=graph, computation=computation, key=key))
         action = "release without the failed record" if discard else "release"
         what = {"action": action, "of": "parked keys", "computation": computation, "key": key}
         _note(run, actor, graph, done, what, [], why)
@@ -132,13 +126,13 @@ def release_parked(
 def resume_source(admin: Admin, actor: Actor, graph: str, stream: str) -> int:
     """Resume a source; return how many of its partitions were paused. The event is `resumed`."""
     with _acting(admin, actor) as run:
-        return _count(run(_RESUME, graph=graph, stream=stream))
+        return _count(run(RESUME, graph=graph, stream=stream))
 
 
 def drain_worker(admin: Admin, actor: Actor, graph: str, worker: UUID, why: str) -> int:
     """Request that a worker drains; return 1, or 0 if it does already or cannot. The event is `drain_requested`."""
     with _acting(admin, actor) as run:
-        return _count(run(_DRAIN, graph=graph, worker=worker, why=why))
+        return _count(run(DRAIN, graph=graph, worker=worker, why=why))
 
 
 def refused_drain(admin: Admin, graph: str, worker: UUID) -> DrainRefusal | None:

@@ -16,7 +16,15 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from millpy.admin.loaders import load_any_value
 from millpy.admin.sql import answer
 from millpy.config.database_url import unreadable_url_error
-from millpy.errors import ConfigError, MillError, NotMigratedError, RightsError, StoreUnavailableError, UsageError
+from millpy.errors import (
+    ConfigError,
+    MillError,
+    NotMigratedError,
+    RightsError,
+    SlowQueryError,
+    StoreUnavailableError,
+    UsageError,
+)
 from millpy.model.time import Instant
 from millpy.store.archive.reader import ListedFile
 from millpy.store.postgres.engine import make_engine
@@ -35,12 +43,18 @@ PROTOCOL_VIOLATION = "08P01"
 RIGHTS_HINT = "log in as a member of a role with these rights; `millpy migrate --roles` creates the roles"
 NO_RIGHTS = "42501"
 NO_CORRECTION = "MW010"  # of millpy.correct
-TOO_LONG = "the query takes too long"
 REFUSED_BY_POOL = "08"
 OF_CONSTRAINTS = "23"
 # Everyone may look into the catalog; a reader may not read the revision itself.
 MIGRATED = "SELECT FROM pg_class WHERE relname = 'alembic_version' AND relnamespace = to_regnamespace('mill')"
 REVISION = "SELECT version_num FROM mill.alembic_version"
+RESUME = "SELECT millpy.resume_source(:graph, :stream) AS n"
+DRAIN = "SELECT millpy.drain_worker(:graph, :worker, :why) AS n"
+RELEASE = {
+    False: "SELECT millpy.release_parked(:graph, :computation, :key) AS n",
+    True: "SELECT millpy.discard_parked(:graph, :computation, :key) AS n",
+}
+"""By whether the failed record becomes a dead letter."""
 ARCHIVE_FILES = """
 SELECT path, partitions, (extract(epoch FROM first_event_time) * 1000000)::bigint AS lo,
        (extract(epoch FROM last_event_time) * 1000000)::bigint AS hi
@@ -112,7 +126,7 @@ class Admin:
         return other
 
     def limit_to(self, seconds: float) -> Admin:
-        """Return the same database, with statements that are cancelled after this time, as those that take too long."""
+        """Return the same database, with statements that are cancelled after this time: each is a SlowQueryError."""
         other = copy(self)
         other._within_s = seconds
         other._limited = True
@@ -198,13 +212,11 @@ class Admin:
 
     def resume_source(self, graph: str, stream: str) -> int:
         """Resume a source; return how many of its partitions were paused."""
-        found = self.change("SELECT millpy.resume_source(:graph, :stream) AS n", graph=graph, stream=stream)
-        return int(found[0]["n"])
+        return int(self.change(RESUME, graph=graph, stream=stream)[0]["n"])
 
     def drain_worker(self, graph: str, worker: UUID, why: str) -> int:
         """Request that a live worker drains; return 1, or 0 if that is requested already or it does not live."""
-        statement = "SELECT millpy.drain_worker(:graph, :worker, :why) AS n"
-        return int(self.change(statement, graph=graph, worker=worker, why=why)[0]["n"])
+        return int(self.change(DRAIN, graph=graph, worker=worker, why=why)[0]["n"])
 
     def parked(self, graph: str | None = None) -> list[Row]:
         """Return the keys that stopped at a failing record, and the records that wait behind it."""
@@ -215,10 +227,7 @@ class Admin:
 
         With `discard`, the failed record becomes a dead letter.
         """
-        statement = "SELECT millpy.release_parked(:graph, :computation, :key) AS n"
-        if discard:
-            statement = "SELECT millpy.discard_parked(:graph, :computation, :key) AS n"
-        return int(self.change(statement, graph=graph, computation=computation, key=key)[0]["n"])
+        return int(self.change(RELEASE[discard], graph=graph, computation=computation, key=key)[0]["n"])
 
     def explain_watermark(self, computation: str) -> list[Row]:
         """Explain what holds back the watermark of `computation` or `graph.computation`: one row per step upstream.
@@ -370,7 +379,7 @@ def _translated(error: DBAPIError) -> MillError:
             hint="nothing was changed: change the constraint, or what it refuses",
         )
     if state == CANCELLED:
-        return UsageError(TOO_LONG, hint="ask for less: give a key, or a span of time")
+        return SlowQueryError("the query takes too long", hint="ask for less: give a key, or a span of time")
     if state == NO_RIGHTS:
         return RightsError(f"missing rights: {_first_line(error)}", hint=RIGHTS_HINT)
     if not state or state.startswith(REFUSED_BY_POOL):

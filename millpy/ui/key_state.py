@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import Request, Response
 
 from millpy.admin.pages import RowPage, decoded, encoded
-from millpy.admin.queries import TOO_LONG, Admin, Row
+from millpy.admin.queries import Admin, Row
 from millpy.admin.results import DeployedTable, RowFilter, panes
 from millpy.admin.state import stored_page
 from millpy.api.parameters import Cursor, GraphName, Key, Word
-from millpy.errors import UsageError
+from millpy.errors import SlowQueryError, UsageError
 from millpy.ui.rendering import shared_page
 from millpy.ui.routing import Visitor, page_router
 from millpy.ui.tables import tables_of, values_of_key
@@ -90,9 +90,7 @@ def _stored(
     """Return a list of what is stored; None if it takes too long to read."""
     try:
         return stored_page(admin.limit_to(EACH_S_MAX), what, graph, computation, key, after, EACH_MAX)
-    except UsageError as error:
-        if error.message != TOO_LONG:
-            raise
+    except SlowQueryError:
         return None
 
 

@@ -12,7 +12,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from millpy.admin.pages import PagedView, RowPage, decoded, page_of
-from millpy.admin.queries import TOO_LONG, Admin, Row
+from millpy.admin.queries import Admin, Row
 from millpy.admin.results import DeployedTable, RowFilter, newest, panes
 from millpy.admin.results import page as rows_page
 from millpy.api.answers import databases_of, read_shared
@@ -21,7 +21,7 @@ from millpy.api.parameters import KEY_CHARACTERS_MAX, TEXT, Cursor, GraphName, W
 from millpy.api.problems import not_found
 from millpy.api.windows import Where, pairs
 from millpy.clock import Clock, SystemClock
-from millpy.errors import RightsError, UsageError
+from millpy.errors import RightsError, SlowQueryError, UsageError
 from millpy.ui.downloads import MEDIA_TYPES, WRITERS
 from millpy.ui.rendering import page, shared_page
 from millpy.ui.routing import Visitor, page_router
@@ -133,9 +133,7 @@ async def show_windows(
         ask = ""
         try:
             found, whole = _rows(admin.limit_to(ROWS_S_MAX), choice, after)
-        except UsageError as error:
-            if error.message != TOO_LONG:
-                raise
+        except SlowQueryError as error:
             found, whole, ask = RowPage([], None), True, error.hint
         too_late = {} if ask else _too_late(admin, choice, found.rows)
         rows = [_shown(row, choice, too_late) for row in found.rows]
@@ -257,9 +255,10 @@ def _open_rows(admin: Admin, choice: Choice, wanted: RowFilter) -> list[Row] | N
         return newest(admin.limit_to(OPEN_S_MAX), choice.table, replace(wanted, final=False))
     except RightsError:
         return None  # they are not for this user
-    except UsageError as error:
-        if error.message == TOO_LONG:
-            UNREAD.add(choice.table)
+    except SlowQueryError:
+        UNREAD.add(choice.table)
+        return None
+    except UsageError:
         return None
 
 

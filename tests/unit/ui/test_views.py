@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from millpy.admin.pages import RowPage
-from millpy.admin.queries import TOO_LONG, Admin
+from millpy.admin.queries import Admin
 from millpy.admin.results import DeployedTable
-from millpy.errors import UsageError
+from millpy.errors import SlowQueryError, UsageError
 from millpy.testing.clock import ManualClock
 from millpy.ui import graph_view, key_state, windows
 
@@ -77,7 +77,7 @@ def test_a_table_with_too_many_open_windows_is_not_tried_again_each_second(monke
 
     def newest(*_: object) -> list[Any]:
         asked.append(1)
-        raise UsageError(TOO_LONG)
+        raise SlowQueryError("the query takes too long")
 
     monkeypatch.setattr(windows, "rows_page", lambda *_: RowPage([row("a", 9)], None))
     monkeypatch.setattr(windows, "newest", newest)
@@ -90,12 +90,16 @@ def test_a_table_with_too_many_open_windows_is_not_tried_again_each_second(monke
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize(("message", "expected"), [(TOO_LONG, None), ("the cursor belongs to another table", "raised")])
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(SlowQueryError("the query takes too long"), None), (UsageError("the cursor belongs to another table"), "raised")],
+    ids=["slow", "another"],
+)
 def test_a_list_that_takes_too_long_is_left_out_and_another_error_is_one(
-    monkeypatch: pytest.MonkeyPatch, message: str, expected: str | None
+    monkeypatch: pytest.MonkeyPatch, error: UsageError, expected: str | None
 ) -> None:
     def stored_page(*_: object) -> RowPage:
-        raise UsageError(message)
+        raise error
 
     monkeypatch.setattr(key_state, "stored_page", stored_page)
     found: object = None
