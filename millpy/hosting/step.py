@@ -27,7 +27,6 @@ from millpy.hosting.replay import (
     ExpectedRecords,
     Replay,
     ReplayBatch,
-    corrected_outcomes,
     is_emission,
     match_outcomes,
     retake,
@@ -35,6 +34,7 @@ from millpy.hosting.replay import (
     retake_emission,
 )
 from millpy.hosting.routing import Delivery, Observe, Router, positions_of_local_producers
+from millpy.hosting.step_counts import count_step, uncount_given_up, uncount_replayed
 from millpy.hosting.takes import TakeWriter
 from millpy.ingest.intake import IntakeResult
 from millpy.ingest.protocol import SourceBatch
@@ -344,7 +344,7 @@ class Steps:
         stage, before, retaken = interval.stage, interval.input_watermark, self._retaken(interval, inbox, isolation)
         consumed = self._takes.consumed(interval, deliveries[interval.interval_id])
         arrived, refused = self._arrivals(interval, deliveries[interval.interval_id], isolation)
-        arrived, refused = [*retaken.arrived, *arrived], [*refused, *_given_up(interval, inbox)]
+        arrived, refused = [*retaken.arrived, *arrived], [*refused, *uncount_given_up(interval, inbox.settlements)]
         after = input_watermark(cursor.watermark for cursor in interval.cursors.values())
         assert after >= before, (interval.interval_id, before, after)
         now_us = advance(plausible_floor(interval.processing_floor, inbox.clock, self._clock_step_us), inbox.now_us)
@@ -358,8 +358,8 @@ class Steps:
         result = self._bounded_step(interval, stage, work, isolation)
         oldest = stage.oldest_work()
         _advance(interval, after, now_us, None if result.unfinished else oldest)
-        _count(interval, refused, result)
-        corrected = _uncount(interval, retaken, result, before)
+        count_step(interval, refused, result)
+        corrected = uncount_replayed(interval, retaken, result, before)
         self._takes.add(interval, consumed, work, result, unarchived)
         expected = _expected(interval, inbox, retaken)
         made = (result.productions, result.emitted_by_stream)
@@ -526,57 +526,10 @@ def _unarchived(retaken: ReplayBatch, releases: Sequence[Release], refused: Sequ
     return "release" if releases else "refused" if refused else ""
 
 
-def _count(interval: IntervalState, refused: Sequence[tuple[int, DeadLetter]], result: StepResult) -> None:
-    """Count a stage's input, output and result rows (I8), and move its gauges."""
-    for name, change in result.gauges.items():
-        interval.count(name, "", change)
-    for subscription in interval.plan.incoming.values():
-        of, place = str(subscription.subscription_id), subscription.input
-        interval.count("consumed", of, result.consumed_by_input.get(place, 0))
-        interval.count("late", of, result.late_by_input.get(place, 0))
-        interval.count("duplicate", of, result.duplicates_by_input.get(place, 0))
-        interval.count("unmatched", of, result.unmatched_by_input.get(place, 0))
-        letters = result.dead_lettered_by_input.get(place, 0) + sum(1 for i, _ in refused if i == place)
-        interval.count("dead_lettered", of, letters)
-    for table_id, rows in result.emitted_by_table.items():
-        interval.count("emitted", str(table_id), rows)
-    for part in result.results:
-        interval.count("written", str(part.table_id), len(part.columns[0]))
-
-
 def _settles(interval: IntervalState, inbox: TurnInput) -> bool:
     """Tell whether something becomes of an interval's refused messages, although it takes no input."""
     of = interval.interval_id
     return of in inbox.settlements or (interval.plan.delivers and of in inbox.releases)
-
-
-def _given_up(interval: IntervalState, inbox: TurnInput) -> list[tuple[int, DeadLetter]]:
-    """Return dead letters of a sink's messages, with their inputs; their records no longer count as consumed (I8)."""
-    settlement = inbox.settlements.get(interval.interval_id)
-    if settlement is None:
-        return []
-    of = {subscription.input: str(subscription.subscription_id) for subscription in interval.plan.incoming.values()}
-    for letter in settlement.letters.values():
-        interval.count("consumed", of[letter.input], -1)
-    return [(letter.input, letter) for letter in settlement.letters.values()]
-
-
-def _uncount(
-    interval: IntervalState, retaken: ReplayBatch, result: StepResult, watermark: Instant
-) -> list[RequestOutcome]:
-    """Subtract replayed records from the dead letters and late records; their new outcome is counted again (I8).
-
-    Return the outcomes of corrections. Late records that are in their finished windows now count as consumed.
-    """
-    outcomes = corrected_outcomes(retaken, result.corrected, result.corrected_windows, watermark)
-    of = {subscription.input: str(subscription.subscription_id) for subscription in interval.plan.incoming.values()}
-    for request, (place, *_) in retaken.taken if retaken.arrived else ():
-        interval.count("late" if request.table == "late_records" else "dead_lettered", of[place], -1)
-    for outcome in outcomes:
-        if outcome.corrects and outcome.request.window is not None and outcome.request.window.whole:
-            interval.count("late", of[outcome.request.input], -1)
-            interval.count("consumed", of[outcome.request.input], 1)
-    return outcomes
 
 
 def _check_still_ours(producer: IntervalState | None, answer: PollResult) -> None:

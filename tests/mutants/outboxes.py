@@ -88,7 +88,7 @@ MUTANTS = [
         line=REFUSALS,
     ),
     Mutant(
-        "millpy/hosting/step.py",
+        "millpy/hosting/step_counts.py",
         '        interval.count("consumed", of[letter.input], -1)\n',
         "        pass\n",
         killers=(f"{OF_CRASH}test_a_message_that_is_given_up_becomes_a_dead_letter_and_a_replay_sends_it",),
