@@ -108,7 +108,7 @@ LIVE = (
         *(" if row is None else self._accumulators_of(row, corrections)", ""),
     ),
     _edge(
-        *("counts an added record as late", "I8", "corrections", (step, "_uncount")),
+        *("counts an added record as late", "I8", "corrections", (step, "uncount_replayed")),
         *('interval.count("consumed", of[outcome.request.input], 1)', "pass"),
     ),
     _edge(
