@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from millpy.clock import SystemClock
+from millpy.embedded import free_port
 from millpy.model.time import Instant
 from millpy.testing.crash_test import session
 from millpy.testing.crash_test.feed_source import FeedInjector
@@ -26,6 +27,7 @@ from millpy.testing.crash_test.verdict import Judgment
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAPHS = Path(__file__).with_name("crash_test_graphs")
+WORKER = "millpy.testing.crash_test.worker"
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +59,21 @@ def test_sound_graph_passes_under_kills_freezes_and_database_crashes(tmp_path: P
     assert "fault 3" in done.stderr
     assert "Exactly once" in (tmp_path / "crash-test-factory.html").read_text()
     assert list((tmp_path / ".millpy" / "crash-test").iterdir()) == []  # it has passed, so nothing is kept
+
+
+def test_worker_waits_for_a_database_that_a_fault_took_before_its_first_turn(tmp_path: Path) -> None:
+    url = f"postgresql://postgres@127.0.0.1:{free_port()}/factory"
+    command = [sys.executable, "-m", WORKER, str(ROOT / "examples" / "factory.py"), str(tmp_path)]
+    environment = {**os.environ, "MILLPY_DATABASE_URL": url}
+
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stdin is not None and worker.stderr is not None
+        waits = any("trying again" in line for line in worker.stderr)
+        worker.stdin.close()  # the leash
+        worker.stderr.read()
+
+    assert waits
+    assert worker.returncode == 0
 
 
 def crash_tested(graph: str, url: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> CrashReport:

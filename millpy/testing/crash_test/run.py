@@ -23,7 +23,6 @@ from millpy.testing.crash_test.observer import Sample, Takeover, Watch
 from millpy.testing.crash_test.options import FaultKind
 from millpy.testing.crash_test.plan import PlannedFault
 from millpy.testing.crash_test.processes import ProcessRecord, WorkerProcesses
-from millpy.testing.crash_test.worker import EXIT_UNAVAILABLE
 from millpy.testing.proxy import PostgresProxy
 
 WORKER = "millpy.testing.crash_test.worker"
@@ -268,10 +267,7 @@ class Trial:
         progress.alive = tuple(fleet.alive())
         self._show(progress)
         for slot, status in fleet.failed().items():
-            # A worker that starts while the database is away ends; a supervisor would start another.
-            if status != EXIT_UNAVAILABLE or fleet.record(slot).pid in watch.registered:
-                raise StuckError(f"worker {slot + 1} ended with status {status}: {fleet.last_output(slot)}")
-            fleet.start(slot)
+            raise StuckError(f"worker {slot + 1} ended with status {status}: {fleet.last_output(slot)}")
         fed_all = progress.fed == progress.total
         if fed_all and not self._injector.is_striking and clock.monotonic() - watch.moved > IDLE_S_MAX:
             raise StuckError(f"nothing was committed for {IDLE_S_MAX:.0f} s, and the graph has not finished")
