@@ -97,7 +97,6 @@ class Api:
 
 def watched(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     """Run W2 alone and beside viewers."""
-    port = bench.broker().port
     seconds = options.warm_up + options.seconds
     found: dict[str, Any] = {}
 
@@ -118,11 +117,11 @@ def watched(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
         bench.show(what, read)
         return read
 
-    alone = measure(bench, port, "one_stage", options)
-    beside_control = measure(bench, port, "one_stage", options, beside=control)
+    alone = measure(bench, "one_stage", options)
+    beside_control = measure(bench, "one_stage", options, beside=control)
     seen("viewers of the control")
     found["app"].kill()
-    beside = measure(bench, port, "one_stage", options, beside=watch)
+    beside = measure(bench, "one_stage", options, beside=watch)
     viewers = seen("viewers")
     spent = psutil.Process(found["api"].process.pid).cpu_times()
     peak = found["api"].end()

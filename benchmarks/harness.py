@@ -95,7 +95,11 @@ class Bench:
         return url
 
     def broker(self) -> EmbeddedBroker:
-        """Start a broker that runs until the end."""
+        """Start a broker that runs until the end, or until `stop`.
+
+        What is measured one after another takes one each: the session of a worker that has ended stays, its messages
+        queue up, and mosquitto answers nobody while it saves them, once a minute.
+        """
         broker = self._stack.enter_context(EmbeddedBroker(self.directory / f"broker-{time.monotonic_ns()}"))
         self.settings["broker"] = Path(broker.program).name if broker.program else "amqtt"
         return broker

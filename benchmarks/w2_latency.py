@@ -37,11 +37,12 @@ ARRANGEMENTS: dict[str, tuple[int, list[list[str]], dict[str, str]]] = {
 
 
 def measure(
-    bench: Bench, port: int, name: str, options: argparse.Namespace, *, beside: Callable[[str], None] = lambda url: None
+    bench: Bench, name: str, options: argparse.Namespace, *, beside: Callable[[str], None] = lambda url: None
 ) -> dict[str, Any]:
     """Run one arrangement; return its percentiles. `beside` starts what runs meanwhile, on the database."""
     stages, placement, setting = ARRANGEMENTS[name]
-    url = bench.database()
+    broker, url = bench.broker(), bench.database()
+    port = broker.port
     environment = {"BENCH_PORT": str(port), "BENCH_STAGES": str(stages), **setting}
     workers = [bench.worker("stages.py", url, only=only, environment=environment) for only in placement]
     for worker in workers:
@@ -56,6 +57,7 @@ def measure(
     peak = [round(worker.peak_rss_mb()) for worker in workers]
     for worker in workers:
         worker.drain()
+    broker.stop()
     measured = latencies_ms(rows[rows[:, 0] >= options.rate * options.warm_up])
     commits = sum(worker.report["commits"] for worker in workers)
     missing = total - len(np.unique(rows[:, 0]))
@@ -79,11 +81,9 @@ def measure(
 
 def main(options: argparse.Namespace) -> None:
     with Bench("w2", options) as bench:
-        broker = bench.broker()
         figures: dict[str, Any] = {}
         for name in options.only.split(",") if options.only else ARRANGEMENTS:
-            # A topic has one session per graph, stream and broker: each arrangement starts without leftovers.
-            figures.update(measure(bench, broker.port, name, options))
+            figures.update(measure(bench, name, options))
         bench.finish(**figures)
 
 

@@ -24,9 +24,10 @@ BOUNDS = ("one_stage_p99_ms<=100", "three_stages_p99_ms<=100")
 STAGES = {"one_stage": 1, "three_stages": 3}
 
 
-def measure(bench: Bench, port: int, name: str, options: argparse.Namespace) -> dict[str, Any]:
+def measure(bench: Bench, name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one arrangement; return its percentiles."""
-    stages, url = STAGES[name], bench.database()
+    stages, broker, url = STAGES[name], bench.broker(), bench.database()
+    port = broker.port
     environment = {"BENCH_PORT": str(port), "BENCH_STAGES": str(stages), "BENCH_SORTED": "1", **FAST}
     worker = bench.worker("stages.py", url, environment=environment)
     worker.wait_claimed()
@@ -42,6 +43,7 @@ def measure(bench: Bench, port: int, name: str, options: argparse.Namespace) -> 
     samples = result_of(reader, options.seconds + 60)
     published = result_of(publisher, options.warm_up + options.seconds + 60)
     worker.drain()
+    broker.stop()
     lags = (np.load(out) / 1e3).tolist()
     bench.show(name, {**published, **samples, "max_ms": max(lags), "commits": worker.report["commits"]})
     return {f"{name}_p50_ms": percentile(lags, 0.5), f"{name}_p99_ms": percentile(lags, 0.99)}
@@ -49,10 +51,9 @@ def measure(bench: Bench, port: int, name: str, options: argparse.Namespace) -> 
 
 def main(options: argparse.Namespace) -> None:
     with Bench("w2b", options) as bench:
-        broker = bench.broker()
         figures: dict[str, Any] = {}
         for name in STAGES:
-            figures.update(measure(bench, broker.port, name, options))
+            figures.update(measure(bench, name, options))
         bench.finish(**figures)
 
 
