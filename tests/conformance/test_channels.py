@@ -13,8 +13,9 @@ from psycopg import conninfo
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import StoreUnavailableError
 from millpy.limits import Limits
-from millpy.store.postgres.connection import Channel, ConnectionGroup, ConnectionSettings
+from millpy.store.postgres.connection import Channel, Connection, ConnectionGroup, ConnectionSettings
 from millpy.store.postgres.store import PostgresStore
+from millpy.store.postgres.timeouts import hang_up
 from millpy.testing.crash_test.database import url_through_proxy
 from millpy.testing.proxy import PostgresProxy
 
@@ -32,6 +33,18 @@ async def test_no_channel_may_idle_in_a_transaction_longer_than_the_lease(databa
 
     assert row is not None
     assert 0 < row[0] < limits.lease_ttl_s * 1000
+
+
+async def test_a_server_that_ends_before_it_answers_is_not_taken_for_a_full_pool(database_url: str) -> None:
+    async def end_server(connection: Connection) -> None:
+        hang_up(connection)  # no error of the server comes, as when it is killed
+        await connection.execute("SELECT 1")
+
+    channel = Channel(ConnectionGroup(database_url, ConnectionSettings()), "test", prepare=end_server)
+    with pytest.raises(StoreUnavailableError, match="the database is not available") as lost:
+        await channel.connected()
+
+    assert "pooler" not in f"{lost.value.message} {lost.value.hint}"
 
 
 async def test_channel_whose_server_restarted_does_not_cost_the_next_channel_an_attempt(database_url: str) -> None:

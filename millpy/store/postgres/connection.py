@@ -236,7 +236,7 @@ class Channel:
             connection.on_progress = self._group.progressed if self._serves_turns else None
         except psycopg.OperationalError as error:
             await connection.close()
-            raise (translate(error) if error.sqlstate else _no_answer()) from error
+            raise (_no_answer() if connection.was_silent else translate(error)) from error
         except BaseException:
             await connection.close()
             raise

@@ -37,9 +37,11 @@ class BoundedAsyncConnection(AsyncConnection[TupleRow]):
         works: asks by another connection whether the server is at work on the last statement; None if this is unknown.
         on_silence: called when the connection hangs up.
         on_progress: called for each sign of life in a wait.
+        was_silent: whether it has hung up.
     """
 
     answer_s: float | None = None
+    was_silent = False
     works: Callable[[], Awaitable[bool]] | None = None
     on_silence: Callable[[], None] | None = None
     on_progress: Callable[[], None] | None = None
@@ -56,6 +58,7 @@ class BoundedAsyncConnection(AsyncConnection[TupleRow]):
 
     def report_silence(self) -> None:
         """Hang up, and call `on_silence`."""
+        self.was_silent = True
         hang_up(self)
         if self.on_silence is not None:
             self.on_silence()
