@@ -15,6 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from millpy.admin.loaders import load_any_value
 from millpy.admin.sql import answer
+from millpy.clock import SystemClock
 from millpy.config.database_url import unreadable_url_error
 from millpy.errors import (
     ConfigError,
@@ -109,7 +110,7 @@ class Admin:
     ) -> None:
         self.url = database_url
         self._role: str | None = None
-        self._within_s: float | None = None
+        self._until: float | None = None
         self._shared: Connection | None = None
         self._limited = statement_s_max is not None
         limit = str(int((statement_s_max or 0) * 1000))  # 0 is no limit
@@ -126,9 +127,9 @@ class Admin:
         return other
 
     def limit_to(self, seconds: float) -> Admin:
-        """Return the same database, with statements that are cancelled after this time: each is a SlowQueryError."""
+        """Return the same database, whose statements have this long together: then each is a SlowQueryError."""
         other = copy(self)
-        other._within_s = seconds
+        other._until = SystemClock().monotonic() + seconds
         other._limited = True
         return other
 
@@ -299,8 +300,8 @@ class Admin:
     def _act(self, connection: Connection) -> None:
         if self._role is not None:
             connection.execute(text("SELECT set_config('role', :role, true)"), {"role": self._role})
-        if self._within_s is not None:
-            limit = str(max(1, int(self._within_s * 1000)))
+        if self._until is not None:
+            limit = str(max(1, int((self._until - SystemClock().monotonic()) * 1000)))
             connection.execute(text("SELECT set_config('statement_timeout', :limit, true)"), {"limit": limit})
 
     @contextmanager
@@ -313,7 +314,7 @@ class Admin:
                 return
             assert not commit, "what changes the database has a transaction of its own"
             try:
-                if self._within_s is not None:
+                if self._until is not None:
                     self._shared.rollback()  # the limit is one of a transaction: this statement has its own
                 if not self._shared.in_transaction():
                     self._act(self._shared)
@@ -321,7 +322,7 @@ class Admin:
             except BaseException:
                 self._shared.rollback()
                 raise
-            if self._within_s is not None:
+            if self._until is not None:
                 self._shared.rollback()
 
     @contextmanager

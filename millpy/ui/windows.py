@@ -47,7 +47,7 @@ SELECT key, window_start, count(*) AS records FROM millpy.late_records
  GROUP BY key, window_start ORDER BY window_start DESC LIMIT 1000
 """
 ROWS_S_MAX = 1.0
-"""Of a statement that reads rows."""
+"""Of the statements that read rows, together."""
 OPEN_S_MAX = 0.5
 """Of the statement that reads open windows, which reads all of the table."""
 UNREAD_S = 60.0
