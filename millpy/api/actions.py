@@ -181,7 +181,12 @@ async def switch(request: Request, caller: Administrator, graph: GraphName, body
 async def switch_to(request: Request, caller: Caller, graph: str, body: GenerationToSwitch) -> dict[str, Any]:
     """Make a generation the current one; return what was done."""
     switches: Switches = request.app.state.switches
-    return await switches.switch(caller.principal.name, graph, body.generation, anyway=body.anyway, rights=body.rights)
+    try:
+        return await switches.switch(
+            caller.principal.name, graph, body.generation, anyway=body.anyway, rights=body.rights
+        )
+    finally:
+        databases_of(request).reading.forget()
 
 
 def drain(admin: Admin, actor: Actor, graph: str, worker: UUID, why: str) -> int:
@@ -209,7 +214,11 @@ async def act(request: Request, caller: Caller, graph: str, call: Callable[[Admi
         check_graph(admin, graph)
         return call(admin, actor, graph)
 
-    return await databases_of(request).acting.run(acted, None)
+    databases = databases_of(request)
+    try:
+        return await databases.acting.run(acted, None)
+    finally:
+        databases.reading.forget()
 
 
 async def _done(

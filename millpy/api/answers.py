@@ -36,6 +36,8 @@ ROWS: Mapping[str, Any] = {
     },
 }
 OBJECT: Mapping[str, Any] = {"type": "object"}
+FRESH = {"no-cache", "no-store", "max-age=0"}
+"""Words of Cache-Control (RFC 9111 section 5.2.1) with which a request asks for an answer that is not kept."""
 T = TypeVar("T")
 _STATUSES = {
     400: "A value that the database cannot read.",
@@ -71,9 +73,18 @@ def as_json(value: object) -> Response:
 
 
 async def read_shared(
-    request: Request, caller: Caller, call: Callable[[Admin], T], *, as_login: bool = False, apart: Hashable = None
+    request: Request,
+    caller: Caller,
+    call: Callable[[Admin], T],
+    *,
+    as_login: bool = False,
+    apart: Hashable = None,
+    size: Callable[[T], int] | None = None,
 ) -> T:
     """Read from the database for a GET; requests for the same address that wait share what is found.
+
+    With `size`, so do later ones, as `ConnectionLane.share` says, unless they ask for a fresh answer
+    (FRESH).
 
     Args:
         request: the request.
@@ -81,10 +92,14 @@ async def read_shared(
         call: reads; depends on nothing but the address, that role and `apart`.
         as_login: whether it runs as the login of the API instead.
         apart: requests share only if it is equal.
+        size: returns the bytes of what is found.
     """
     role = caller.principal.database_role
+    wishes = {wish.strip() for wish in request.headers.get("cache-control", "").lower().split(",")}
+    if wishes & FRESH:
+        size = None
     key = (request.scope["path"], request.scope["query_string"], role, apart)
-    return await databases_of(request).reading.share(key, call, None if as_login else role)
+    return await databases_of(request).reading.share(key, call, None if as_login else role, size=size)
 
 
 async def answer_shared(
@@ -97,7 +112,7 @@ async def answer_shared(
             found = read(connected)
         return (found if isinstance(found, str) else json_text(found, indent=0)).encode()
 
-    found = await read_shared(request, caller, text, as_login=as_login)
+    found = await read_shared(request, caller, text, as_login=as_login, size=len)
     return Response(found, media_type="application/json")
 
 

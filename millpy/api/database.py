@@ -2,7 +2,8 @@
 
 reading         `connections_max` connections, for all that is shown
 authenticating  one, for tokens and sessions
-acting          one, for requests of operators, one after another; the doctor opens its own in its place
+acting          one, for requests of operators, one after another
+examining       one, for the doctor, which opens it for each examination
 switching       none (`millpy.api.switching`): a switch opens its own
 listening       one (`millpy.api.live`)
 """
@@ -13,10 +14,11 @@ import asyncio
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from millpy.admin.queries import REVISION, Admin
 from millpy.api.configuration import ApiConfiguration
+from millpy.api.kept_answers import KeptAnswer, KeptAnswers
 from millpy.api.problems import busy
 from millpy.clock import SystemClock
 from millpy.store.revision import check_revision
@@ -65,6 +67,7 @@ class ConnectionLane:
         self._shared: dict[Hashable, asyncio.Future[Any]] = {}
         self._last: dict[Hashable, asyncio.Future[Any]] = {}
         self._rests_until: dict[Hashable, float] = {}
+        self._kept = KeptAnswers(SystemClock().monotonic)
 
     async def run(
         self, call: Callable[Concatenate[Admin, P], T], role: str | None, *args: P.args, **kwargs: P.kwargs
@@ -87,31 +90,48 @@ class ConnectionLane:
         submitted.add_done_callback(ended)
         return await asyncio.wrap_future(submitted)
 
-    async def share(self, key: Hashable, call: Callable[[Admin], T], role: str | None) -> T:
+    async def share(
+        self, key: Hashable, call: Callable[[Admin], T], role: str | None, *, size: Callable[[T], int] | None = None
+    ) -> T:
         """Run a call like `run`; requests with the same key that come before it begins share its answer.
 
         Calls with the same key run one after another, and a slow one rests before the next: however many viewers a list
-        has, it takes one connection for half of the time. No answer is older than its request.
+        has, it takes one connection for half of the time. No answer is older than its request, unless `size` is given:
+        then requests share the answer to what more than ASKED_MAX have asked for in KEPT_S, for KEPT_S, or until
+        `forget` is called.
+
+        Args:
+            key: what the call depends on.
+            call: reads.
+            role: the role of the database; None for the login's.
+            size: returns the bytes of an answer.
 
         Raises:
             ProblemError: too many calls wait.
         """
-        found: asyncio.Future[T] | None = self._shared.get(key)
+        kept = self._kept.find(key) if size is not None else None
+        if kept is not None:
+            return cast("T", kept.value)
+        found: asyncio.Future[KeptAnswer[T]] | None = self._shared.get(key)
         if found is None:
 
-            def begun(admin: Admin) -> T:
+            def begun(admin: Admin) -> KeptAnswer[T]:
                 self._shared.pop(key, None)  # in the thread: who comes from now on asks again
                 began_at = loop.time()
                 try:
-                    return call(admin)
+                    return KeptAnswer(began_at, call(admin))
                 finally:
                     loop.call_soon_threadsafe(self._rest, key, loop.time() - began_at)
 
             loop = asyncio.get_running_loop()
             found = asyncio.ensure_future(self._run_after(self._last.get(key), key, begun, role))
             self._shared[key] = self._last[key] = found
-            found.add_done_callback(partial(self._forget, key))
-        return await asyncio.shield(found)
+            found.add_done_callback(partial(self._end, key, size))
+        return (await asyncio.shield(found)).value
+
+    def forget(self) -> None:
+        """Forget all answers that are kept, because something has changed."""
+        self._kept.forget()
 
     async def _run_after(
         self, before: asyncio.Future[Any] | None, key: Hashable, call: Callable[[Admin], T], role: str | None
@@ -135,12 +155,15 @@ class ConnectionLane:
         if self._rests_until.get(key, 0.0) <= asyncio.get_running_loop().time():
             self._rests_until.pop(key, None)
 
-    def _forget(self, key: Hashable, ended: asyncio.Future[Any]) -> None:
+    def _end(self, key: Hashable, size: Callable[[T], int] | None, ended: asyncio.Future[KeptAnswer[T]]) -> None:
         for futures in (self._shared, self._last):
             if futures.get(key) is ended:  # of those that are shared, one that never began
                 del futures[key]
-        if not ended.cancelled():
-            ended.exception()  # those that wait have it, too, unless all have gone
+        if ended.cancelled() or ended.exception() is not None:  # those that wait have it, too, unless all have gone
+            return
+        if size is not None:
+            answer = ended.result()
+            self._kept.keep(key, answer, size(answer.value))
 
     def _count_down(self) -> None:
         self._calls -= 1
@@ -161,8 +184,9 @@ class Databases:
         self.reading = lane(configuration.reader_url, configuration.connections_max, "reading")
         self.authenticating = lane(configuration.operator_url, 1, "authenticating")
         self.acting = lane(configuration.operator_url, 1, "acting")
+        self.examining = lane(configuration.operator_url, 1, "examining")
 
     def close(self) -> None:
         """Close all lanes."""
-        for lane in (self.reading, self.authenticating, self.acting):
+        for lane in (self.reading, self.authenticating, self.acting, self.examining):
             lane.close()

@@ -86,7 +86,7 @@ class Doctor:
         self._until = 0.0
 
     def findings(self, admin: Admin) -> list[dict[str, Any]]:
-        """Return the findings. Calls come one after another, in the lane for actions."""
+        """Return the findings. Calls come one after another, in a lane of their own."""
         if self._clock.monotonic() >= self._until:
             facts = read_facts(admin.url, self._clock, statement_s_max=STATEMENT_S_MAX, examine_pooler=False)
             found = examine(facts, Settings.load().limits)
@@ -119,4 +119,4 @@ async def findings_of(request: Request, caller: Caller) -> list[dict[str, Any]]:
     if caller.principal.database_role is not None:
         raise ProblemError(HTTPStatus.FORBIDDEN, "a user with a role of the database cannot see the database")
     doctor: Doctor = request.app.state.doctor
-    return await databases_of(request).acting.run(doctor.findings, None)
+    return await databases_of(request).examining.share("findings", doctor.findings, None)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -66,10 +67,33 @@ SELECT graph, stream, coalesce(consumer, '') AS consumer,
   FROM millpy.accounting WHERE result_table IS NULL AND (consumer IS NOT NULL OR source_partition IS NOT NULL)
  GROUP BY graph, stream, consumer ORDER BY graph, stream, consumer LIMIT :series_max
 """
+LATENCIES = """
+SELECT graph, max(turn_p50_s) AS turn_p50, max(turn_p99_s) AS turn_p99, max(commit_p50_s) AS commit_p50,
+       max(commit_p99_s) AS commit_p99
+  FROM millpy.workers WHERE live GROUP BY graph
+"""
+LATENCY_NAMES = ("turn_p50", "turn_p99", "commit_p50", "commit_p99")
 CHANNELS = "SELECT channel FROM millpy.descriptions ORDER BY channel"
 NEWEST = "SELECT coalesce(max(event_id), 0) AS newest FROM millpy.events"
 EVENTS = "SELECT * FROM millpy.events WHERE event_id > :newest ORDER BY event_id DESC LIMIT :events_max"
 router = APIRouter(tags=["live"])
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesSample:
+    """What the database had at a time.
+
+    Attributes:
+        at: monotonic seconds.
+        counts: rows of COUNTS.
+        progress: rows of PROGRESS.
+        latencies: rows of LATENCIES.
+    """
+
+    at: float
+    counts: list[Row]
+    progress: list[Row]
+    latencies: list[Row]
 
 
 class ViewerStream:
@@ -127,7 +151,7 @@ class Hub:
         self._listener = NoticeListener(databases.reading.admin.url)
         self._streams: set[ViewerStream] = set()
         self._state: dict[str, str] = {}
-        self._samples: tuple[tuple[float, list[Row], list[Row]], ...] = ()  # replaced whole, in a thread
+        self._samples: tuple[SeriesSample, ...] = ()  # replaced whole, in a thread
         self._channels: list[str] = []
         self._newest = -1
         self._noticed = asyncio.Event()
@@ -171,17 +195,19 @@ class Hub:
         return b"".join(_event(topic, text) for topic, text in self._state.items())
 
     def series(self, graph: str) -> dict[str, Any]:
-        """Return the numbers of a graph over the last minutes: rates, backlogs and lags."""
+        """Return the numbers of a graph over the last minutes."""
         samples = self._samples  # a thread may replace them
         names: dict[tuple[str, str], None] = {}
         counts: list[dict[tuple[str, str], Row]] = []
         lags: list[dict[str, int | None]] = []
-        for _, rows, progress in samples:
-            own = {(row["stream"], row["consumer"]): row for row in rows if row["graph"] == graph}
+        latencies: list[Row] = []
+        for sample in samples:
+            own = {(row["stream"], row["consumer"]): row for row in sample.counts if row["graph"] == graph}
             names.update(dict.fromkeys(own))
             counts.append(own)
-            lags.append({row["computation"]: row["lag_s"] for row in progress if row["graph"] == graph})
-        times = [at for at, _, _ in samples]
+            lags.append({row["computation"]: row["lag_s"] for row in sample.progress if row["graph"] == graph})
+            latencies.append(next((row for row in sample.latencies if row["graph"] == graph), {}))
+        times = [sample.at for sample in samples]
         computations = dict.fromkeys(name for lag in lags for name in lag)
         return {
             "ages_s": [round(self._clock.monotonic() - at, 1) for at in times],
@@ -195,6 +221,7 @@ class Hub:
                 for name in names
             ],
             "lag_s": {name: [lag.get(name) for lag in lags] for name in computations},
+            "latency_s": {name: [latency.get(name) for latency in latencies] for name in LATENCY_NAMES},
         }
 
     async def _look_often(self) -> None:
@@ -246,7 +273,8 @@ class Hub:
             found["sources"] = admin.ask(SOURCES)
             found["accounts"] = admin.ask(ACCOUNTS)
             self._channels = [row["channel"] for row in admin.ask(CHANNELS)]
-            sample = (self._clock.monotonic(), admin.ask(COUNTS, series_max=SERIES_MAX), progress)
+            counts = admin.ask(COUNTS, series_max=SERIES_MAX)
+            sample = SeriesSample(self._clock.monotonic(), counts, progress, admin.ask(LATENCIES))
             self._samples = (*self._samples, sample)[-SAMPLES_MAX:]
         if self._newest < 0:
             self._newest = admin.ask(NEWEST)[0]["newest"]
@@ -336,7 +364,11 @@ async def watch(request: Request, caller: Viewer) -> Response:
 
 @router.get("/v1/graphs/{graph}/series", responses=described({"type": "object"}, "Series"), response_class=Response)
 async def list_series(request: Request, caller: Viewer, graph: GraphName) -> Response:
-    """Show rates, backlogs and watermark lags of the last ten minutes, a sample every five seconds or so."""
+    """Show rates, backlogs, watermark lags and latencies of the last ten minutes, a sample every five seconds or so.
+
+    The latencies are those of turns and commits of the slowest live worker, each over the minute before its last
+    heartbeat.
+    """
     if caller.principal.database_role is not None:
         raise ProblemError(HTTPStatus.FORBIDDEN, "a user with a role of the database cannot see the whole graph")
     hub = hub_of(request)

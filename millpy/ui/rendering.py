@@ -96,7 +96,8 @@ async def shared_page(
         text = _text(caller, template, view=view, graph=graph, here=address, user=user, csrf=csrf, **context)
         return text.encode(), user, csrf
 
-    found, user, csrf = await read_shared(request, caller, made, apart=(caller.principal.role, has_session, apart))
+    own = (caller.principal.role, has_session, apart)
+    found, user, csrf = await read_shared(request, caller, made, apart=own, size=lambda answer: len(answer[0]))
     found = found.replace(shown(user).encode(), shown(caller.principal.name).encode())
     if csrf:
         found = found.replace(csrf.encode(), csrf_of(caller.session).encode())

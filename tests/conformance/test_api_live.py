@@ -322,6 +322,25 @@ def test_a_switch_that_waits_holds_up_no_action_and_no_sigterm(database: str) ->
     assert 200 not in statuses
 
 
+def test_the_doctor_examines_while_an_action_waits(database: str) -> None:
+    answers: list[int] = []
+    with running_api(database) as api:
+        token = api.token("waiting", Role.OPERATOR)
+        number = open_letter(api, token)
+        path = "/v1/graphs/plant/dead-letters/discard"
+        waiting = threading.Thread(target=lambda: answers.append(api.post(path, token, {"ids": [number]}).status))
+        with psycopg.connect(database) as holder:
+            holder.execute("SELECT FROM mill.dead_letters WHERE dead_letter_id = %s FOR UPDATE", [number])
+            waiting.start()
+            await_lock(database)
+            examined = api.get("/v1/doctor", token)
+            assert answers == []
+        waiting.join()
+
+    assert examined.status == 200
+    assert answers == [200]
+
+
 def open_letter(api: ApiServer, token: str) -> int:
     return int(api.get("/v1/graphs/plant/dead-letters", token, state="open").rows[0]["dead_letter_id"])
 
@@ -338,14 +357,34 @@ def await_lock(url: str) -> None:
     raise AssertionError("the action does not wait")
 
 
-def test_the_series_have_rates_and_lags(api: ApiServer) -> None:
+LATENT_WORKER = """
+INSERT INTO mill.workers (worker_id, graph_id, graph_version, computations, host, pid, lease_deadline, turn_p50_s,
+                          turn_p99_s, commit_p50_s, commit_p99_s)
+SELECT gen_random_uuid(), graph_id, version, '{}', 'here', 1, clock_timestamp() + s.lease, s.p50, s.p99, s.p50 / 2,
+       s.p99 / 2
+  FROM mill.graphs,
+       (VALUES (interval '1 hour', 0.004, 0.5), ('1 hour', 0.02, 0.1), ('-1 hour', 9, 9)) AS s (lease, p50, p99)
+"""
+
+
+def test_the_series_have_rates_lags_and_latencies(api: ApiServer) -> None:
     token = api.token("series")
+    with psycopg.connect(api.database_url, autocommit=True) as connection:
+        connection.execute(LATENT_WORKER)
     api.get("/v1/graphs", token)
     ended_at = time.monotonic() + 20
     found: dict[str, Any] = {"ages_s": []}
     while len(found["ages_s"]) < 2 and time.monotonic() < ended_at:
         found = api.get("/v1/graphs/plant/series", token).json
+    with psycopg.connect(api.database_url, autocommit=True) as connection:
+        connection.execute("DELETE FROM mill.workers")
 
     assert [one["stream"] for one in found["records"]] == ["readings", "readings"]
     assert found["records"][0]["rate"][:2] == [None, 0]
     assert json.dumps(found["lag_s"]).startswith('{"readings"')
+    assert {name: values[-1] for name, values in found["latency_s"].items()} == {
+        "turn_p50": 0.02,
+        "turn_p99": 0.5,
+        "commit_p50": 0.01,
+        "commit_p99": 0.25,
+    }

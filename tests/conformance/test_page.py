@@ -330,8 +330,18 @@ def test_an_operator_drains_a_worker(api: ApiServer, viewer: PageClient) -> None
     said = [Page(client.send("POST", forms[0].attributes["action"], fields)).main.text for _ in range(2)]
     after = client.get(path)
     states = {row["Worker"]: row["State"] for row in after.table("Workers, the newest first")}
+    more = [a_worker(api, "1 hour") for _ in range(2)]
+    asked = [
+        form.attributes["hx-confirm"] for form in client.get(path).main.all("form") if "hx-confirm" in form.attributes
+    ]
     forget_workers(api)
 
+    assert (
+        forms[0]
+        .attributes["hx-confirm"]
+        .endswith("No other live worker runs this graph: its input waits until one starts.")
+    )
+    assert sorted(asked) == sorted(f"Drain worker {one[:8]}? Its process ends." for one in more)
     assert [form.attributes["action"] for form in forms] == [f"{path}/{live}/drain"]
     assert refused == [403, 403, 409, 404]
     assert "drains: its intervals go to other workers." in said[0] and "drains already." in said[1]

@@ -10,6 +10,8 @@ WHOLE = "A request to the API happens whole or not at all"
 LIVE = "tests/conformance/test_api_live.py::"
 ACCESS = "tests/conformance/test_api_access.py::"
 LANE = "tests/unit/test_api_lane.py::"
+KEPT = "millpy/api/kept_answers.py"
+SHARED = (f"{LANE}test_many_requests_share_the_answer_of_the_last_second_and_a_single_viewer_never",)
 REPEATED = (f"{ACCESS}test_of_repeated_headers_the_one_that_the_proxy_added_counts",)
 
 MUTANTS = [
@@ -33,4 +35,16 @@ MUTANTS = [
            (f"{ACCESS}test_no_action_with_a_viewers_token_or_without_the_csrf_token",)),
     Mutant("millpy/api/protocol.py", "            transport.abort()\n        self._await_head()", "            pass\n        self._await_head()",
            (f"{LIVE}test_connections_beyond_the_limit_are_closed_and_leave_room_for_others",)),
+    Mutant("millpy/api/actions.py", "        databases.reading.forget()\n", "        pass\n",
+           ("tests/conformance/test_api.py::test_an_action_shows_at_once_however_many_ask",)),
+    Mutant(KEPT, "answer.began_at <= self._forgotten_at or ", "",
+           (f"{LANE}test_an_answer_that_began_before_something_changed_is_not_kept",)),
+    Mutant(KEPT, "if found is not None and now - found.began_at < KEPT_S", "if found is not None", SHARED),
+    Mutant(KEPT, " or asked <= ASKED_MAX", "", SHARED),
+    Mutant(KEPT, "        if self._bytes + size > KEPT_BYTES_MAX:\n", "        if False:\n",
+           (f"{LANE}test_kept_answers_have_a_bound_in_bytes",)),
+    Mutant("millpy/api/answers.py", "    if wishes & FRESH:\n", "    if False:\n",
+           (f"{LANE}test_a_request_may_ask_for_a_fresh_answer",)),
+    Mutant("millpy/admin/queries.py", "int((self._until - SystemClock().monotonic()) * 1000)", "1500",
+           ("tests/conformance/test_admin_limits.py::test_statements_have_a_time_together",)),
 ]  # fmt: skip

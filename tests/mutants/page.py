@@ -59,7 +59,7 @@ MUTANTS = [
     Mutant(AUTHENTICATION, "                self._failures.count(address)\n", "                pass\n",
            (f"{OF_ACCESS}test_wrong_tokens_are_limited_by_address_and_lock_out_nobody_else",)),
     Mutant(QUERIES, "        if self._role is not None:\n", "        if False:\n", ROW_LEVEL_SECURITY),
-    Mutant("millpy/api/answers.py", "None if as_login else role)", "None)", ROW_LEVEL_SECURITY),
+    Mutant("millpy/api/answers.py", "None if as_login else role, size=size)", "None)", ROW_LEVEL_SECURITY),
     Mutant("millpy/ui/entrance.py", "if not hmac.compare_digest(given.encode(), code.encode()):", "if False:",
            ("tests/conformance/test_page_command.py::test_the_link_logs_in_until_the_command_ends",)),
 ]  # fmt: skip

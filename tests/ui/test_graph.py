@@ -27,6 +27,7 @@ def test_the_graph_is_drawn_from_its_tables(world: World, viewer: Visitor) -> No
     expect(page.locator("svg g.holds")).to_have_count(page.locator(f"{NODES}[data-holds]").count())
     expect(page.locator("#rates canvas")).to_be_visible()
     expect(page.locator("#lags canvas")).to_be_visible()
+    expect(page.locator("#latencies canvas")).to_be_visible()
 
 
 def test_a_node_leads_to_the_explanation(viewer: Visitor) -> None:

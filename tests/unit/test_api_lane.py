@@ -1,4 +1,4 @@
-"""The lanes of the API: identical requests that wait share one answer, which is never older than a request."""
+"""The lanes of the API: identical requests that wait share one answer, and many requests that of the last second."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from millpy.admin.tokens import Principal, Role
 from millpy.api.answers import answer_shared
 from millpy.api.authentication import Caller
 from millpy.api.database import ConnectionLane
+from millpy.api.kept_answers import KEPT_BYTES_MAX, KEPT_S
 from millpy.api.problems import ProblemError
 
 WAITING_MAX = 3
@@ -84,12 +85,65 @@ async def test_identical_requests_that_wait_share_one_answer(lane: ConnectionLan
     await held
 
 
+async def test_many_requests_share_the_answer_of_the_last_second_and_a_single_viewer_never(
+    lane: ConnectionLane,
+) -> None:
+    calls = list[str]()
+
+    async def ask(key: str) -> str:
+        return await lane.share(key, counting(calls, key), None, size=len)
+
+    assert [await ask("a") for _ in range(6)] == ["a 1", "a 2", "a 3", "a 3", "a 3", "a 3"]
+    assert await ask("b") == "b 4"  # another address
+    assert await lane.share("a", counting(calls, "a"), None) == "a 5"  # a fresh answer was asked for
+    assert await ask("a") == "a 3"
+    lane.forget()
+    assert await ask("a") == "a 6"
+    assert await ask("a") == "a 6"
+    await asyncio.sleep(KEPT_S)
+    assert await ask("a") == "a 7"
+
+
+async def test_an_answer_that_began_before_something_changed_is_not_kept(lane: ConnectionLane) -> None:
+    gate, calls = Gate(), list[str]()
+
+    def slow(admin: Admin) -> str:
+        gate.call(admin)
+        return "before"
+
+    for _ in range(3):
+        await lane.share("a", counting([], "a"), None, size=len)
+    lane.forget()
+    waiting = asyncio.create_task(lane.share("a", slow, None, size=len))
+    await gate.reached.wait()
+    lane.forget()
+    gate.open()
+
+    assert await waiting == "before"
+    assert await lane.share("a", counting(calls, "a"), None, size=len) == "a 1"
+
+
+async def test_kept_answers_have_a_bound_in_bytes(lane: ConnectionLane) -> None:
+    calls, size = list[str](), {"a": 1, "b": KEPT_BYTES_MAX, "c": KEPT_BYTES_MAX + 1}
+
+    async def ask(key: str) -> str:
+        found = ""
+        for _ in range(4):
+            found = await lane.share(key, counting(calls, key), None, size=lambda answer: size[answer[0]])
+        return found
+
+    assert await ask("a") == "a 3"
+    assert await ask("b") == "b 6"  # is kept alone
+    assert await ask("a") == "a 7"
+    assert await ask("c") == "c 11"  # is not kept
+    assert await ask("a") == "a 7"
+
+
 async def test_users_with_different_roles_of_the_database_share_nothing(lane: ConnectionLane) -> None:
     gate = Gate()
     held = asyncio.create_task(lane.run(gate.call, None))
     await gate.reached.wait()
-    app = SimpleNamespace(state=SimpleNamespace(databases=SimpleNamespace(reading=lane)))
-    request = Request({"type": "http", "path": "/rows", "query_string": b"", "headers": [], "app": app})
+    request = requesting(lane)
     callers = [Caller(Principal(1, "a", Role.VIEWER, role)) for role in ("tenant_a", "tenant_b", None, "tenant_a")]
     waiting = [asyncio.create_task(answer_shared(request, one, role_of)) for one in callers]
     await asyncio.sleep(0)
@@ -98,6 +152,34 @@ async def test_users_with_different_roles_of_the_database_share_nothing(lane: Co
 
     assert found == ['"tenant_a"', '"tenant_b"', "null", '"tenant_a"']
     await held
+
+
+def requesting(lane: ConnectionLane, *headers: tuple[bytes, bytes]) -> Request:
+    app = SimpleNamespace(state=SimpleNamespace(databases=SimpleNamespace(reading=lane)))
+    return Request({"type": "http", "path": "/rows", "query_string": b"", "headers": list(headers), "app": app})
+
+
+@pytest.mark.parametrize(
+    ("header", "fresh"),
+    [
+        (b"no-cache", True),
+        (b"private,  No-Cache", True),
+        (b"max-age=0", True),
+        (b"no-store", True),
+        (b"max-age=5", False),
+    ],
+)
+async def test_a_request_may_ask_for_a_fresh_answer(lane: ConnectionLane, header: bytes, fresh: bool) -> None:
+    calls, caller = list[str](), Caller(Principal(1, "a", Role.VIEWER, None))
+
+    async def ask(*headers: tuple[bytes, bytes]) -> str:
+        answer = await answer_shared(requesting(lane, *headers), caller, counting(calls, "a"))
+        return bytes(answer.body).decode()
+
+    for _ in range(4):
+        assert await ask() == f"a {len(calls)}"
+    assert len(calls) == 3
+    assert await ask((b"cache-control", header)) == ("a 4" if fresh else "a 3")
 
 
 def role_of(admin: Any) -> str:

@@ -127,8 +127,10 @@ async function drawSeries() {
   const times = found.ages_s.map((age) => now - age);
   const rates = found.records.map((line) => ({ label: line.consumer ? `${line.stream} → ${line.consumer}` : `into ${line.stream}`, values: line.rate }));
   const lags = Object.entries(found.lag_s).map(([label, values]) => ({ label, values }));
+  const latencies = Object.entries(found.latency_s).map(([name, values]) => ({ label: name.replace("_", " "), values: values.map((value) => value === null ? null : value * 1000) }));
   drawLines(document.getElementById("rates"), times, rates.slice(0, SERIES_MAX), { unit: "records/s", fromZero: true });
   drawLines(document.getElementById("lags"), times, lags.slice(0, SERIES_MAX), { unit: "s", fromZero: true });
+  drawLines(document.getElementById("latencies"), times, latencies, { unit: "ms", fromZero: true });
 }
 
 drawAll();

@@ -113,7 +113,7 @@ export function onLive(topics, handle) {
 
 // Return the JSON of a path of the API.
 export async function fetchJson(path) {
-  const answer = await fetch(path, { headers: { Accept: "application/json" } });
+  const answer = await fetch(path, { headers: { Accept: "application/json" }, cache: "no-store" }); // sends "no-cache"
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer.json();
 }
@@ -150,6 +150,7 @@ function connect() {
 document.addEventListener("htmx:configRequest", (event) => {
   const token = document.querySelector('meta[name="csrf-token"]').content;
   if (token) event.detail.headers["X-CSRF-Token"] = token;
+  event.detail.headers["Cache-Control"] = "no-cache"; // an answer from before what has just been told would stay
 });
 
 document.addEventListener("htmx:afterRequest", (event) => {
