@@ -34,10 +34,10 @@ class KeptAnswers:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._answers: dict[Hashable, KeptAnswer[object]] = {}
-        self._bytes = 0
+        self._sizes: dict[Hashable, int] = {}
         self._asked: Counter[int] = Counter()  # by the hash of the key, which is long and comes from outside
         self._asked_before: Counter[int] = Counter()
-        self._counted_from = self._forgotten_at = -math.inf
+        self._counted_from = self._forgotten_at = self._cleared_at = -math.inf
 
     def find(self, key: Hashable) -> KeptAnswer[object] | None:
         """Count a request; return the answer that it may have."""
@@ -55,16 +55,24 @@ class KeptAnswers:
         asked = self._asked[hash(key)] + self._asked_before[hash(key)]
         if size > KEPT_BYTES_MAX or answer.began_at <= self._forgotten_at or asked <= ASKED_MAX:
             return
-        if self._bytes + size > KEPT_BYTES_MAX:
+        self._drop_old()
+        if sum(self._sizes.values()) + size > KEPT_BYTES_MAX:
             self._drop()
-        self._answers[key] = answer
-        self._bytes += size  # an answer that it replaces still counts, until all are dropped
+        self._answers[key], self._sizes[key] = answer, size
 
     def forget(self) -> None:
         """Forget all answers, and those that are being read, because something has changed."""
         self._forgotten_at = self._clock()
         self._drop()
 
+    def _drop_old(self) -> None:
+        """Drop what is no longer used, at most once in KEPT_S: its key comes from outside, and may be long."""
+        now = self._clock()
+        if now - self._cleared_at >= KEPT_S:
+            self._cleared_at = now
+            for key in [key for key, answer in self._answers.items() if now - answer.began_at >= KEPT_S]:
+                del self._answers[key], self._sizes[key]
+
     def _drop(self) -> None:
         self._answers.clear()
-        self._bytes = 0
+        self._sizes.clear()
