@@ -354,8 +354,8 @@ async def watch(request: Request, caller: Viewer) -> Response:
                     checked_at = clock()
                     await gate.caller(request, bearer, caller.session or None)
                 yield chunk
-        except ProblemError:
-            return  # the token was revoked
+        except (ProblemError, MillError):
+            return  # the token was revoked, or the database does not say: the answer to the next request says which
         finally:
             hub.disconnect(stream)
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from fastapi import Request
+from fastapi.responses import StreamingResponse
 
+from millpy.admin.tokens import Principal, Role
 from millpy.api import live
+from millpy.api.authentication import Caller
 from millpy.api.database import Databases
-from millpy.api.live import NEWEST, SAMPLES_MAX, Hub
+from millpy.api.live import NEWEST, SAMPLES_MAX, Hub, watch
+from millpy.api.problems import ProblemError
 from millpy.clock import SystemClock
 from millpy.errors import StoreUnavailableError
 
@@ -81,6 +87,26 @@ async def test_the_topics_come_again_after_trouble_of_any_kind(
     assert told[:3] == ["event: progress", "event: workers", "event: trouble"]
     assert sorted(told[3:]) == ["event: progress", "event: workers"]
     assert ("Traceback" in caplog.text) == isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize("error", [ProblemError(HTTPStatus.UNAUTHORIZED, "revoked"), StoreUnavailableError("away")])
+async def test_a_stream_whose_user_cannot_be_checked_ends(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gate:
+        async def caller(self, *_: Any) -> None:
+            raise error
+
+    monkeypatch.setattr(live, "BEAT_S", 0.01)
+    hub = hub_of(Lane({}))
+    app = SimpleNamespace(state=SimpleNamespace(hub=hub, gate=Gate()))
+    answer = await watch(
+        Request({"type": "http", "headers": [], "app": app}), Caller(Principal(1, "a", Role.VIEWER, None))
+    )
+    assert isinstance(answer, StreamingResponse)
+
+    async with asyncio.timeout(5):
+        chunks = [chunk async for chunk in answer.body_iterator]
+
+    assert b"".join(cast("list[bytes]", chunks)).replace(b": no news\n\n", b"") == b""
 
 
 def test_the_series_are_read_while_a_look_adds_to_them() -> None:
