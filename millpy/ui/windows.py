@@ -315,7 +315,10 @@ def _bounds(row: Row, table: DeployedTable) -> tuple[str, str]:
 
 
 def _next_instant(text: str) -> str:
-    return moment((datetime.fromisoformat(text) + timedelta(microseconds=1)).isoformat(), "from")
+    try:
+        return moment((datetime.fromisoformat(text) + timedelta(microseconds=1)).isoformat(), "from")
+    except OverflowError:
+        return "infinity"  # it is the last one that a datetime has
 
 
 def _epoch(text: str) -> float | None:

@@ -198,6 +198,14 @@ def test_an_address_that_makes_no_sense_is_refused_in_words(viewer: PageClient, 
     assert page.root.all("h1")
 
 
+def test_a_window_that_begins_at_the_last_instant_is_not_found(viewer: PageClient) -> None:
+    last = "9999-12-31T23:59:59.999999Z"
+
+    page = viewer.get(f"{WINDOWS}/row?table=temperature_1m&from={last}&to={last}")
+
+    assert page.status == 404 and "there is no such window" in page.text
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_a_download_has_the_rows_of_the_view(api: ApiServer, viewer: PageClient, form: str) -> None:
     answer = viewer.send("GET", f"{WINDOWS}.{form}?table=temperature_1m")
