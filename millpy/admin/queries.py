@@ -43,6 +43,7 @@ CANCELLED = "57014"
 PROTOCOL_VIOLATION = "08P01"
 RIGHTS_HINT = "log in as a member of a role with these rights; `millpy migrate --roles` creates the roles"
 NO_RIGHTS = "42501"
+NO_ROLE = {"22023", "42704"}  # of set_config, and of has_table_privilege
 NO_CORRECTION = "MW010"  # of millpy.correct
 REFUSED_BY_POOL = "08"
 OF_CONSTRAINTS = "23"
@@ -383,6 +384,8 @@ def _translated(error: DBAPIError) -> MillError:
         return SlowQueryError("the query takes too long", hint="ask for less: give a key, or a span of time")
     if state == NO_RIGHTS:
         return RightsError(f"missing rights: {_first_line(error)}", hint=RIGHTS_HINT)
+    if state in NO_ROLE and isinstance(error.params, Mapping) and "role" in error.params:
+        return RightsError(_first_line(error), hint="create a token with a role of the database that exists")
     if not state or state.startswith(REFUSED_BY_POOL):
         if isinstance(error.orig, psycopg.ProgrammingError):
             return unreadable_url_error()

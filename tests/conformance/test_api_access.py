@@ -270,6 +270,9 @@ def test_row_level_security_holds_for_a_token_with_a_role_of_the_database(api: A
             connection.execute("ALTER TABLE plant.temperature_1m DISABLE ROW LEVEL SECURITY")
             connection.execute("DROP OWNED BY tenant_a")
             connection.execute("DROP ROLE tenant_a")
+    for path in ("/v1/graphs", "/v1/graphs/plant/tables/temperature_1m/rows", "/v1/graphs/plant/events"):
+        gone = api.get(path, token, after="", limit=7)
+        assert (gone.status, gone.json["detail"]) == (403, 'role "tenant_a" does not exist'), path
 
 
 def test_answers_have_headers_that_keep_browsers_safe(api: ApiServer) -> None:
