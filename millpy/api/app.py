@@ -68,6 +68,7 @@ def bare_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | 
     app = FastAPI(
         title="millpy", version=version("millpy"), description=DESCRIPTION, openapi_url="/v1/openapi.json",
         docs_url=None, redoc_url=None, lifespan=lifespan,
+        redirect_slashes=False,  # it would lead from a reverse proxy with TLS to an address without
     )  # fmt: skip
     handle_problems(app)
     for module in (graphs, workers, sources, windows, dead_letters, events, actions, sessions, live):

@@ -286,7 +286,8 @@ def test_answers_have_headers_that_keep_browsers_safe(api: ApiServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/../../etc/passwd", "/v1/graphs/..%2f..%2fetc", "/v1/graphs/%00", "/v1/graphs/x%00y/events"]
+    "path",
+    ["/v1/../../etc/passwd", "/v1/graphs/..%2f..%2fetc", "/v1/graphs/%00", "/v1/graphs/x%00y/events", "/v1/graphs/"],
 )
 def test_odd_paths_are_not_found(api: ApiServer, path: str) -> None:
     assert api.get(path, api.token(f"odd {hash(path)}")).status in (404, 422)
