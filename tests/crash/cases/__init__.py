@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.crash.cases import (
+    api,
     broker,
     database,
     database_sources,
@@ -33,7 +34,7 @@ def all_cases() -> list[Case]:
     """Every case, in the order of the table."""
     first = (killing, freezing, database, network, pressure, failover, broker, sources, database_sources)
     leaving = (sinks, kafka_to_kafka, mqtt_sinks, webhooks)
-    parts = (*first, takes, early, panes, sessions, retention, live, tools, joins, lookups, *leaving)
+    parts = (*first, takes, early, panes, sessions, retention, live, tools, joins, lookups, *leaving, api)
     return [case for part in parts for case in part.cases()]
 
 
