@@ -127,6 +127,11 @@ class Admin:
         other._role = role
         return other
 
+    @property
+    def role(self) -> str | None:
+        """The role that statements run under; None for the login's."""
+        return self._role
+
     def limit_to(self, seconds: float) -> Admin:
         """Return the same database, whose statements have this long together: then each is a SlowQueryError."""
         other = copy(self)

@@ -98,21 +98,24 @@ class Choice:
 
 
 class UnreadTables:
-    """Tables whose open windows were too many to read, so that a page that is open all day does not try each second."""
+    """Tables whose open windows were too many to read, so that a page that is open all day does not try each second.
+
+    A role of the database may have a policy that makes them slow, for itself alone.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._until: dict[tuple[str, str], float] = {}
+        self._until: dict[tuple[str, str, str | None], float] = {}
 
-    def has(self, table: DeployedTable) -> bool:
-        """Tell whether a table is shown without its open windows for now."""
-        return self._clock.monotonic() < self._until.get((table.graph, table.name), -math.inf)
+    def has(self, table: DeployedTable, role: str | None) -> bool:
+        """Tell whether a table is shown to a role without its open windows for now."""
+        return self._clock.monotonic() < self._until.get((table.graph, table.name, role), -math.inf)
 
-    def add(self, table: DeployedTable) -> None:
+    def add(self, table: DeployedTable, role: str | None) -> None:
         """Add a table."""
         if len(self._until) >= UNREAD_MAX:
             self._until.clear()
-        self._until[table.graph, table.name] = self._clock.monotonic() + UNREAD_S
+        self._until[table.graph, table.name, role] = self._clock.monotonic() + UNREAD_S
 
 
 UNREAD = UnreadTables(SystemClock())
@@ -249,14 +252,14 @@ def _rows(admin: Admin, choice: Choice, after: str) -> tuple[RowPage, bool]:
 
 def _open_rows(admin: Admin, choice: Choice, wanted: RowFilter) -> list[Row] | None:
     """Return the newest windows that are not final, as they stand; None if these cannot be read."""
-    if UNREAD.has(choice.table):
+    if UNREAD.has(choice.table, admin.role):
         return None
     try:
         return newest(admin.limit_to(OPEN_S_MAX), choice.table, replace(wanted, final=False))
     except RightsError:
         return None  # they are not for this user
     except SlowQueryError:
-        UNREAD.add(choice.table)
+        UNREAD.add(choice.table, admin.role)
         return None
     except UsageError:
         return None
