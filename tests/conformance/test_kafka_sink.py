@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -128,6 +130,37 @@ async def test_a_request_that_is_lost_or_late_loses_and_doubles_nothing(
         # The worker is killed here: what the database knows is older, so the position at the broker decides.
         await place.deliver(50)
     assert await place.read() == list(range(50)), place.refusals
+
+
+async def test_the_broker_refuses_no_request_of_transactions_that_follow_one_another(place: Place) -> None:
+    """Two at a time: while one verifies its batches, the broker keeps what the other wants verified."""
+    await place.make(3)
+    requests, refused = Counter[str](), Counter[str]()
+
+    def counting(send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def sent(node_id: Any, request: Any, **options: Any) -> Any:
+            answer = await send(node_id, request, **options)
+            requests[type(request).__name__] += 1
+            refused[type(request).__name__] += bool(re.search("error_code=[1-9]", repr(answer)))
+            return answer
+
+        return sent
+
+    async def deliver(number: int) -> None:
+        place.setup = SinkSetup("plant", place.topic, number, number, 1, SystemClock())
+        async with place.connection() as connection:
+            await connection.open()
+            assert connection._producer is not None
+            client = connection._producer.client
+            client.send = counting(client.send)
+            for position in range(0, 30 * 9, 9):
+                keys = [b"%d" % key for key in range(9)]
+                await connection.send(SinkMessages(position, keys, list(keys), [0] * 9))
+
+    await asyncio.gather(deliver(1), deliver(2))
+
+    assert requests["TxnOffsetCommitRequest"] == requests["EndTxnRequest"] == 60, requests
+    assert (refused["ProduceRequest"], refused["TxnOffsetCommitRequest"]) == (0, 0), refused
 
 
 async def test_batches_are_no_larger_than_the_topic_allows(place: Place) -> None:

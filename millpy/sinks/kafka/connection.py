@@ -87,6 +87,7 @@ class KafkaConnection:
         self._partitions: dict[bytes, int] = {}
         self._count = 0
         self._requests: set[asyncio.Task[Any]] = set()
+        self._sent: list[asyncio.Future[Any]] = []
 
     async def open(self) -> int:
         """Raise the epoch of the transactional id, and return the stored position, 0 without one."""
@@ -107,6 +108,7 @@ class KafkaConnection:
         sender = self._producer._sender
         sender._do_add_partitions_to_txn = partial(_begin_transaction, sender, self.id)
         sender._send_produce_req = self._noting(sender._send_produce_req)
+        sender._do_txn_offset_commit = self._noting(partial(self._commit_position, sender._do_txn_offset_commit))
         async with self._answers(self._producer, ANSWER_S_MAX):
             await self._producer.start()
             await self._check_topic(client)
@@ -115,7 +117,7 @@ class KafkaConnection:
         return max(0, found)
 
     def _noting(self, send: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-        """Return a function that sends batches, in a task that `close` ends: a sender that has failed leaves it."""
+        """Return a function that sends requests, in a task that `close` ends: a sender that has failed leaves it."""
 
         async def send_noted(*arguments: Any) -> None:
             task = asyncio.current_task()
@@ -125,6 +127,16 @@ class KafkaConnection:
             await send(*arguments)
 
         return send_noted
+
+    async def _commit_position(self, commit: Callable[..., Awaitable[Any]], *arguments: Any) -> None:
+        """Send the position behind the answers to the batches.
+
+        A broker verifies batches and the position with the coordinator of the transaction (KIP-890). While it verifies
+        the one, it would refuse the other, which costs a pause and another attempt.
+        """
+        if self._sent:
+            await asyncio.wait(self._sent)
+        await commit(*arguments)
 
     async def _check_topic(self, client: Any) -> None:
         """Check that the topic exists: aiokafka would wait for it, and make the broker create it.
@@ -152,12 +164,12 @@ class KafkaConnection:
             await producer.begin_transaction()
             # Its error comes also by the calls below; asyncio would tell of one that nobody has asked for.
             producer._txn_manager.wait_for_transaction_end().add_done_callback(_retrieve)
-            sent = []
+            self._sent = []
             for partition, batch in self._batches(producer, messages):
-                sent.append(await producer.send_batch(batch, topic, partition=partition))
-                sent[-1].add_done_callback(_retrieve)
+                self._sent.append(await producer.send_batch(batch, topic, partition=partition))
+                self._sent[-1].add_done_callback(_retrieve)
             await producer.send_offsets_to_transaction({TopicPartition(topic, 0): messages.end}, self.id)
-            await asyncio.gather(*sent)
+            await asyncio.gather(*self._sent)
             await producer.commit_transaction()
 
     def _count_partitions(self, producer: AIOKafkaProducer) -> None:
