@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import resource
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -529,6 +531,18 @@ async def test_reading_continues_after_a_broker_crash_and_the_source_is_not_quie
 
         assert values(await reader.records(1)) == [2]
         await reader.until_quiet()
+
+
+async def test_a_server_that_hangs_does_not_keep_a_reader_from_the_others(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await feed.make()
+    await feed.send(1)
+    monkeypatch.setattr(random, "shuffle", lambda _: None)  # the order in which servers are asked
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        servers = f"127.0.0.1:{hanging.getsockname()[1]},{feed.server.address}"
+        async with feed.reader(brokers=KafkaBrokers(servers)) as reader:
+            assert values(await reader.records(1)) == [1]
 
 
 async def test_batch_that_would_expand_too_far_is_a_dead_letter_and_its_neighbors_are_read(feed: Feed) -> None:

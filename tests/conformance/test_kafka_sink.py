@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import re
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -161,6 +163,17 @@ async def test_the_broker_refuses_no_request_of_transactions_that_follow_one_ano
 
     assert requests["TxnOffsetCommitRequest"] == requests["EndTxnRequest"] == 60, requests
     assert (refused["ProduceRequest"], refused["TxnOffsetCommitRequest"]) == (0, 0), refused
+
+
+async def test_a_server_that_hangs_does_not_keep_a_connection_from_the_others(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen node accepts connections and answers nothing; the connection has time for the next one."""
+    await place.make()
+    monkeypatch.setattr(random, "shuffle", lambda _: None)  # the order in which servers are asked
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        await place.deliver(10, f"127.0.0.1:{hanging.getsockname()[1]},{place.server.address}", tries=1)
+    assert await place.read() == list(range(10))
 
 
 async def test_batches_are_no_larger_than_the_topic_allows(place: Place) -> None:

@@ -41,7 +41,7 @@ MUTANTS = [
            (f"{LANE}test_an_answer_that_began_before_something_changed_is_not_kept",)),
     Mutant(KEPT, "if found is not None and now - found.began_at < KEPT_S", "if found is not None", SHARED),
     Mutant(KEPT, " or asked <= ASKED_MAX", "", SHARED),
-    Mutant(KEPT, "        if self._bytes + size > KEPT_BYTES_MAX:\n", "        if False:\n",
+    Mutant(KEPT, "        if sum(self._sizes.values()) + size > KEPT_BYTES_MAX:\n", "        if False:\n",
            (f"{LANE}test_kept_answers_have_a_bound_in_bytes",)),
     Mutant("millpy/api/answers.py", "    if wishes & FRESH:\n", "    if False:\n",
            (f"{LANE}test_a_request_may_ask_for_a_fresh_answer",)),

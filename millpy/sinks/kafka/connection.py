@@ -50,15 +50,13 @@ from millpy.sinks.kafka.positions import stored_position
 from millpy.sinks.kafka.topic import KafkaTopic
 from millpy.sinks.messages import SinkMessages
 from millpy.sinks.protocol import SinkSetup
-from millpy.sources.kafka.client import Cluster, quieten
+from millpy.sources.kafka.client import ANSWER_S_MAX, Cluster, bootstrap_in_turn, quieten
 from millpy.sources.kafka.connect_errors import reason
 from millpy.sources.kafka.topic_ids import TopicMetadataRequest, metadata_of
 
 log = logging.getLogger(__name__)
 BEGIN_RETRY_S = 0.002
 """Seconds between attempts to begin a transaction while the one before ends; 0.02 in aiokafka, which is most of it."""
-ANSWER_S_MAX = 10.0
-"""Seconds that a request may take; also the most for a connection, and for a transaction without progress."""
 SEND_S_MAX = 60.0
 CLOSE_S_MAX = 2.0
 RETRY_MS = 10
@@ -103,6 +101,7 @@ class KafkaConnection:
             max_batch_size=topic.message_bytes_max,
         )
         client, accumulator = self._producer.client, self._producer._message_accumulator
+        bootstrap_in_turn(client)
         client.send = _sending_once(client.send)
         accumulator.reenqueue = _unless_done(accumulator.reenqueue)
         sender = self._producer._sender

@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
     AuthenticationFailedError,
     AuthenticationMethodNotSupported,
@@ -52,7 +53,8 @@ log = logging.getLogger(__name__)
 
 FETCH_BYTES = 4_000_000
 _TOPIC_RESOURCE = 2
-_ANSWER_S_MAX = 10.0
+ANSWER_S_MAX = 10.0
+"""Seconds that a request may take; also the most for a connection."""
 _END_S_MAX = 6.0  # for the end of the partition, which an idle reader asks for: a frozen broker is noticed by it
 _REFUSALS = (
     AuthenticationFailedError,
@@ -94,6 +96,22 @@ def quieten() -> None:
         theirs.setLevel(logging.CRITICAL)
 
 
+def bootstrap_in_turn(client: AIOKafkaClient) -> None:
+    """Give each of the servers that we name a part of the time to answer: one that hangs must not take all of it."""
+    bootstrap = client.bootstrap
+
+    async def bootstrap_within_parts() -> None:
+        whole_ms = client._request_timeout_ms
+        if (servers := len(client.hosts)) > 1:
+            client._request_timeout_ms = min(whole_ms, int(ANSWER_S_MAX * 1_000 / (servers + 1)))
+        try:
+            await bootstrap()
+        finally:
+            client._request_timeout_ms = whole_ms
+
+    client.bootstrap = bootstrap_within_parts
+
+
 class OutOfRangeError(SourceUnavailableError):
     """The next offset to read is not in the log, or not any more."""
 
@@ -115,6 +133,7 @@ class Client:
         )
         self._topic_id: UUID | None = None
         self._is_unknown = False
+        bootstrap_in_turn(self._consumer._client)
         self._send = self._consumer._client.send
         self._consumer._client.send = self._send_with_id
 
@@ -274,7 +293,7 @@ class Client:
 
 
 @asynccontextmanager
-async def _answers(within_s: float | None = _ANSWER_S_MAX) -> AsyncIterator[None]:
+async def _answers(within_s: float | None = ANSWER_S_MAX) -> AsyncIterator[None]:
     """Translate aiokafka's errors into ours."""
     try:
         async with asyncio.timeout(within_s):

@@ -5,6 +5,7 @@ A fault that an operator must correct is a `ConfigError`, so that the worker sto
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from aiokafka.helpers import create_ssl_context
 from millpy.errors import ConfigError, SourceUnavailableError
 
 Reason = ConfigError | SourceUnavailableError
+PROBE_S_MAX = 3.0
+"""Seconds that a broker may take to say why; a host that answers nothing at all must not keep us from the others."""
 _OURS = ("security_protocol", "ssl_context", "sasl_mechanism", "sasl_plain_username", "sasl_plain_password")
 
 
@@ -47,20 +50,24 @@ async def reason(client: AIOKafkaClient, options: Mapping[str, Any], error: Exce
         options: the options of aiokafka's consumer or producer.
         error: the error that aiokafka raised.
     """
-    found: list[Reason] = []
     named = [(broker.host, broker.port) for broker in client.cluster.brokers()]
-    for host, port in dict.fromkeys([*((host, port) for host, port, _ in client.hosts), *named]):
-        try:
-            connection = await create_conn(host, port, **{name: options[name] for name in _OURS if name in options})
-        except (KafkaError, OSError, TimeoutError) as refused:
-            found.append(_reason_of(f"{host}:{port}", options, refused))
-        else:
-            connection.close()
-            found.append(_silent(f"{host}:{port} accepts the connection but does not answer", options))
+    places = dict.fromkeys([*((host, port) for host, port, _ in client.hosts), *named])
+    found = await asyncio.gather(*(_probe(host, port, options) for host, port in places))
     correctable = [each for each in found if isinstance(each, ConfigError)]
     return next(
         iter(correctable + found), SourceUnavailableError(f"Kafka: {error!r}", hint="check that the broker runs")
     )
+
+
+async def _probe(host: str, port: int, options: Mapping[str, Any]) -> Reason:
+    """Connect to one broker; return why that fails."""
+    try:
+        async with asyncio.timeout(PROBE_S_MAX):
+            connection = await create_conn(host, port, **{name: options[name] for name in _OURS if name in options})
+    except (KafkaError, OSError, TimeoutError) as refused:
+        return _reason_of(f"{host}:{port}", options, refused)
+    connection.close()
+    return _silent(f"{host}:{port} accepts the connection but does not answer", options)
 
 
 def _reason_of(place: str, options: Mapping[str, Any], error: Exception) -> Reason:
