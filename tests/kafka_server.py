@@ -116,7 +116,7 @@ class KafkaServer:
         command = ["kafka.admin.ConfigCommand", "--bootstrap-server", self.address, "--alter"]
         command += ["--add-config", f"SCRAM-SHA-512=[password={PASSWORD}]", "--entity-type", "users"]
         subprocess.run(
-            ["java", "-cp", f"{_jars()}/*", *command, "--entity-name", USER],
+            ["java", "-cp", f"{jars()}/*", *command, "--entity-name", USER],
             check=True,
             capture_output=True,
             env=self._environment,
@@ -147,11 +147,11 @@ class KafkaServer:
         }
 
     def _start_distribution(self, new: bool) -> None:
-        properties, jars = self.directory / "server.properties", _jars()
+        properties, libraries = self.directory / "server.properties", jars()
         if new:
             settings = {**self._settings, "log.dirs": str(self.directory / "data")}
             properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-            java = ["java", "-cp", f"{jars}/*", "kafka.tools.StorageTool", "format"]
+            java = ["java", "-cp", f"{libraries}/*", "kafka.tools.StorageTool", "format"]
             subprocess.run(
                 [*java, "-t", "AAAAAAAAQACAAAAAAAAAAQ", "-c", str(properties)],
                 check=True,
@@ -159,7 +159,7 @@ class KafkaServer:
                 env=self._environment,
             )
         with (self.directory / "broker.log").open("ab") as log:
-            java = ["java", "-Xmx512m", "-cp", f"{jars}/*", "kafka.Kafka", str(properties)]
+            java = ["java", "-Xmx512m", "-cp", f"{libraries}/*", "kafka.Kafka", str(properties)]
             self._process = subprocess.Popen(
                 java, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._environment
             )
@@ -212,7 +212,8 @@ def certificate_for(name: str, authority: Path, keys: Path) -> None:
     keys.write_bytes(text + b"".join(pem.bytes() for pem in issued.cert_chain_pems))
 
 
-def _jars() -> Path:
+def jars() -> Path:
+    """Return where Kafka's programs lie; the tool gets them when it first starts a broker."""
     if TOOL.exists():
         home = os.environ.get("KAFKA_BROKER_HOME", Path.home() / ".cache" / "kafka-broker")
         return max(Path(home).glob("jars-*"))

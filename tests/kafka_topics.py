@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import TopicAlreadyExistsError
 from aiokafka.structs import ConsumerRecord
 
 READ_S_MAX = 60
@@ -25,9 +26,12 @@ async def admin_of(address: str) -> AsyncIterator[AIOKafkaAdminClient]:
 
 
 async def make_topic(address: str, topic: str, partitions: int = 1, **settings: str) -> None:
-    """Create a topic, and wait until the broker knows it."""
+    """Create a topic with a replica on each broker, and wait until a broker knows it."""
     async with admin_of(address) as admin:
-        await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=settings)])
+        replicas = len(address.split(","))
+        new = NewTopic(topic, partitions, replicas, topic_configs=settings)
+        while (await admin.create_topics([new])).topic_errors[0][1] not in (0, TopicAlreadyExistsError.errno):
+            pass  # a broker that gets no processor time counts as dead
         while topic not in await admin.list_topics():
             pass
 
