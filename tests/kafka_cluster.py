@@ -7,6 +7,7 @@ programs come from.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import subprocess
 import time
@@ -56,9 +57,14 @@ class KafkaCluster:
 
     def __enter__(self) -> Self:
         """Start the nodes. Raises NoKafkaError."""
-        single = KafkaServer(self._directory / "single", quick=True)  # it finds the programs, or gets them
-        single.start()
-        single.kill()
+        if not shutil.which("java"):
+            raise NoKafkaError("there is no java")
+        try:
+            jars()
+        except NoKafkaError:
+            single = KafkaServer(self._directory / "single", quick=True)  # the tool gets the programs for it
+            single.start()
+            single.kill()
         try:
             formatting = [self._format(node) for node in NODES]
             for process in formatting:

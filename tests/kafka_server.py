@@ -213,12 +213,15 @@ def certificate_for(name: str, authority: Path, keys: Path) -> None:
 
 
 def jars() -> Path:
-    """Return where Kafka's programs lie; the tool gets them when it first starts a broker."""
+    """Return where Kafka's programs lie; the tool gets them when it first starts a broker. Raises NoKafkaError."""
     if TOOL.exists():
         home = os.environ.get("KAFKA_BROKER_HOME", Path.home() / ".cache" / "kafka-broker")
-        return max(Path(home).glob("jars-*"))
-    found = distribution()
-    assert found is not None
+        got = sorted(Path(home).glob("jars-*"))
+        if not got:
+            raise NoKafkaError("the tool has started no broker yet")
+        return got[-1]
+    if (found := distribution()) is None:
+        raise NoKafkaError("there is no distribution")
     return found / "libs"
 
 
