@@ -322,8 +322,10 @@ class _OneByOne:
         except msgspec.ValidationError:
             if not self._moments or not _SHORT_OFFSETS.search(payload):
                 raise
+        # A name that comes twice has to be valid twice, which a dict does not show.
+        found = self._json.decode(self._short_times.sub(rb'\1:00"', payload))
         if self._type.flat:  # no other value can have the name of such a field
-            return self._json.decode(self._short_times.sub(rb'\1:00"', payload))
+            return found
         return msgspec.convert(self._prepared(msgspec.json.decode(payload)), self._type.struct)
 
     def _prepared(self, values: Any) -> Any:

@@ -134,6 +134,19 @@ def test_a_date_is_no_time_even_if_a_time_follows_by_the_same_name(date: str) ->
     assert [row.reason for row in decode([payload], RecordType(Nested)).refused] == ["undecodable"]
 
 
+def test_a_name_that_comes_twice_has_to_be_valid_twice_beside_a_time_with_hours_of_offset() -> None:
+    class Nested(msgspec.Struct):
+        at: datetime
+        values: list[int] = []
+
+    once = b'{"at":"2026-01-01 02:00:00+02","values":[1]}'
+    twice = b'{"at":"2026-01-01 02:00:00+02","values":"none","values":[1]}'
+    decoded = decode([once, twice], RecordType(Nested))
+
+    assert decoded.objects == [Nested(datetime(2026, 1, 1, tzinfo=UTC), [1])]
+    assert [(row.row, row.reason) for row in decoded.refused] == [(1, "undecodable")]
+
+
 def test_classes_with_custom_rules_never_use_the_fast_path() -> None:
     class Renamed(msgspec.Struct, rename="camel"):
         some_x: int
