@@ -55,6 +55,8 @@ FETCH_BYTES = 4_000_000
 _TOPIC_RESOURCE = 2
 ANSWER_S_MAX = 10.0
 """Seconds that a request may take; also the most for a connection."""
+SERVER_S_MIN = 3.0
+"""Seconds that each of many named servers has at least: a login over a slow link takes some round trips."""
 _END_S_MAX = 6.0  # for the end of the partition, which an idle reader asks for: a frozen broker is noticed by it
 _REFUSALS = (
     AuthenticationFailedError,
@@ -103,7 +105,8 @@ def bootstrap_in_turn(client: AIOKafkaClient) -> None:
     async def bootstrap_within_parts() -> None:
         whole_ms = client._request_timeout_ms
         if (servers := len(client.hosts)) > 1:
-            client._request_timeout_ms = min(whole_ms, int(ANSWER_S_MAX * 1_000 / (servers + 1)))
+            part_s = max(SERVER_S_MIN, ANSWER_S_MAX / (servers + 1))
+            client._request_timeout_ms = min(whole_ms, int(part_s * 1_000))
         try:
             await bootstrap()
         finally:
