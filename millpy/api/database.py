@@ -57,6 +57,9 @@ class ConnectionLane:
         threads: the number of threads.
         name: the name of the threads.
         waiting_max: how many calls may wait.
+
+    Attributes:
+        is_crowded: whether more than a few look, so that answers are kept for a moment.
     """
 
     def __init__(self, admin: Admin, threads: int, name: str, waiting_max: int = WAITING_MAX) -> None:
@@ -67,6 +70,7 @@ class ConnectionLane:
         self._shared: dict[Hashable, asyncio.Future[Any]] = {}
         self._last: dict[Hashable, asyncio.Future[Any]] = {}
         self._rests_until: dict[Hashable, float] = {}
+        self.is_crowded = False
         self._kept = KeptAnswers(SystemClock().monotonic)
 
     async def run(
@@ -96,9 +100,9 @@ class ConnectionLane:
         """Run a call like `run`; requests with the same key that come before it begins share its answer.
 
         Calls with the same key run one after another, and a slow one rests before the next: however many viewers a list
-        has, it takes one connection for half of the time. No answer is older than its request, unless `size` is given:
-        then requests share the answer to what more than ASKED_MAX have asked for in KEPT_S, for KEPT_S, or until
-        `forget` is called.
+        has, it takes one connection for half of the time. No answer is older than its request, unless the lane is
+        crowded and `size` is given: then requests share the answer to what more than ASKED_MAX have asked for in
+        KEPT_S, for KEPT_S, or until `forget` is called.
 
         Args:
             key: what the call depends on.
@@ -161,7 +165,7 @@ class ConnectionLane:
                 del futures[key]
         if ended.cancelled() or ended.exception() is not None:  # those that wait have it, too, unless all have gone
             return
-        if size is not None:
+        if size is not None and self.is_crowded:
             answer = ended.result()
             self._kept.keep(key, answer, size(answer.value))
 

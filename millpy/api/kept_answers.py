@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 KEPT_S = 1.0
 """A kept answer is used by the requests that come so long after it began to be read."""
 ASKED_MAX = 2
-"""An answer is kept for what was asked for more often than this in about KEPT_S, so never for a single viewer."""
+"""An answer is kept for what was asked for more often than this in about KEPT_S."""
 KEPT_BYTES_MAX = 16_000_000
 T_co = TypeVar("T_co", covariant=True)
 

@@ -39,6 +39,8 @@ BEAT_S = 10.0
 SAMPLES_MAX = 120
 SERIES_MAX = 2_000
 VIEWERS_MAX = 1_000
+CROWD = 20
+"""With more viewers, answers to what many of them ask for are kept for a moment."""
 BUFFER_BYTES_MAX = 1_000_000
 EVENTS_MAX = 100
 PROGRESS = """
@@ -184,11 +186,13 @@ class Hub:
         """Return a stream for a viewer, who has to be disconnected."""
         stream = ViewerStream()
         self._streams.add(stream)
+        self._lane.is_crowded = len(self._streams) > CROWD
         return stream
 
     def disconnect(self, stream: ViewerStream) -> None:
         """Forget a viewer."""
         self._streams.discard(stream)
+        self._lane.is_crowded = len(self._streams) > CROWD
 
     def present(self) -> bytes:
         """Return the present state as events."""

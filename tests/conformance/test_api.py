@@ -231,22 +231,6 @@ def test_a_query_of_spark_is_not_drained(api: ApiServer, operator: str) -> None:
     assert (answer.status, answer.json["hint"]) == (409, "stop the query")
 
 
-def test_an_action_shows_at_once_however_many_ask(api: ApiServer, operator: str) -> None:
-    live = a_worker(api, "1 hour")
-
-    def requested() -> bool:
-        (row,) = api.get("/v1/graphs/plant/workers", operator).rows
-        return row["drain_requested_at"] is not None
-
-    before = [requested() for _ in range(6)]
-    done = api.post(f"/v1/graphs/plant/workers/{live}/drain", operator)
-    after = requested()
-    forget_workers(api)
-
-    assert done.status == 200 and before == [False] * 6
-    assert after
-
-
 def a_worker(api: ApiServer, lease: str, engine: str = "workers") -> str:
     """Register a worker of the graph whose lease ends in a while, or has ended."""
     with psycopg.connect(api.database_url, autocommit=True) as connection:

@@ -20,12 +20,12 @@ import pytest
 
 from millpy.admin.tokens import Role
 from millpy.api.failures import FAILURES_MAX
-from millpy.api.live import BUFFER_BYTES_MAX, ViewerStream
+from millpy.api.live import BUFFER_BYTES_MAX, CROWD, ViewerStream
 from millpy.api.protocol import HEAD_S_MAX
 from millpy.api.server import CONNECTIONS_MAX
 from millpy.embedded import EmbeddedPostgres
 from tests.api_server import ApiServer, running_api
-from tests.conformance.test_api import ran
+from tests.conformance.test_api import a_worker, forget_workers, ran
 from tests.databases import fresh_database
 
 VIEWERS = 200
@@ -131,6 +131,30 @@ def test_viewers_share_few_connections_and_see_news_within_two_seconds(api: ApiS
     assert min(took_s) < 2
     assert 2 < counting.most <= DATABASE_CONNECTIONS_MAX, "one listens, one looks, and the lists share what they can"
     assert [state for state, _ in counting.last if state.startswith("idle in transaction")] == []
+
+
+def test_an_action_shows_at_once_however_many_look(api: ApiServer) -> None:
+    token = api.token("crowd", Role.OPERATOR)
+    live = a_worker(api, "1 hour")
+
+    def requested() -> bool:
+        (row,) = api.get("/v1/graphs/plant/workers", token).rows
+        return row["drain_requested_at"] is not None
+
+    readers = [Reader(api, token) for _ in range(CROWD + 1)]
+    try:
+        for reader in readers:
+            reader.until(b"event: progress")
+        before = [requested() for _ in range(6)]
+        done = api.post(f"/v1/graphs/plant/workers/{live}/drain", token)
+        after = requested()
+    finally:
+        for reader in readers:
+            reader.close()
+        forget_workers(api)
+
+    assert done.status == 200 and before == [False] * 6
+    assert after
 
 
 def seen_after_s(api: ApiServer, readers: list[Reader], name: str) -> float:

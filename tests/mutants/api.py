@@ -11,7 +11,7 @@ LIVE = "tests/conformance/test_api_live.py::"
 ACCESS = "tests/conformance/test_api_access.py::"
 LANE = "tests/unit/test_api_lane.py::"
 KEPT = "millpy/api/kept_answers.py"
-SHARED = (f"{LANE}test_many_requests_share_the_answer_of_the_last_second_and_a_single_viewer_never",)
+SHARED = (f"{LANE}test_many_viewers_share_the_answer_of_the_last_second",)
 REPEATED = (f"{ACCESS}test_of_repeated_headers_the_one_that_the_proxy_added_counts",)
 
 MUTANTS = [
@@ -36,7 +36,7 @@ MUTANTS = [
     Mutant("millpy/api/protocol.py", "            transport.abort()\n        self._await_head()", "            pass\n        self._await_head()",
            (f"{LIVE}test_connections_beyond_the_limit_are_closed_and_leave_room_for_others",)),
     Mutant("millpy/api/actions.py", "        databases.reading.forget()\n", "        pass\n",
-           ("tests/conformance/test_api.py::test_an_action_shows_at_once_however_many_ask",)),
+           (f"{LIVE}test_an_action_shows_at_once_however_many_look",)),
     Mutant(KEPT, "answer.began_at <= self._forgotten_at or ", "",
            (f"{LANE}test_an_answer_that_began_before_something_changed_is_not_kept",)),
     Mutant(KEPT, "if found is not None and now - found.began_at < KEPT_S", "if found is not None", SHARED),
@@ -47,4 +47,8 @@ MUTANTS = [
            (f"{LANE}test_a_request_may_ask_for_a_fresh_answer",)),
     Mutant("millpy/admin/queries.py", "int((self._until - SystemClock().monotonic()) * 1000)", "1500",
            ("tests/conformance/test_admin_limits.py::test_statements_have_a_time_together",)),
+    Mutant("millpy/api/database.py", "if size is not None and self.is_crowded:", "if size is not None:",
+           (f"{LANE}test_few_viewers_get_a_fresh_answer_each",)),
+    Mutant("millpy/api/live.py", "        self._lane.is_crowded = len(self._streams) > CROWD\n        return stream",
+           "        return stream", ("tests/unit/test_api_hub.py::test_a_crowd_of_viewers_lets_answers_be_kept",)),
 ]  # fmt: skip

@@ -29,7 +29,7 @@ MUTANTS = [
     ),
     Mutant(
         CONNECTION,
-        "            await asyncio.gather(*sent)\n            await producer.commit",
+        "            await asyncio.gather(*self._sent)\n            await producer.commit",
         "            await producer.commit",
         killers=(f"{OF_KAFKA}test_a_batch_that_the_broker_refuses_is_named_with_the_setting",),
         line="A batch that the broker refuses is not lost",

@@ -17,7 +17,7 @@ from millpy.admin.tokens import Principal, Role
 from millpy.api import live
 from millpy.api.authentication import Caller
 from millpy.api.database import Databases
-from millpy.api.live import NEWEST, SAMPLES_MAX, Hub, watch
+from millpy.api.live import CROWD, NEWEST, SAMPLES_MAX, Hub, watch
 from millpy.api.problems import ProblemError
 from millpy.clock import SystemClock
 from millpy.errors import StoreUnavailableError
@@ -50,6 +50,7 @@ class Lane:
 
     def __init__(self, *answers: dict[str, str] | Exception) -> None:
         self.admin = Database()
+        self.is_crowded = False
         self._answers = list(answers)
 
     async def run(self, *_: Any, **__: Any) -> dict[str, str]:
@@ -122,3 +123,16 @@ def test_the_series_are_read_while_a_look_adds_to_them() -> None:
     lane.admin.while_read = look
 
     assert len(hub.series("plant")["ages_s"]) == SAMPLES_MAX
+
+
+def test_a_crowd_of_viewers_lets_answers_be_kept() -> None:
+    lane = Lane({})
+    hub = hub_of(lane)
+    streams = [hub.connect() for _ in range(CROWD)]
+    before = lane.is_crowded
+    one_more = hub.connect()
+    crowded = lane.is_crowded
+    hub.disconnect(one_more)
+
+    assert (before, crowded, lane.is_crowded) == (False, True, False)
+    assert len(streams) == CROWD
