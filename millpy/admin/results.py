@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    ColumnClause,
     Date,
     Double,
     Interval,
@@ -50,7 +51,8 @@ _TYPES: Mapping[str, Any] = {
     "jsonb": JSONB(),
 }
 TABLES = """
-    SELECT graph, name, kind, computation, key_columns, value_columns, current
+    SELECT graph, name, kind, computation, key_columns, value_columns, current,
+           CAST(extract(epoch FROM allowed_lateness) * 1000000 AS bigint) AS allowed_lateness_us
       FROM millpy.result_tables JOIN millpy.graphs USING (graph) ORDER BY graph, name
 """
 LIVE_VIEW = """
@@ -81,6 +83,7 @@ class DeployedTable:
         keys: name -> SQL type of the key columns; empty for records.
         values: name -> SQL type of the value columns.
         current: whether it belongs to the generation that has the graph's name.
+        allowed_lateness_us: how long after its end a window still takes late records, or less.
     """
 
     graph: str
@@ -90,6 +93,7 @@ class DeployedTable:
     keys: Mapping[str, str]
     values: Mapping[str, str]
     current: bool = True
+    allowed_lateness_us: int = 0
 
     @property
     def time(self) -> str:
@@ -161,6 +165,7 @@ def result_tables(admin: Admin) -> list[DeployedTable]:
             {name: kind for name, kind, _ in row["key_columns"]},
             {name: kind for name, kind, _ in row["value_columns"]},
             row["current"],
+            row["allowed_lateness_us"],
         )
         for row in admin.ask(TABLES)
     ]
@@ -311,7 +316,25 @@ def _select(
         conditions.append(column(result_table.time) < cast(literal(wanted.end, Text), moment))
     if wanted.final is not None:
         conditions.append(column("is_final") == literal(wanted.final, Boolean))
+    if wanted.final and result_table.kind == "windowed":
+        conditions.append(column(result_table.time) < _final_before(result_table))
     return select(*view.columns).where(*conditions)
+
+
+def _final_before(result_table: DeployedTable) -> ColumnElement[Any]:
+    """Return a time at which no window is final that begins then or later, for the index of the time.
+
+    It is that of all intervals, because rows may have those of another generation; a millisecond more for the rounding.
+    """
+    watermark: ColumnClause[Any] = column("input_watermark")
+    floor: ColumnClause[Any] = column("horizon_floor")
+    horizon_us = func.max(func.greatest(watermark - result_table.allowed_lateness_us, floor))
+    seconds = func.greatest(horizon_us, 0) / 1e6 + 0.001
+    return (
+        select(func.to_timestamp(seconds))
+        .select_from(table("input_watermarks", watermark, floor, schema="millpy"))
+        .scalar_subquery()
+    )
 
 
 def _in_time(result_table: DeployedTable, rows: Sequence[Row]) -> list[Row]:

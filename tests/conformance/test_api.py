@@ -121,6 +121,38 @@ def test_figures_are_those_of_sql(api: ApiServer, viewer: str) -> None:
     assert [row["window_start"] for row in rows] == sorted((row["window_start"] for row in rows), reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("watermark", "floor"),
+    [("at", "-4611686018427387904"), ("-4611686018427387904", "at"), ("at - 3600000000", "at"), ("at", "at - 1")],
+    ids=["watermark", "shorter lateness", "floor ahead", "watermark ahead"],
+)
+def test_final_rows_are_those_that_the_view_calls_final(
+    api: ApiServer, viewer: str, watermark: str, floor: str
+) -> None:
+    """One interval has passed the middle of the table, or had before its lateness was changed; the others nothing."""
+    with psycopg.connect(api.database_url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TEMP TABLE kept AS SELECT interval_id, input_watermark, horizon_floor FROM mill.intervals"
+        )
+        connection.execute("UPDATE mill.intervals SET input_watermark = -4611686018427387904")
+        connection.execute(
+            f"UPDATE mill.intervals SET input_watermark = {watermark}, horizon_floor = {floor}"
+            " FROM (SELECT interval_id AS own, mill.instant(min(window_start)"
+            "         + (max(window_end) - min(window_start)) / 2) AS at"
+            "         FROM plant.temperature_1m GROUP BY interval_id ORDER BY count(*) DESC LIMIT 1) AS f"
+            " WHERE interval_id = own"
+        )
+        found = api.get("/v1/graphs/plant/tables/temperature_1m/rows", viewer, final="true", limit=1_000).rows
+        wanted = connection.execute("SELECT count(*) FROM plant.temperature_1m_status WHERE is_final").fetchone()
+        connection.execute(
+            "UPDATE mill.intervals AS i SET input_watermark = k.input_watermark, horizon_floor = k.horizon_floor"
+            " FROM kept AS k WHERE k.interval_id = i.interval_id"
+        )
+
+    assert wanted is not None and 0 < wanted[0] < 1_000
+    assert len(found) == wanted[0]
+
+
 def test_rows_are_chosen_by_key_time_and_whether_they_are_final(api: ApiServer, viewer: str) -> None:
     path = "/v1/graphs/plant/tables/temperature_1m/rows"
     everything = api.get(path, viewer, limit=1000).rows
