@@ -71,7 +71,8 @@ class ConnectionLane:
         self._last: dict[Hashable, asyncio.Future[Any]] = {}
         self._rests_until: dict[Hashable, float] = {}
         self.is_crowded = False
-        self._kept = KeptAnswers(SystemClock().monotonic)
+        self._clock = SystemClock()
+        self._kept = KeptAnswers(self._clock.monotonic)
 
     async def run(
         self, call: Callable[Concatenate[Admin, P], T], role: str | None, *args: P.args, **kwargs: P.kwargs
@@ -121,11 +122,11 @@ class ConnectionLane:
 
             def begun(admin: Admin) -> KeptAnswer[T]:
                 self._shared.pop(key, None)  # in the thread: who comes from now on asks again
-                began_at = loop.time()
+                began_at = self._clock.monotonic()
                 try:
                     return KeptAnswer(began_at, call(admin))
                 finally:
-                    loop.call_soon_threadsafe(self._rest, key, loop.time() - began_at)
+                    loop.call_soon_threadsafe(self._rest, key, self._clock.monotonic() - began_at)
 
             loop = asyncio.get_running_loop()
             found = asyncio.ensure_future(self._run_after(self._last.get(key), key, begun, role))
@@ -145,7 +146,7 @@ class ConnectionLane:
             await asyncio.wait([before])
         rest_s = self._rests_until.get(key, 0.0) - asyncio.get_running_loop().time()
         if rest_s > 0:
-            await SystemClock().sleep(rest_s)
+            await self._clock.sleep(rest_s)
         return await self.run(call, role)
 
     def _rest(self, key: Hashable, took_s: float) -> None:

@@ -33,11 +33,10 @@ class KeptAnswers:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._answers: dict[Hashable, KeptAnswer[object]] = {}
-        self._sizes: dict[Hashable, int] = {}
+        self._answers: dict[Hashable, tuple[KeptAnswer[object], int]] = {}  # with their bytes
         self._asked: Counter[int] = Counter()  # by the hash of the key, which is long and comes from outside
         self._asked_before: Counter[int] = Counter()
-        self._counted_from = self._forgotten_at = self._cleared_at = -math.inf
+        self._counted_from = self._forgotten_at = -math.inf
 
     def find(self, key: Hashable) -> KeptAnswer[object] | None:
         """Count a request; return the answer that it may have."""
@@ -46,8 +45,9 @@ class KeptAnswers:
             recent = now - self._counted_from < 2 * KEPT_S
             self._asked, self._asked_before = Counter(), self._asked if recent else Counter()
             self._counted_from = now
+            self._drop_old(now)
         self._asked[hash(key)] += 1
-        found = self._answers.get(key)
+        found, _ = self._answers.get(key, (None, 0))
         return found if found is not None and now - found.began_at < KEPT_S else None
 
     def keep(self, key: Hashable, answer: KeptAnswer[object], size: int) -> None:
@@ -55,24 +55,16 @@ class KeptAnswers:
         asked = self._asked[hash(key)] + self._asked_before[hash(key)]
         if size > KEPT_BYTES_MAX or answer.began_at <= self._forgotten_at or asked <= ASKED_MAX:
             return
-        self._drop_old()
-        if sum(self._sizes.values()) + size > KEPT_BYTES_MAX:
-            self._drop()
-        self._answers[key], self._sizes[key] = answer, size
+        if sum(kept for _, kept in self._answers.values()) + size > KEPT_BYTES_MAX:
+            self._answers.clear()
+        self._answers[key] = answer, size
 
     def forget(self) -> None:
         """Forget all answers, and those that are being read, because something has changed."""
         self._forgotten_at = self._clock()
-        self._drop()
-
-    def _drop_old(self) -> None:
-        """Drop what is no longer used, at most once in KEPT_S: its key comes from outside, and may be long."""
-        now = self._clock()
-        if now - self._cleared_at >= KEPT_S:
-            self._cleared_at = now
-            for key in [key for key, answer in self._answers.items() if now - answer.began_at >= KEPT_S]:
-                del self._answers[key], self._sizes[key]
-
-    def _drop(self) -> None:
         self._answers.clear()
-        self._sizes.clear()
+
+    def _drop_old(self, now: float) -> None:
+        """Drop what is no longer used: its key comes from outside, and may be long."""
+        for key in [key for key, (answer, _) in self._answers.items() if now - answer.began_at >= KEPT_S]:
+            del self._answers[key]

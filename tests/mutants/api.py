@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant(KEPT, "if found is not None and now - found.began_at < KEPT_S", "if found is not None",
            (f"{LANE}test_an_answer_that_is_too_old_is_not_used_and_takes_no_memory_nor_does_its_key",)),
     Mutant(KEPT, " or asked <= ASKED_MAX", "", SHARED),
-    Mutant(KEPT, "        if sum(self._sizes.values()) + size > KEPT_BYTES_MAX:\n", "        if False:\n",
+    Mutant(KEPT, "        if sum(kept for _, kept in self._answers.values()) + size > KEPT_BYTES_MAX:\n", "        if False:\n",
            (f"{LANE}test_kept_answers_have_a_bound_in_bytes",)),
     Mutant("millpy/api/answers.py", "    if wishes & FRESH:\n", "    if False:\n",
            (f"{LANE}test_a_request_may_ask_for_a_fresh_answer",)),
