@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -299,12 +299,7 @@ def test_an_api_that_hangs_in_an_action_gives_its_locks_back_and_has_done_nothin
     with running_api(database) as api:
         token = api.token("frozen", Role.OPERATOR)
         number = open_letter(api, token)
-        path = "/v1/graphs/plant/dead-letters/discard"
-        waiting = threading.Thread(target=lambda: answers.append(api.post(path, token, {"ids": [number]}).status))
-        with psycopg.connect(database) as holder:
-            holder.execute("SELECT FROM mill.dead_letters WHERE dead_letter_id = %s FOR UPDATE", [number])
-            waiting.start()
-            await_lock(database)
+        with waiting_discard(api, token, number, answers) as waiting:
             api.process.send_signal(signal.SIGSTOP)
         try:
             with psycopg.connect(database) as engine:
@@ -351,18 +346,25 @@ def test_the_doctor_examines_while_an_action_waits(database: str) -> None:
     with running_api(database) as api:
         token = api.token("waiting", Role.OPERATOR)
         number = open_letter(api, token)
-        path = "/v1/graphs/plant/dead-letters/discard"
-        waiting = threading.Thread(target=lambda: answers.append(api.post(path, token, {"ids": [number]}).status))
-        with psycopg.connect(database) as holder:
-            holder.execute("SELECT FROM mill.dead_letters WHERE dead_letter_id = %s FOR UPDATE", [number])
-            waiting.start()
-            await_lock(database)
+        with waiting_discard(api, token, number, answers) as waiting:
             examined = api.get("/v1/doctor", token)
             assert answers == []
         waiting.join()
 
     assert examined.status == 200
     assert answers == [200]
+
+
+@contextmanager
+def waiting_discard(api: ApiServer, token: str, number: int, answers: list[int]) -> Iterator[threading.Thread]:
+    """An action that waits for a lock as long as this lasts; its status is then appended to `answers`."""
+    path = "/v1/graphs/plant/dead-letters/discard"
+    waiting = threading.Thread(target=lambda: answers.append(api.post(path, token, {"ids": [number]}).status))
+    with psycopg.connect(api.database_url) as holder:
+        holder.execute("SELECT FROM mill.dead_letters WHERE dead_letter_id = %s FOR UPDATE", [number])
+        waiting.start()
+        await_lock(api.database_url)
+        yield waiting
 
 
 def open_letter(api: ApiServer, token: str) -> int:
