@@ -210,7 +210,7 @@ class Gate:
                 hint="wait, then use a valid token",
                 headers={"Retry-After": str(math.ceil(wait_s))},
             )
-        found = await self._lane.run(find, None)
+        found = await self._lane.share(key, find, None)  # all streams of a token look it up at the same time
         self._known.pop(key, None)
         if found is None:
             if counts:

@@ -17,9 +17,12 @@ from millpy.admin.queries import Admin
 from millpy.admin.tokens import Principal, Role
 from millpy.api.answers import answer_shared
 from millpy.api.authentication import Caller
-from millpy.api.database import ConnectionLane
+from millpy.api.authentication import Gate as AccessGate
+from millpy.api.configuration import ApiConfiguration
+from millpy.api.database import ConnectionLane, Databases
 from millpy.api.kept_answers import ASKED_MAX, KEPT_BYTES_MAX, KEPT_S, KeptAnswer, KeptAnswers
 from millpy.api.problems import ProblemError
+from millpy.clock import SystemClock
 
 WAITING_MAX = 3
 
@@ -308,3 +311,24 @@ async def test_too_many_different_requests_are_refused_and_later_ones_are_not(la
     assert sum(isinstance(one, ProblemError) for one in ended) == 2
     await held
     assert isinstance(await lane.share(WAITING_MAX + 1, counting(calls, "a"), None), str)
+
+
+async def test_all_streams_of_a_token_may_look_it_up_at_the_same_time(lane: ConnectionLane) -> None:
+    """With 600 of them, a hundred were told that too many requests wait, and ended every ten seconds."""
+    databases, calls = cast("Databases", SimpleNamespace(authenticating=lane)), list[str]()
+    gate, held = AccessGate(cast("ApiConfiguration", SimpleNamespace()), databases, SystemClock()), Gate()
+    found = Principal(1, "a", Role.VIEWER, None)
+
+    def find(_: Any) -> Principal:
+        calls.append("asked")
+        return found
+
+    holding = asyncio.create_task(lane.run(held.call, None))
+    await held.reached.wait()
+    looking = [asyncio.create_task(gate._found("::1", ("token", b"hash"), find, "wrong")) for _ in range(600)]
+    await asyncio.sleep(0)
+    held.open()
+    await holding
+
+    assert await asyncio.gather(*looking) == [found] * 600
+    assert len(calls) == 1
