@@ -20,7 +20,6 @@ from millpy.process.assembly import archives_of, deploy
 from millpy.process.exit import report_error
 from millpy.process.worker_process import run_until_stopped
 from millpy.runtime.observer import Observers
-from millpy.store.postgres.deployment.migrate import migrate
 
 log = structlog.get_logger(__name__)
 Choose = Callable[[Graph, Sequence[str]], Sequence[str]]
@@ -89,6 +88,8 @@ def prepare(arguments: Sequence[str]) -> int:
     Args:
         arguments: files of graphs; `--roles` among them also creates the roles owner, worker and reader.
     """
+    from millpy.store.postgres.deployment.migrate import migrate  # SQLAlchemy and Alembic, which workers do not need
+
     try:
         _check_assertions()
         settings = Settings.load()
