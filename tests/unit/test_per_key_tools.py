@@ -1,9 +1,8 @@
-"""Per-key tools in graphs: what is refused, what happens at their bounds, what may be deployed over stored state."""
+"""Per-key tools in graphs: what is refused, and what happens at their bounds."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -37,58 +36,12 @@ from millpy import (
     seconds,
 )
 from millpy.errors import GraphError, SchemaError
-from millpy.model.graph_changes import changes_between
 from millpy.operators.gap_filling import POINTS_A_CALL, POINTS_AT_ONCE, SEGMENTS_MAX, GapFilling
 from millpy.operators.pattern import STEPS_MAX
 from millpy.operators.pattern_matching import PARTIALS_BYTES_MAX
 from millpy.testing import GraphDriver, ManualSource
 from millpy.windowing.aggregates.ranking import KEPT_MAX, Ranking
-
-NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
-
-
-class Event(msgspec.Struct):
-    device: str
-    at: datetime
-    kind: str = ""
-    value: float | None = 0.0
-    count: int = 0
-    tags: list[str] = []
-
-
-GRID: Any = {"every": minutes(1), "limit": minutes(5), "name": "g"}
-
-
-def at(second: float) -> datetime:
-    return NOON + seconds(second)
-
-
-def event(second: float, **fields: Any) -> Event:
-    return Event("pump", at(second), **fields)
-
-
-def is_door(event: Event) -> bool:
-    return event.kind == "door"
-
-
-def is_alarm(event: Event) -> bool:
-    return event.kind == "alarm"
-
-
-DOOR = Pattern("door", is_door)
-DOOR_ALARM = DOOR.then("alarm", is_alarm, within=minutes(5))
-
-
-def events_of(graph: Graph, disorder: float = 0, **options: Any) -> Stream:
-    event_time = EventTime("at", max_disorder=seconds(disorder), **options)
-    return graph.inject("events", ManualSource(), schema=Event, event_time=event_time)
-
-
-def driver_of(add: Callable[[KeyedStream], Stream], **options: Any) -> GraphDriver:
-    graph = Graph("tools")
-    add(events_of(graph).key_by("device"))
-    return GraphDriver(graph, **options)
-
+from tests.per_key_events import DOOR, DOOR_ALARM, GRID, Event, at, driver_of, event, events_of, grid, is_alarm, is_door
 
 # Refusals.
 
@@ -132,10 +85,6 @@ def driver_of(add: Callable[[KeyedStream], Stream], **options: Any) -> GraphDriv
 def test_a_tool_that_could_not_work_is_refused(add: Callable[[Any], Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
         driver_of(add)
-
-
-def grid(keyed: KeyedStream, *fields: str, **options: Any) -> Stream:
-    return keyed.fill_gaps(*(fields or ("value",)), **{**GRID, **options})
 
 
 @pytest.mark.parametrize(
@@ -602,99 +551,6 @@ def test_a_record_before_its_cause_is_refused_without_a_hold(way: str) -> None:
     driver.feed("events", [event(0), event(30, count=1)])
 
     assert "its cause is later" in driver.dead_letters()[0].detail
-
-
-# Deployments.
-
-
-def description(add: Callable[[KeyedStream], Any], schema: type = Event) -> Any:
-    graph = Graph("tools")
-    event_time = EventTime("at", max_disorder=seconds(0))
-    add(graph.inject("events", ManualSource(), schema=schema, event_time=event_time).key_by("device"))
-    return graph.spec().description()
-
-
-def is_another(event: Event) -> bool:
-    return True
-
-
-Tool = Callable[[KeyedStream], Any]
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (
-            lambda keyed: keyed.match(DOOR_ALARM, name="t"),
-            lambda keyed: keyed.match(DOOR.then("alarm", is_alarm, within=minutes(6)), name="t"),
-        ),
-        (
-            lambda keyed: keyed.match(DOOR_ALARM, name="t"),
-            lambda keyed: keyed.match(DOOR.then("alarm", is_another, within=minutes(5)), name="t"),
-        ),
-        (
-            lambda keyed: keyed.match(DOOR_ALARM, name="t"),
-            lambda keyed: keyed.match(DOOR_ALARM.unless("reset", is_another), name="t"),
-        ),
-        (
-            lambda keyed: keyed.match(DOOR_ALARM, name="t"),
-            lambda keyed: keyed.match(DOOR_ALARM, name="t", after_match="to_next"),
-        ),
-        (lambda keyed: keyed.changes("value", name="t"), lambda keyed: keyed.changes("count", name="t")),
-        (lambda keyed: keyed.rates("value", name="t"), lambda keyed: keyed.rates("count", name="t")),
-        (lambda keyed: grid(keyed, name="t"), lambda keyed: grid(keyed, name="t", every=seconds(30))),
-        (lambda keyed: grid(keyed, name="t"), lambda keyed: grid(keyed, name="t", limit=minutes(6))),
-        (lambda keyed: grid(keyed, name="t"), lambda keyed: grid(keyed, name="t", method="null")),
-        (lambda keyed: grid(keyed, name="t"), lambda keyed: grid(keyed, name="t", offset=seconds(1))),
-    ],
-)
-def test_another_meaning_of_stored_state_is_refused(before: Tool, after: Tool) -> None:
-    changes = [change for change in changes_between(description(before), description(after)) if change.subject == "t"]
-
-    assert "meaning" in {change.kind for change in changes}
-    (words,) = [change.difference for change in changes if change.kind == "meaning"]
-    was, now = re.fullmatch(r"parameter '\w+' changed from (.+) to (.+)", words).groups()  # type: ignore[union-attr]
-    assert was != now
-    assert '"kind"' not in was + now, "as a user writes it"
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (
-            lambda keyed: keyed.match(DOOR_ALARM, name="t"),
-            lambda keyed: keyed.match(DOOR_ALARM, name="t", partials_max=5),
-        ),
-        (
-            lambda keyed: keyed.changes("value", name="t"),
-            lambda keyed: keyed.changes("value", by=1, max_silence=minutes(1), name="t"),
-        ),
-        (
-            lambda keyed: keyed.rates("count", name="t"),
-            lambda keyed: keyed.rates("count", wraps_at=2**32, max_gap=minutes(1), name="t"),
-        ),
-    ],
-)
-def test_bounds_and_thresholds_may_change_over_stored_state(before: Tool, after: Tool) -> None:
-    assert changes_between(description(before), description(after)) == []
-
-
-def test_a_partial_match_with_records_of_another_type_needs_a_migration() -> None:
-    class Event(msgspec.Struct):
-        device: str
-        at: datetime
-        kind: str = ""
-        value: float | None = 0.0
-        count: int = 0
-        tags: list[str] = []
-        note: str = ""
-
-    def tool(keyed: KeyedStream) -> Stream:
-        return keyed.match(DOOR_ALARM, name="t")
-
-    changes = [c for c in changes_between(description(tool), description(tool, Event)) if c.subject == "t"]
-
-    assert {change.kind for change in changes} == {"state"}
 
 
 def test_a_corrected_total_amends_its_ranking_and_what_is_built_on_it() -> None:
