@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 _UNFINISHED = (".tmp", ".temp", ".part", ".partial", ".inprogress", ".crdownload", "~")
 _ABSENT_AT_LEAST_S = 3_600.0
+_UNSETTLED_AFTER_S = 60.0
+_UNSETTLED_HINT = "settle=seconds(0) reads a file on while it is written, if its writer writes whole lines"
 
 
 class SkipReporter:
@@ -89,6 +91,16 @@ class Notes:
         self.missed.pop(path, None)
         self.changed.add(path)
 
+    def miss(self, present: frozenset[str], *, now_us: int, monotonic: float) -> list[str]:
+        """Record which files are missing among those that exist, and return them."""
+        absent = [path for path in self.done if path not in present]
+        for path in absent:
+            self.missed.setdefault(path, monotonic)
+            if not self.done[path].gone_us:
+                self.done[path] = msgspec.structs.replace(self.done[path], gone_us=max(now_us, 1))
+                self.changed.add(path)
+        return absent
+
     def look(
         self, present: frozenset[str], *, now_us: int, monotonic: float, kept_s: float, absent_max: int
     ) -> tuple[dict[str, bytes | None], int]:
@@ -100,12 +112,7 @@ class Notes:
         Returns:
             The notes to commit, and how many were dropped because too many files are missing.
         """
-        absent = [path for path in self.done if path not in present]
-        for path in absent:
-            self.missed.setdefault(path, monotonic)
-            if not self.done[path].gone_us:
-                self.done[path] = msgspec.structs.replace(self.done[path], gone_us=max(now_us, 1))
-                self.changed.add(path)
+        absent = self.miss(present, now_us=now_us, monotonic=monotonic)
         over = [
             path
             for path in absent
@@ -364,11 +371,12 @@ def _without_dot(path: str) -> str:
 
 @dataclass(slots=True)
 class _GrowingFile:
-    """A file that may still be written to."""
+    """A file that may still be written to; `found` and `since` are when it was first seen, and first seen like this."""
 
     size: int
     changed_ns: int
     since: float
+    found: float
 
 
 class WatchedFileQueue:
@@ -399,6 +407,7 @@ class WatchedFileQueue:
         self._ready: deque[str] = deque()
         self._listed: frozenset[str] | None = None  # None before the first listing
         self._too_many = False
+        self._told_unsettled = False
 
     def check(self) -> None:
         """Check that the directory exists.
@@ -473,10 +482,26 @@ class WatchedFileQueue:
                 before = self._seen.get(path)
                 same = before is not None and (before.size, before.changed_ns) == (state.st_size, state.st_mtime_ns)
                 since = before.since if before is not None and same else now
-                waiting[path] = _GrowingFile(state.st_size, state.st_mtime_ns, since)
+                found = now if before is None else before.found
+                waiting[path] = _GrowingFile(state.st_size, state.st_mtime_ns, since, found)
         except OSError as error:
             raise SourceUnavailableError(f"{self._directory}: {error}", hint="make the directory readable") from error
         self._seen, self._listed = waiting, frozenset(listed)
+        # At once, though it is committed with the next file: one that comes under this name soon is another file.
+        self._notes.miss(self._listed, now_us=self._setup.clock.now_us(), monotonic=now)
+        self._report_unsettled(now)
+
+    def _report_unsettled(self, now: float) -> None:
+        """Report a file that has been written to for so long that it may never settle; once, until there is none."""
+        unsettled = min(self._seen, key=lambda path: self._seen[path].found, default=None)
+        if unsettled is None or now - self._seen[unsettled].found < self._settle_s + _UNSETTLED_AFTER_S:
+            self._told_unsettled = False
+        elif not self._told_unsettled:
+            self._told_unsettled = True
+            setup, path = self._setup, ascii(unsettled)
+            what = f"{path} is not read, because it has not been unchanged for {self._settle_s:g} s since it was found"
+            log.warning("%s", what, extra={"hint": _UNSETTLED_HINT})
+            setup.tell("file_unsettled", {"stream": setup.stream, "partition": setup.partition, "what": what})
 
     def changed_notes(self) -> dict[str, bytes | None]:
         """Return the notes of files that disappeared or came back; empty before the first listing."""

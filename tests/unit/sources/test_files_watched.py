@@ -313,6 +313,47 @@ async def test_different_file_under_a_former_name_is_new(folder: Path) -> None:
     assert await watch.read() == []
 
 
+@pytest.mark.parametrize("content", [b"{3}\n", b"{2}\n{3}\n{4}\n", b""])
+async def test_rotated_file_is_new_though_no_other_file_comes_meanwhile(folder: Path, content: bytes) -> None:
+    # A missing file was noticed only when reading of another one began.
+    (folder / "a.log").write_bytes(b"{1}\n{2}\n")
+    watch = Watch(Directory(folder, pattern="*.log", settle=timedelta(0), every=OFTEN))
+    async with watch.open():
+        await watch.until_quiet()
+        (folder / "a.log").rename(folder / "a.log.1")
+        await watch.until(lambda: watch.queue()._listed == frozenset())
+        (folder / "a.log").write_bytes(content)
+        await watch.until(lambda: not watch.injector.quiet())
+        found = await watch.until_quiet()
+
+    assert [taken.refused for taken in found] == [()] * len(found)
+    assert lines_of(found) == content.splitlines()
+    assert await watch.read() == []
+
+
+async def test_file_that_never_settles_is_reported(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    watch = Watch(Directory(folder, settle=timedelta(seconds=2), every=OFTEN))
+
+    async def written_for(seconds: int) -> None:
+        for _ in range(seconds):
+            with (folder / "a.log").open("ab") as file:
+                file.write(b"{}\n")
+            size = (folder / "a.log").stat().st_size
+            await watch.until(lambda: any(seen.size == size for seen in watch.queue()._seen.values()))
+            watch.clock.now += 1
+
+    async with watch.open():
+        await written_for(60)
+        assert watch.reported == []
+        await written_for(30)
+        assert [kind for kind, _ in watch.reported] == ["file_unsettled"]
+        assert "a.log" in str(watch.reported[0][1]["what"])
+        assert "settle=seconds(0)" in caplog.records[-1].hint  # type: ignore[attr-defined]
+        assert len(lines_of(await watch.settled())) == 90
+        await written_for(70)
+        assert len(watch.reported) == 2  # another time
+
+
 async def test_file_that_grew_while_missing_is_read_on(folder: Path) -> None:
     (folder / "a.ndjson").write_bytes(b"{1}\n")
     watch = Watch(Directory(folder, settle=timedelta(0), every=OFTEN))
