@@ -46,7 +46,8 @@ class SparkplugMessage(msgspec.Struct, frozen=True):
     Attributes:
         group, edge_node, device: who has sent it; `device` is empty for the edge node itself.
         type: NBIRTH, NDEATH, NDATA, DBIRTH, DDEATH or DDATA.
-        at: the least time in it: its own, or that of a metric before; of a message without one, its arrival.
+        at: the least time in it: its own, or that of a metric before; of a message without one, and of a NDEATH, whose
+            time is that of the connection that has ended, its arrival.
         arrived_at: when it arrived, in µs since the epoch.
         id: the same for a message that is delivered again, for `Dedupe("id", …)`; None for a death, which has no time.
         payload: the payload, as protobuf.
@@ -146,6 +147,8 @@ def _message(message: Message, group: str, edge_node: str, device: str, kind: st
     own = time_of(payload)
     times = [] if own is None else [own]
     times += [found for metric in payload.metrics if (found := time_of(metric)) is not None]
+    if kind == "NDEATH":
+        times = []
     at = message.arrival if not times else _EPOCH + timedelta(milliseconds=min(times))
     name = None
     if own is not None and kind != "NDEATH":

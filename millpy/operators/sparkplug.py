@@ -170,7 +170,8 @@ class _Call:
     ) -> None:
         self._metrics, self._events, self._rejected = streams
         self._context, self._message, self._payload, self._every_us = context, message, payload, every_us
-        own = payload.timestamp * 1_000 if payload.HasField("timestamp") else message.arrived_at
+        timed = payload.HasField("timestamp") and message.type != "NDEATH"  # its time is when the node connected
+        own = payload.timestamp * 1_000 if timed else message.arrived_at
         self._own_us = own
         self._at_us = int(context.event_time_us)
         latest = max(self._at_us, message.arrived_at)

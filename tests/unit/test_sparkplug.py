@@ -248,6 +248,19 @@ def test_the_death_of_an_earlier_session_does_not_end_this_one() -> None:
     assert events(made) == ["node_birth bdSeq 4"]
 
 
+def test_a_death_is_when_it_arrives_though_the_broker_has_it_since_the_node_connected() -> None:
+    # The payload of a will is made before the birth, which may be days before the death.
+    arrived = MS * 1_000 + 3 * 86_400_000_000
+    number = {"name": "bdSeq", "datatype": 4, "long_value": 0, "timestamp": MS - 1}
+    will = message("NDEATH", payload(None, number, ms=MS - 1))
+    made = driver(message("NBIRTH", birth(0, RPM)), msgspec.structs.replace(will, arrived_at=arrived))
+
+    at = datetime.fromtimestamp(arrived / 1_000_000, UTC)
+    found, death = made.timed_records("sparkplug_events")[-1]
+    assert (found, death.kind, death.at) == (at, "node_death", at)
+    assert made.timed_records("messages")[-1][0] == at
+
+
 def test_aliases_of_an_earlier_birth_are_forgotten() -> None:
     other = {**RPM, "name": "torque", "alias": 8}
     made = driver(

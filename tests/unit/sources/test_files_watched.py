@@ -339,7 +339,7 @@ async def test_file_that_never_settles_is_reported(folder: Path, caplog: pytest.
             with (folder / "a.log").open("ab") as file:
                 file.write(b"{}\n")
             size = (folder / "a.log").stat().st_size
-            await watch.until(lambda: any(seen.size == size for seen in watch.queue()._seen.values()))
+            await watch.until(lambda size=size: any(seen.size == size for seen in watch.queue()._seen.values()))
             watch.clock.now += 1
 
     async with watch.open():
