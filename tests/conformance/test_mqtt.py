@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -442,6 +443,31 @@ async def test_bad_password_is_a_configuration_error(tmp_path: Path) -> None:
             await injector.open(None)
 
         assert "secret" not in f"{caught.value} {caught.value.hint} {injector._address!r}"
+        await injector.close()
+
+
+async def test_broker_that_refuses_the_login_for_a_while_is_an_outage(tmp_path: Path) -> None:
+    # The worker ended, and neither a supervisor nor systemd starts it again after a mistake of configuration: a broker
+    # that was started again, and knew its users a minute later, stopped the plant.
+    with SettledBroker(tmp_path / "broker", []) as broker:
+        injector = an_injector(broker.port, limits=Limits(retry_s_max=0.1, lease_ttl_s=0.5))
+        state = injector._setup.connection
+        await injector.open(None)
+
+        async def starts_again(*, anonymous: bool, shows: Callable[[], bool]) -> None:
+            broker.stop()
+            broker._anonymous = anonymous
+            broker.start()
+            async with asyncio.timeout(60):
+                while not shows():
+                    assert await injector.take() is None
+                    await asyncio.sleep(0)
+
+        await starts_again(anonymous=False, shows=lambda: "refuses user" in state.why and state.attempts > 1)
+        await starts_again(anonymous=True, shows=lambda: state.is_connected is True)
+        await publish(broker.port, [b"1"])
+
+        assert await take_payloads(injector, 1) == [b"1"]
         await injector.close()
 
 

@@ -240,10 +240,11 @@ class MqttInjector:
         self._watcher: asyncio.Task[None] | None = None
         self._watched_at = 0.0
         self._total = 0
+        self._accepted = False  # whether the broker has let us subscribe: what it refuses later may be in order again
         self._redeliveries = Redeliveries(setup.notes, address.receive_max)
 
     async def open(self, position: bytes | None) -> None:
-        """Connect; when the broker is unreachable, keep trying in the background.
+        """Connect; when the broker is unreachable, or will refuse us later, keep trying in the background.
 
         Raises:
             ConfigError: the broker rejects the credentials, the protocol or the subscription.
@@ -304,6 +305,7 @@ class MqttInjector:
 
     async def _subscribe(self, session: _Session) -> None:
         await session.connection.subscribe(self._setup.partition, retained=self._retained)
+        self._accepted = True
         await self._prepare_marker(session)
 
     async def _prepare_marker(self, session: _Session) -> None:
@@ -336,7 +338,8 @@ class MqttInjector:
                 await lost.close()
                 if lost.refusal is not None and not isinstance(lost.refusal, SourceUnavailableError):
                     self._setup.connection.disconnected(str(lost.refusal))
-                    raise lost.refusal
+                    if not (self._accepted and isinstance(lost.refusal, ConfigError)):
+                        raise lost.refusal
                 lasted_s = self._setup.clock.monotonic() - lost.connected_at
                 delay_s = limits.retry_s_min
                 if taken_over or lasted_s < limits.lease_ttl_s:
@@ -350,12 +353,11 @@ class MqttInjector:
                 continue
             try:
                 self._session = await self._connect()
-            except SourceUnavailableError as error:
+            except (SourceUnavailableError, ConfigError) as error:
                 self._setup.connection.disconnected(error.message, attempted=True)
+                if isinstance(error, ConfigError) and not self._accepted:
+                    raise  # `take` raises it
                 log.debug("mqtt: %s", error.message)
-            except ConfigError as error:  # `take` raises it
-                self._setup.connection.disconnected(error.message, attempted=True)
-                raise
 
     def _warn_of_takeover(self, taken_over: bool, *, listens: bool) -> None:
         """Say that another client may have our id; but not if the broker has stopped, which also ends connections."""
@@ -383,7 +385,7 @@ class MqttInjector:
         return True
 
     async def take(self) -> SourceBatch | None:
-        """Return the received records, at most a bundle. Raises ConfigError when the broker has rejected us."""
+        """Return the received records, at most a bundle. Raises ConfigError when the broker has never accepted us."""
         if self._keeper is not None and self._keeper.done():
             self._keeper.result()  # the reconnecting task has failed: raise its error instead of staying silent
         session = self._session

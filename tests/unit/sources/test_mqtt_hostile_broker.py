@@ -118,6 +118,39 @@ async def test_refused_subscription_behind_a_backlog_is_reported_after_it() -> N
     server.close()
 
 
+async def test_subscription_that_is_refused_for_a_while_is_an_outage() -> None:
+    codes = iter([b"\x01", b"\x87", b"\x87", b"\x01"])
+    states: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError, StopIteration):
+            connected = await reader.readexactly(2)
+            await reader.readexactly(connected[1])
+            states.append(setup.connection.why)
+            writer.write(CONNACK)
+            subscribe = await reader.readexactly(2)
+            packet_id = (await reader.readexactly(subscribe[1]))[:2]
+            writer.write(b"\x90\x04" + packet_id + b"\x00" + next(codes))
+            await reader.readexactly(2)  # the next packet: the marker, or DISCONNECT
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    limits = Limits(lease_ttl_s=0.5, retry_s_min=0.01, retry_s_max=0.05)
+    setup = SourceSetup(graph="g", stream="s", partition="a", limits=limits, clock=SystemClock(), ready=asyncio.Event())
+    injector = Mqtt("a", host="127.0.0.1", port=port).connect(setup)
+    try:
+        await injector.open(None)
+        async with asyncio.timeout(60):
+            while len(states) < 4:  # noqa: ASYNC110
+                assert await injector.take() is None
+                await asyncio.sleep(0)
+        assert [("granted 135" in why) for why in states] == [False, False, True, True]
+    finally:
+        await injector.close()
+        server.close()
+
+
 async def test_bundle_is_read_and_acknowledged_before_the_subscription_is_answered() -> None:
     # Less than is read ahead: the broker would wait for the answer, which it gives last.
     count, acknowledged = 20_000, asyncio.Event()
