@@ -36,13 +36,25 @@ class ConnectionState:
         since_us: since when it is so.
         why: why there is no connection; "" while there is one.
         attempts: the attempts to connect that have failed since then.
+        accepted: whether the other side has let this worker in before: what it refuses later may be in order again.
         managed: whether the source reports its connection itself.
         held: what the source waits for although it is connected, such as a schema registry; "" for nothing.
         address: where other workers reach the owner of the partition, for a source whose workers pass records on.
         outage: the last time without connection that is over; None if there was none.
     """
 
-    __slots__ = ("_now_us", "address", "attempts", "held", "is_connected", "managed", "outage", "since_us", "why")
+    __slots__ = (
+        "_now_us",
+        "accepted",
+        "address",
+        "attempts",
+        "held",
+        "is_connected",
+        "managed",
+        "outage",
+        "since_us",
+        "why",
+    )
 
     def __init__(self, now_us: Callable[[], Instant] = lambda: INSTANT_MIN) -> None:
         self._now_us = now_us
@@ -50,6 +62,7 @@ class ConnectionState:
         self.since_us = INSTANT_MIN
         self.why = ""
         self.attempts = 0
+        self.accepted = False
         self.managed = False
         self.held = ""
         self.address = ""

@@ -240,21 +240,23 @@ class MqttInjector:
         self._watcher: asyncio.Task[None] | None = None
         self._watched_at = 0.0
         self._total = 0
-        self._accepted = False  # whether the broker has let us subscribe: what it refuses later may be in order again
         self._redeliveries = Redeliveries(setup.notes, address.receive_max)
 
     async def open(self, position: bytes | None) -> None:
-        """Connect; when the broker is unreachable, or will refuse us later, keep trying in the background.
+        """Connect; when the broker is unreachable, or refuses us after it has accepted us, try again in the background.
 
         Raises:
-            ConfigError: the broker rejects the credentials, the protocol or the subscription.
+            ConfigError: the broker, which has not accepted us before, rejects the credentials, the protocol or the
+                subscription.
         """
         connection = self._setup.connection
         connection.managed = True
         if self._setup.trusted():
             try:
                 self._session = await self._connect()
-            except SourceUnavailableError as error:
+            except (SourceUnavailableError, ConfigError) as error:
+                if isinstance(error, ConfigError) and not connection.accepted:
+                    raise
                 connection.disconnected(error.message, attempted=True)
                 log.warning("%s; trying again", error.message, extra={"hint": error.hint})
         self._watcher = asyncio.create_task(self._watch_answers(), name="millpy-mqtt-watch")
@@ -305,7 +307,7 @@ class MqttInjector:
 
     async def _subscribe(self, session: _Session) -> None:
         await session.connection.subscribe(self._setup.partition, retained=self._retained)
-        self._accepted = True
+        self._setup.connection.accepted = True
         await self._prepare_marker(session)
 
     async def _prepare_marker(self, session: _Session) -> None:
@@ -338,7 +340,7 @@ class MqttInjector:
                 await lost.close()
                 if lost.refusal is not None and not isinstance(lost.refusal, SourceUnavailableError):
                     self._setup.connection.disconnected(str(lost.refusal))
-                    if not (self._accepted and isinstance(lost.refusal, ConfigError)):
+                    if not (self._setup.connection.accepted and isinstance(lost.refusal, ConfigError)):
                         raise lost.refusal
                 lasted_s = self._setup.clock.monotonic() - lost.connected_at
                 delay_s = limits.retry_s_min
@@ -355,7 +357,7 @@ class MqttInjector:
                 self._session = await self._connect()
             except (SourceUnavailableError, ConfigError) as error:
                 self._setup.connection.disconnected(error.message, attempted=True)
-                if isinstance(error, ConfigError) and not self._accepted:
+                if isinstance(error, ConfigError) and not self._setup.connection.accepted:
                     raise  # `take` raises it
                 log.debug("mqtt: %s", error.message)
 

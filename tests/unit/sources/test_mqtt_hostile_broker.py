@@ -142,7 +142,7 @@ async def test_subscription_that_is_refused_for_a_while_is_an_outage() -> None:
     try:
         await injector.open(None)
         async with asyncio.timeout(60):
-            while len(states) < 4:  # noqa: ASYNC110
+            while len(states) < 4:
                 assert await injector.take() is None
                 await asyncio.sleep(0)
         assert [("granted 135" in why) for why in states] == [False, False, True, True]
