@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from itertools import takewhile
 from typing import Any, Literal
 
 from millpy.model.horizons import HORIZON, HORIZONS, KEPT, LATENESS, by_site, effect_of, horizon_changes
 from millpy.model.identity import allows_none, or_none
 from millpy.model.identity_text import fields_text, identity_text, parameter_name, parameter_text, type_text
+from millpy.model.time import duration_text
 
 Kind = Literal["addition", "setting", "state", "meaning", "back"]
 Description = Mapping[str, Any]
@@ -474,7 +474,7 @@ def _retention(subject: str, was: int | None, now: int | None) -> Iterator[Graph
         words = "it has a retention, and would keep all rows: give a long one, such as days(36500), instead"
         yield GraphChange("meaning", subject, words)
     elif was is not None and now is not None and was != now:
-        words = _changed("the retention", *(str(timedelta(microseconds=length)) for length in (was, now)))
+        words = _changed("the retention", *(duration_text(length) for length in (was, now)))
         yield GraphChange("setting", subject, f"{words}; older rows are dropped" if now < was else words)
 
 
