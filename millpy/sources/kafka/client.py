@@ -38,7 +38,7 @@ from aiokafka.protocol.fetch import FetchRequest
 from millpy.config.extras import to_install
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.sources.kafka.batches import RUN_RECORDS, read_by_columns
-from millpy.sources.kafka.connect_errors import reason, verifying
+from millpy.sources.kafka.connect_errors import RefusalError, reason, verifying
 from millpy.sources.kafka.record_columns import RecordColumns
 from millpy.sources.kafka.topic_ids import (
     TopicIdFetchRequest,
@@ -306,7 +306,7 @@ async def _answers(within_s: float | None = ANSWER_S_MAX) -> AsyncIterator[None]
     except OffsetOutOfRangeError as error:
         raise OutOfRangeError(f"Kafka: {error!r}") from error
     except _REFUSALS as error:
-        raise ConfigError(f"Kafka refuses us: {error!r}", hint="check user, password and rights") from error
+        raise RefusalError(f"Kafka refuses us: {error!r}", hint="check user, password and rights") from error
     except UnsupportedCodecError as error:
         raise ConfigError(f"Kafka: {error!r}", hint=to_install("kafka")) from error
     except (KafkaError, OSError) as error:

@@ -23,6 +23,11 @@ from aiokafka.helpers import create_ssl_context
 
 from millpy.errors import ConfigError, SourceUnavailableError
 
+
+class RefusalError(ConfigError):
+    """A broker refuses our login or rights, or we do not trust it. If it was in order before, it may be so again."""
+
+
 Reason = ConfigError | SourceUnavailableError
 PROBE_S_MAX = 3.0
 """Seconds that a broker may take to say why; a host that answers nothing at all must not keep us from the others."""
@@ -74,12 +79,12 @@ def _reason_of(place: str, options: Mapping[str, Any], error: Exception) -> Reas
     user, sasl = options.get("sasl_plain_username"), options.get("sasl_mechanism")
     match error:
         case ssl.SSLCertVerificationError():
-            return ConfigError(
+            return RefusalError(
                 f"the certificate of the Kafka broker at {place} is not trusted: {error.verify_message}",
                 hint="set tls=Tls(ca=…) to the authorities to trust; the broker's must contain the name in servers=",
             )
         case SaslAuthenticationFailed():
-            return ConfigError(
+            return RefusalError(
                 f"the Kafka broker at {place} refuses user {user!r} with {sasl}",
                 hint="check sasl=Sasl(…), or MILLPY_KAFKA_USERNAME and MILLPY_KAFKA_PASSWORD",
             )

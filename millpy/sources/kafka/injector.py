@@ -25,6 +25,7 @@ from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.model.time import describe
 from millpy.sources.kafka.beginning import NotThereError, begins, check_lost, first_offset, gone, look, replaced
 from millpy.sources.kafka.client import Client, Cluster, OutOfRangeError
+from millpy.sources.kafka.connect_errors import RefusalError
 from millpy.sources.kafka.fetch_inbox import FetchInbox
 from millpy.sources.kafka.position import KafkaPosition
 from millpy.sources.kafka.record_columns import RecordColumns
@@ -79,7 +80,8 @@ class KafkaInjector:
         """Connect and begin; when the broker or the topic is missing, keep trying in the background.
 
         Raises:
-            ConfigError: the broker rejects us, the offset is gone, or `--from` contradicts a committed position.
+            ConfigError: the broker rejects us and has not accepted us before, the offset is gone, or `--from`
+                contradicts a committed position.
         """
         start = self._setup.start
         if position is not None:
@@ -95,7 +97,9 @@ class KafkaInjector:
         try:
             await self._connect()
             self._setup.connection.connected()
-        except SourceUnavailableError as error:
+        except (SourceUnavailableError, RefusalError) as error:
+            if isinstance(error, RefusalError) and not self._setup.connection.accepted:
+                raise
             self._setup.connection.disconnected(error.message, attempted=True)
             log.warning("%s; trying again", error.message)
         self._keeper = asyncio.create_task(self._keep(), name=f"millpy-kafka-{self._setup.partition}")
@@ -113,6 +117,7 @@ class KafkaInjector:
         except BaseException:
             await self._disconnect()
             raise
+        setup.connection.accepted = True
 
     async def _disconnect(self) -> None:
         client, self._client = self._client, None
@@ -199,11 +204,11 @@ class KafkaInjector:
                 assert self._client is not None
                 retry_s = _RETRY_S_MIN
                 await self._read(self._client)
-            except SourceUnavailableError as error:
+            except (SourceUnavailableError, ConfigError) as error:
                 self._setup.connection.disconnected(error.message, attempted=self._client is None)
-            except ConfigError as error:  # `take` raises it
-                self._setup.connection.disconnected(error.message)
-                raise
+                refused = isinstance(error, RefusalError) and self._setup.connection.accepted
+                if isinstance(error, ConfigError) and not refused:
+                    raise  # `take` raises it
             await self._disconnect()
             await self._setup.clock.sleep(retry_s)
             retry_s = min(_RETRY_S_MAX, retry_s * 2)
