@@ -223,6 +223,31 @@ async def test_refusals_say_what_to_do_and_waiting_records_are_bounded(database_
         assert await found_reader.amounts(2) == [5, 6]
 
 
+async def test_many_records_of_a_transaction_are_not_counted_for_each_beside_a_busy_stream(database_url: str) -> None:
+    await deploy(database_url, graph_of(waiting_max=1_000))
+    async with reader(database_url):
+        pass
+    bulk = "SELECT count(millpy.inject('orders', jsonb_build_object('id', i::text))) FROM generate_series(1, %s) AS i"
+    with psycopg.connect(database_url) as connection:
+        connection.execute("UPDATE mill.injection_readers SET waiting_max = 1000")
+        connection.execute("SELECT setval('mill.injected_records_number_seq', 5000)")  # numbers of another stream
+        connection.commit()
+        connection.execute(bulk, [700])
+        connection.execute(bulk, [300])
+        (read,) = connection.execute(
+            "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_all_tables"
+            " WHERE relid = 'mill.injected_records'::regclass"
+        ).fetchone() or (0,)
+        assert read <= 1_000
+        with pytest.raises(psycopg.Error, match="1000 records wait in the injected stream 'orders'"):
+            connection.execute(bulk, [1])
+        connection.rollback()
+        connection.execute(bulk, [1_000])
+        connection.commit()
+        with pytest.raises(psycopg.Error, match="1000 records wait in the injected stream 'orders'"):
+            connection.execute(bulk, [1])
+
+
 async def test_two_graphs_read_the_same_stream_and_a_dropped_one_holds_nothing(database_url: str) -> None:
     await deploy(database_url, graph_of("shop"), graph_of("audit"))
     with psycopg.connect(database_url, autocommit=True) as connection:
