@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from millpy.errors import CorruptionError, MillError, SourceUnavailableError, TransientError
+from millpy.errors import ConfigError, CorruptionError, MillError, SourceUnavailableError, TransientError
 from millpy.ingest.protocol import SourceSetup
 from millpy.sources.postgres.change_records import ChangeRecords
 from millpy.sources.postgres.replication import SETTINGS, ReplicationError
@@ -170,19 +170,35 @@ class PageThread(threading.Thread, ABC):
     def _translated(self, error: psycopg.Error) -> MillError:
         if isinstance(error, ReplicationError) or error.sqlstate is None:
             return SourceUnavailableError(f"the database of {self._table} does not answer: {error}")
+        said = error.diag.message_primary or str(error)
+        if error.sqlstate == "42501":
+            return ConfigError(
+                f"table {self._table} cannot be read: {said}",
+                hint="grant the role of the workers USAGE on the schema and SELECT on the table, and BYPASSRLS where"
+                " row security hides rows",
+            )
+        if error.sqlstate[:2] in ("22", "42"):  # it was altered: the next look says what is wrong, if anything still is
+            return SourceUnavailableError(f"table {self._table} cannot be read: {said}")
         return translate(error)
 
     def _wait(self, seconds: float) -> None:
         self._stopping.wait(seconds)
 
     def _copied_page(
-        self, records: ChangeRecords, piece: CopyPiece, position: Callable[[tuple[str, ...]], Any]
+        self, records: ChangeRecords, piece: CopyPiece, at: int, position: Callable[[tuple[str, ...]], Any]
     ) -> TablePage:
-        """Return copied rows as a page. `position` returns the position behind a key."""
-        layout, copied_at, keys = records.layout(piece.columns), int(self._setup.clock.now_us()), piece.keys
+        """Return rows as a page.
+
+        Args:
+            records: what makes records of them.
+            piece: the rows.
+            at: their time, in µs.
+            position: returns the position behind a key.
+        """
+        layout, keys = records.layout(piece.columns), piece.keys
         return TablePage(
-            [records.of_row(layout, row, copied_at) for row in piece.rows],
-            [copied_at] * len(piece.rows),
+            [records.of_row(layout, row, at) for row in piece.rows],
+            [at] * len(piece.rows),
             lambda row: position(keys[row]),
             lambda row: f"{self._table} {', '.join(keys[row])}",
         )

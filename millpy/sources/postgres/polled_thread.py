@@ -33,11 +33,11 @@ class PolledPosition(msgspec.Struct, frozen=True):
 
     Attributes:
         key: its value of the column, then its primary key, as text.
-        names: the columns of these.
+        order: the order of these (`TableFacts.order`).
     """
 
     key: tuple[str, ...]
-    names: tuple[str, ...]
+    order: tuple[str, ...]
 
 
 def poll_table(setup: SourceSetup, source: PolledTable) -> PageReader:
@@ -53,6 +53,26 @@ def poll_table(setup: SourceSetup, source: PolledTable) -> PageReader:
         return PolledThread(setup, source, url, read_to, call)
 
     return PageReader(setup, begin)
+
+
+def look_at_polled_table(connection: psycopg.Connection[Any], source: PolledTable) -> TableFacts:
+    """Read the table: its order is the column, and then the primary key.
+
+    Raises:
+        SourceUnavailableError: it is not there.
+        ConfigError: it lacks the column, or a primary key.
+    """
+    (schema, name), wanted = table_name(source.table, "PolledTable"), source.column
+    found = connection.execute(statement("look_at_polled_table"), {"schema": schema, "table": name}).fetchone()
+    if found is None:
+        raise SourceUnavailableError(
+            f"there is no table {schema}.{name}", hint="create it, or correct the name in the graph"
+        )
+    key = look_at_key(connection, schema, name, wanted)
+    if len(key) < 2 or key[0].name != wanted or wanted not in found[0]:
+        lacks = f"column {wanted!r}" if wanted not in found[0] else "a primary key"
+        raise ConfigError(f"table {schema}.{name} lacks {lacks}", hint="add it, or choose another table or column")
+    return TableFacts(key, tuple(found[0]))
 
 
 class PolledThread(PageThread):
@@ -74,7 +94,7 @@ class PolledThread(PageThread):
         self._position = position
 
     def _read(self, connection: psycopg.Connection[Any]) -> None:
-        facts = self._facts(connection)
+        facts = self._look_at_table(connection)
         records = ChangeRecords(self._setup.record_type, NO_CHANGE_FIELDS, forms(connection))
         tops: deque[tuple[float, str]] = deque()
         lag_s, every_s = self._source.lag.total_seconds(), self._source.every.total_seconds()
@@ -94,37 +114,20 @@ class PolledThread(PageThread):
                 self.drained_at = looked_at
             self._wait(every_s)
 
-    def _facts(self, connection: psycopg.Connection[Any]) -> TableFacts:
-        """Read the table: its order is the column, and then the primary key.
-
-        Raises:
-            SourceUnavailableError: it is not there.
-            ConfigError: it lacks the column, or a primary key.
-        """
-        named = {"schema": self._schema, "table": self._name}
-        found = connection.execute(statement("look_at_polled_table"), named).fetchone()
-        if found is None:
-            raise SourceUnavailableError(
-                f"there is no table {self._schema}.{self._name}", hint="create it, or correct the name in the graph"
-            )
-        wanted = self._source.column
-        key = look_at_key(connection, self._schema, self._name, wanted)
-        if len(key) < 2 or key[0].name != wanted or wanted not in found[0]:
-            lacks = f"column {wanted!r}" if wanted not in found[0] else "a primary key"
+    def _look_at_table(self, connection: psycopg.Connection[Any]) -> TableFacts:
+        facts = look_at_polled_table(connection, self._source)
+        if self._position is not None and self._position.order != facts.order:
             raise ConfigError(
-                f"table {self._schema}.{self._name} lacks {lacks}", hint="add it, or choose another table or column"
-            )
-        facts = TableFacts(key, tuple(found[0]))
-        if self._position is not None and self._position.names != facts.key_names:
-            raise ConfigError(
-                f"the primary key of table {self._schema}.{self._name} was changed, so its order is another one",
+                f"column {self._source.column} or the primary key of table {self._schema}.{self._name} was changed, so"
+                " its order is another one",
                 hint="deploy a new generation of the graph, which reads the table anew",
             )
         return facts
 
     def _top(self, connection: psycopg.Connection[Any]) -> str | None:
         query = sql.SQL(
-            "SELECT {column}::text FROM {table} WHERE {column} IS NOT NULL ORDER BY {column} DESC LIMIT 1"
+            "SELECT t.{column}::text FROM {table} AS t WHERE t.{column} IS NOT NULL"
+            " ORDER BY t.{column} DESC LIMIT 1"  # without `t.`, it would be the order of the text
         ).format(column=sql.Identifier(self._source.column), table=sql.Identifier(self._schema, self._name))
         (top,) = connection.execute(query).fetchone() or (None,)
         return top if top is None else str(top)
@@ -137,10 +140,10 @@ class PolledThread(PageThread):
         after = None if self._position is None else self._position.key
 
         def position(key: tuple[str, ...]) -> PolledPosition:
-            return PolledPosition(key, facts.key_names)
+            return PolledPosition(key, facts.order)
 
         for piece in pieces(connection, place, facts, after, rows_max=rows_max, bytes_max=bytes_max, upto=upto):
-            self._put_page(self._copied_page(records, piece, position))
+            self._put_page(self._copied_page(records, piece, int(self._setup.clock.now_us()), position))
             if self.stopped():
                 return
             self._position = position(piece.keys[-1])

@@ -24,6 +24,9 @@ Connection = psycopg.Connection[Any]
 OWN, FAR = "millpy_own_", "millpy_far_"
 """Prefixes of slots in the workers' database, which are dropped with their source, and of those in others."""
 _SLOTS_FULL = "53400"
+_SIZE = re.compile(r"\([0-9,]+\)")
+_WHOLE_NUMBERS = ("smallint", "integer", "bigint")
+COPY_ANEW = "deploy a new generation of the graph, which copies the table anew"
 
 
 class SortColumn(NamedTuple):
@@ -41,6 +44,12 @@ class SortColumn(NamedTuple):
     collation: str | None
     operators: str
 
+    @property
+    def order(self) -> str:
+        """The order of its values: it stays when a number or a text becomes longer."""
+        kind = "integer" if self.type in _WHOLE_NUMBERS else _SIZE.sub("", self.type)
+        return f"{self.name} {kind} {self.collation or ''}".rstrip()
+
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
@@ -50,16 +59,23 @@ class TableFacts:
         key: the columns of the order in which it is read, which end with those of its primary key.
         columns: the columns to read.
         is_partitioned: whether its rows are in partitions; rows of tables that inherit from it are never read.
+        published: names the table and its place in the publication; another one if either was made anew.
     """
 
     key: tuple[SortColumn, ...]
     columns: tuple[str, ...]
     is_partitioned: bool = True
+    published: str = ""
 
     @property
     def key_names(self) -> tuple[str, ...]:
         """The names of the columns of the key."""
         return tuple(column.name for column in self.key)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The order in which the table is read."""
+        return tuple(column.order for column in self.key)
 
 
 def look_at_key(connection: Connection, schema: str, table: str, column: str | None = None) -> tuple[SortColumn, ...]:
@@ -81,8 +97,16 @@ def publication_name(source: PostgresTable) -> str:
     return source.publication or f"millpy_{source.schema}_{source.name}"[:63]
 
 
-def look_at_table(connection: Connection, source: PostgresTable) -> TableFacts:
-    """Check the server, the table and the publication, which is created if it is ours.
+def look_at_table(
+    connection: Connection, source: PostgresTable, published: str = "", *, creates: bool = True
+) -> TableFacts:
+    """Check the server, the table and the publication, which is created if it is missing and nothing was read yet.
+
+    Args:
+        connection: to the database of the table.
+        source: what to read.
+        published: what was read before (`TableFacts.published`); "" for nothing.
+        creates: whether to create a publication that is missing.
 
     Raises:
         ConfigError: an operator has to do something.
@@ -93,7 +117,7 @@ def look_at_table(connection: Connection, source: PostgresTable) -> TableFacts:
     found = connection.execute(statement("look_at_table"), named).fetchone()
     if found is None:
         raise SourceUnavailableError(f"there is no table {table}", hint="create it, or correct the name in the graph")
-    wal_level, is_standby, is_partitioned, columns, is_filtered, published = found
+    wal_level, is_standby, is_partitioned, columns, is_filtered, operations, identity = found
     if is_standby:
         raise ConfigError("the database of the table is a standby", hint="give the URL of the primary")
     if wal_level != "logical":
@@ -107,31 +131,47 @@ def look_at_table(connection: Connection, source: PostgresTable) -> TableFacts:
             f"table {table} has no primary key",
             hint="add one, so that its rows can be copied piece by piece and its changes name them",
         )
-    if published is None:
+    if operations is None:
+        if published:
+            raise ConfigError(f"publication {publication} was dropped, so changes are missing", hint=COPY_ANEW)
+        _check_publishable(connection, source)
+        if not creates:
+            return TableFacts(key, (), is_partitioned)
         _create_publication(connection, source)
         return look_at_table(connection, source)
     if columns is None:
+        as_one = " as one table (publish_via_partition_root)" if is_partitioned else ""
         raise SourceUnavailableError(
-            f"publication {publication} does not have table {table}", hint="ALTER PUBLICATION … ADD TABLE …"
+            f"publication {publication} does not have table {table}{as_one}", hint="ALTER PUBLICATION … ADD TABLE …"
         )
-    lacking = [name for name in source.operations if name not in (*published, "snapshot")]
+    if published not in ("", identity):
+        raise ConfigError(
+            f"table {table} or its place in publication {publication} was made anew, so changes are missing",
+            hint=COPY_ANEW,
+        )
+    lacking = [name for name in source.operations if name not in (*operations, "snapshot")]
+    _check_publication(source, lacking, is_filtered, [column.name for column in key if column.name not in columns])
+    return TableFacts(key, tuple(columns), is_partitioned, identity)
+
+
+def _check_publication(source: PostgresTable, lacking: list[str], is_filtered: bool, unread: list[str]) -> None:
+    """Check that a publication has all changes. Raises ConfigError."""
+    table, publication = f"{source.schema}.{source.name}", publication_name(source)
     if lacking or is_filtered:
         of = f"each {' and '.join(lacking)}" if lacking else "the rows that its filter leaves out"
         raise ConfigError(
             f"publication {publication} lacks {of} of table {table}",
             hint="ALTER PUBLICATION … SET (publish = …), or filter the records in the graph (operations=, filter)",
         )
-    unread = [column.name for column in key if column.name not in columns]
     if unread:
         raise ConfigError(
             f"changes of table {table} lack column {unread[0]} of its primary key",
             hint=f"add it to the columns of publication {publication}; a generated column cannot be read",
         )
-    return TableFacts(key, tuple(columns), is_partitioned)
 
 
 def _create_publication(connection: Connection, source: PostgresTable) -> None:
-    query = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(
+    query = sql.SQL("CREATE PUBLICATION {} FOR TABLE ONLY {} WITH (publish_via_partition_root = true)").format(
         sql.Identifier(publication_name(source)), sql.Identifier(source.schema, source.name)
     )
     try:
@@ -143,6 +183,26 @@ def _create_publication(connection: Connection, source: PostgresTable) -> None:
             f"this role may not publish {source.schema}.{source.name}: {error.diag.message_primary}",
             hint=f"as the owner of the table: {query.as_string(connection)}",
         ) from error
+
+
+def _check_publishable(connection: Connection, source: PostgresTable) -> None:
+    """Check that a publication would neither lack the changes of a table nor forbid some.
+
+    Raises:
+        ConfigError: it would.
+    """
+    table = f"{source.schema}.{source.name}"
+    named = {"schema": source.schema, "table": source.name}
+    is_unlogged, lacks_identity = connection.execute(statement("look_at_identity"), named).fetchone() or (False, False)
+    if is_unlogged:
+        raise ConfigError(
+            f"table {table} is unlogged, so its changes are not in the log", hint=f"ALTER TABLE {table} SET LOGGED"
+        )
+    if lacks_identity:
+        raise ConfigError(
+            f"table {table} has no replica identity: PostgreSQL would refuse to update its rows once it is published",
+            hint="ALTER TABLE … REPLICA IDENTITY DEFAULT; with a primary key that is DEFERRABLE, REPLICA IDENTITY FULL",
+        )
 
 
 def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, committed: int | None) -> int:
@@ -165,9 +225,7 @@ def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, committed
     if committed is not None:
         why = _why_unfit(slot, found, committed)
         if why:
-            raise ConfigError(
-                f"{setup.stream}: {why}", hint="deploy a new generation of the graph, which copies the table anew"
-            )
+            raise ConfigError(f"{setup.stream}: {why}", hint=COPY_ANEW)
     if is_usable:
         return int(confirmed)
     return _create_slot(connection, setup, slot, is_there=found is not None)

@@ -33,16 +33,16 @@ class CopyPiece:
 
 def begin_snapshot(
     connection: psycopg.Connection[Any], table: sql.Identifier, *, is_partitioned: bool
-) -> tuple[str, int]:
-    """Begin the transaction of the copy. Return its snapshot, and the position of the log behind it.
+) -> tuple[str, int, int]:
+    """Begin the transaction of the copy. Return its snapshot, the position of the log behind it, and its time in µs.
 
     The table is locked first: a snapshot does not show the rows of a table that is truncated, or rewritten by ALTER
     TABLE, behind it. Without rights to all rows, the copy fails, because changes come of all rows.
     """
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL row_security TO off")
     connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(_rows_of(table, is_partitioned)))
-    snapshot, until = connection.execute(statement("read_snapshot")).fetchone() or ("", 0)
-    return str(snapshot), int(until)
+    snapshot, until, at = connection.execute(statement("read_snapshot")).fetchone() or ("", 0, 0)
+    return str(snapshot), int(until), int(at)
 
 
 def _rows_of(table: sql.Identifier, is_partitioned: bool) -> sql.Composed:

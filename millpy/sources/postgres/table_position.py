@@ -50,7 +50,9 @@ class TablePosition(msgspec.Struct, frozen=True, omit_defaults=True):
         lsn: the position of the log up to which changes were read: at first where the slot begins, then that of a
             commit. The slot never hears of more than what is committed here, so one that is further lacks changes.
         done: the number of changes that were read of the transaction that commits there.
-        key: the columns of the key of the copy, until it is forgotten.
+        key: the order of the copy (`TableFacts.order`), until it is forgotten.
+        copied_at: when the copy began, in µs, until it is forgotten.
+        published: what was read, as `TableFacts.published`.
     """
 
     copied: bool = False
@@ -59,6 +61,8 @@ class TablePosition(msgspec.Struct, frozen=True, omit_defaults=True):
     lsn: int = 0
     done: int = 0
     key: tuple[str, ...] = ()
+    copied_at: int = 0
+    published: str = ""
 
     def has(self, lsn: int, place: int) -> bool:
         """Tell whether a change was read: the `place`th, from 1, of the transaction that commits at `lsn`."""
@@ -67,5 +71,5 @@ class TablePosition(msgspec.Struct, frozen=True, omit_defaults=True):
     def advance(self, lsn: int, place: int) -> TablePosition:
         """Return the position behind a change."""
         if self.copies and lsn >= self.until:
-            return TablePosition(copied=True, lsn=lsn, done=place)
+            return TablePosition(copied=True, lsn=lsn, done=place, published=self.published)
         return msgspec.structs.replace(self, lsn=lsn, done=place)

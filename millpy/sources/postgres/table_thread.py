@@ -16,7 +16,15 @@ from millpy.sources.postgres.page_thread import CONNECT_S_MAX, PageThread, Table
 from millpy.sources.postgres.pgoutput import Begin, Change, PgoutputDecoder, Relation
 from millpy.sources.postgres.replication import ReplicationError, ReplicationStream, is_readable
 from millpy.sources.postgres.table import PostgresTable
-from millpy.sources.postgres.table_checks import TableFacts, as_lsn, ensure_slot, forms, look_at_table, publication_name
+from millpy.sources.postgres.table_checks import (
+    COPY_ANEW,
+    TableFacts,
+    as_lsn,
+    ensure_slot,
+    forms,
+    look_at_table,
+    publication_name,
+)
 from millpy.sources.postgres.table_copy import begin_snapshot, is_upto, pieces
 from millpy.sources.postgres.table_position import CopiedPart, TablePosition
 from millpy.store.postgres.statements import statement
@@ -24,7 +32,6 @@ from millpy.store.postgres.statements import statement
 PAGE_RECORDS = 2_000
 LOG_BYTES_MAX = 1_000_000
 """How much of the log without changes of the table is read before that is committed, so that the slot may forget it."""
-COPY_ANEW = "deploy a new generation of the graph, which copies the table anew"
 GATHER_S = 0.005
 """How long a page waits for more changes."""
 _STATUS_EVERY_S, _LOOK_EVERY_S = 1.0, 10.0
@@ -70,6 +77,8 @@ class TableThread(PageThread):
 
     def _read(self, connection: psycopg.Connection[Any]) -> None:
         """Copy what is not copied yet, and follow."""
+        if self._is_new:
+            self._position = msgspec.structs.replace(self._position, published="")
         self._look_at_table(connection)
         position = self._position
         if self._is_new:
@@ -98,10 +107,12 @@ class TableThread(PageThread):
             ConfigError: an operator has to do something.
             SourceUnavailableError: the table is not there, or not published, any more.
         """
-        facts = look_at_table(connection, self._source)
         position = self._position
+        facts = look_at_table(connection, self._source, position.published)
+        if not position.published:
+            self._position = msgspec.structs.replace(position, published=facts.published)
         is_partial = not position.copied or len(position.copies) > 1
-        if is_partial and position.key not in ((), facts.key_names):
+        if is_partial and position.key not in ((), facts.order):
             raise ConfigError(
                 f"the primary key of table {self._table} was changed while its first copy was interrupted",
                 hint=COPY_ANEW,
@@ -128,18 +139,26 @@ class TableThread(PageThread):
         after = parts[-1].upto if parts else None
         is_partitioned = self._look_at_table(connection).is_partitioned
         try:
-            snapshot, until = begin_snapshot(connection, table, is_partitioned=is_partitioned)
+            snapshot, until, now_us = begin_snapshot(connection, table, is_partitioned=is_partitioned)
             facts = self._look_at_table(connection)  # as the snapshot shows it
+            at = begin.copied_at or now_us  # so no row is younger than a change that the copy does not have
 
             def position(key: tuple[str, ...] | None) -> TablePosition:
                 copies = (*parts, CopiedPart(snapshot, key))
-                return TablePosition(key is None, copies, max(until, begin.until), begin.lsn, key=facts.key_names)
+                return msgspec.structs.replace(
+                    begin,
+                    copied=key is None,
+                    copies=copies,
+                    until=max(until, begin.until),
+                    key=facts.order,
+                    copied_at=at,
+                )
 
             if "snapshot" in self._source.operations:
                 limits = self._setup.limits
                 rows_max, bytes_max = limits.bundle_records_max, limits.bundle_bytes_max // 2
                 for piece in pieces(connection, table, facts, after, rows_max=rows_max, bytes_max=bytes_max):
-                    self._put_page(self._copied_page(records, piece, position))
+                    self._put_page(self._copied_page(records, piece, at, position))
                     self._position = position(piece.keys[-1])
                     self._is_new = False
                     if self.stopped():
@@ -183,7 +202,7 @@ class TableThread(PageThread):
                 self._send_status()
             if now - self._heard_at > _SILENT_S_MAX:
                 self._look_at_stream(connection)
-            if page is None and now - looked_at >= _LOOK_EVERY_S:
+            if now - looked_at >= _LOOK_EVERY_S:
                 looked_at = now
                 self._look_at_table(connection)
 

@@ -1,6 +1,7 @@
 -- name: look_at_table
 -- Reads what has to be so for the changes of a table, and what its publication has of it. Before version 16, that names
--- generated columns, too, which are not in the log. Zero rows: there is no such table.
+-- generated columns, too, which are not in the log. The last column identifies the table and its place in the publication:
+-- another one means that either was made anew. Zero rows: there is no such table.
 SELECT current_setting('wal_level'), pg_is_in_recovery(), c.relkind = 'p',
        (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute AS a
          WHERE a.attrelid = c.oid AND a.attname = ANY (p.attnames)
@@ -9,11 +10,34 @@ SELECT current_setting('wal_level'), pg_is_in_recovery(), c.relkind = 'p',
        (SELECT array_remove(ARRAY[CASE WHEN o.pubinsert THEN 'insert' END, CASE WHEN o.pubupdate THEN 'update' END,
                                   CASE WHEN o.pubdelete THEN 'delete' END, CASE WHEN o.pubtruncate THEN 'truncate' END],
                             NULL)
+          FROM pg_publication AS o WHERE o.pubname = %(publication)s),
+       (SELECT concat_ws('/', c.oid, o.oid, coalesce(
+                  (SELECT min(r.oid) FROM pg_publication_rel AS r
+                    WHERE r.prpubid = o.oid
+                      AND (r.prrelid = c.oid OR r.prrelid IN (SELECT a.relid FROM pg_partition_ancestors(c.oid) AS a))),
+                  (SELECT s.oid FROM pg_publication_namespace AS s
+                    WHERE s.pnpubid = o.oid AND s.pnnspid = c.relnamespace)))
           FROM pg_publication AS o WHERE o.pubname = %(publication)s)
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
   LEFT JOIN pg_publication_tables AS p
     ON p.pubname = %(publication)s AND p.schemaname = n.nspname AND p.tablename = c.relname
  WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p');
+
+-- name: look_at_identity
+-- Reads what would forbid to publish a table: without a replica identity, the server refuses to update and delete rows of
+-- a table that is published. Zero rows: there is no such table.
+SELECT coalesce(bool_or(r.relpersistence <> 'p'), false), coalesce(bool_or(r.relreplident <> 'f' AND NOT EXISTS (
+           SELECT FROM pg_index AS i
+            WHERE i.indrelid = r.oid AND i.indisvalid AND i.indimmediate
+              AND CASE r.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END)), false)
+  FROM pg_class AS r
+ WHERE r.relkind = 'r' AND r.oid IN (
+       SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE n.nspname = %(schema)s AND c.relname = %(table)s
+        UNION ALL
+       SELECT p.relid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+        CROSS JOIN pg_partition_tree(c.oid) AS p
+        WHERE n.nspname = %(schema)s AND c.relname = %(table)s);
 
 -- name: look_at_polled_table
 -- Reads the columns of a table that is polled. Zero rows: there is no such table.
@@ -21,6 +45,17 @@ SELECT (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute AS
          WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
  WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p');
+
+-- name: look_at_rights_on_table
+-- Reads what a role, or this one, may do: use the schema and read the table, and follow changes, which only a role that
+-- logs in may. Zero rows: there is no such table, or no such role.
+SELECT r.rolname::text,
+       has_schema_privilege(r.oid, n.oid, 'USAGE') AND (has_table_privilege(r.oid, c.oid, 'SELECT')
+                                                        OR has_any_column_privilege(r.oid, c.oid, 'SELECT')),
+       r.rolsuper OR EXISTS (SELECT FROM pg_roles AS m
+                              WHERE m.rolreplication AND NOT m.rolsuper AND pg_has_role(m.oid, r.oid, 'MEMBER'))
+  FROM pg_roles AS r CROSS JOIN pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND r.rolname = coalesce(%(role)s::text, current_user);
 
 -- name: look_at_key
 -- Reads a column, if one is given, and those of the primary key: the type, the collation, and the schema of the operators
@@ -72,8 +107,9 @@ SELECT t.typtype::text, t.typcategory::text, t.typbasetype::bigint, t.typelem::b
   FROM pg_type AS t WHERE t.oid = %(type_oid)s;
 
 -- name: read_snapshot
--- Always one row: what this transaction sees, and the position of the log behind it.
-SELECT pg_current_snapshot()::text, (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint;
+-- Always one row: what this transaction sees, the position of the log behind it, and a time before it, in µs.
+SELECT pg_current_snapshot()::text, (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint,
+       (extract(epoch FROM statement_timestamp()) * 1000000)::bigint;
 
 -- name: find_open
 -- Finds those of some transactions that are still open or prepared, and the oldest of them. Zero rows: none is.

@@ -189,7 +189,7 @@ class SlowPolling(PolledThread):
         self.clock = clock
         self.read_at: list[float] = []
 
-    def _facts(self, connection: Any) -> Any:
+    def _look_at_table(self, connection: Any) -> Any:
         return None
 
     def _top(self, connection: Any) -> str:
@@ -230,7 +230,7 @@ class Answer:
         return self.key
 
 
-FACTS = ("logical", False, False, ["id"], False, ["insert", "update", "delete"])
+FACTS = ("logical", False, False, ["id"], False, ["insert", "update", "delete"], "1/2/3")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,188 @@
+"""Tables that are altered, and publications that are dropped, while they are read: nothing is missed in silence."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from millpy import PolledTable, milliseconds
+from millpy.clock import SystemClock
+from millpy.errors import ConfigError
+from millpy.limits import Limits
+from millpy.sources.postgres import table_thread
+from tests.conformance.table_reading import reader, reader_of, table_of
+
+_secrets = itertools.count(1)
+CHANGES = ("insert", "update", "delete")
+PUBLICATION = "CREATE PUBLICATION millpy_public_t"
+
+
+@pytest.fixture
+def secret() -> str:
+    return f"altered {next(_secrets)}"
+
+
+async def test_reader_stops_when_its_publication_is_dropped_and_does_not_make_it_anew(
+    database_url: str, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_thread, "_LOOK_EVERY_S", 0.05)
+    with table_of(database_url, "id int PRIMARY KEY") as connection:
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+            connection.execute("DROP PUBLICATION millpy_public_t; INSERT INTO t VALUES (1)")
+            with pytest.raises(ConfigError, match="publication millpy_public_t was dropped, so changes are missing"):
+                await found.take()
+        assert connection.execute("SELECT FROM pg_publication WHERE pubname = 'millpy_public_t'").fetchall() == []
+
+
+@pytest.mark.parametrize(
+    ("publication", "meanwhile"),
+    [
+        (
+            "FOR TABLE t",
+            "ALTER PUBLICATION millpy_public_t DROP TABLE t; {change};"
+            " ALTER PUBLICATION millpy_public_t ADD TABLE t",
+        ),
+        ("FOR TABLE t", "DROP PUBLICATION millpy_public_t; {change}; CREATE PUBLICATION millpy_public_t FOR TABLE t"),
+        (
+            "FOR TABLES IN SCHEMA public",
+            "ALTER PUBLICATION millpy_public_t DROP TABLES IN SCHEMA public; {change};"
+            " ALTER PUBLICATION millpy_public_t ADD TABLES IN SCHEMA public",
+        ),
+        (
+            "FOR ALL TABLES",
+            "CREATE TABLE other (LIKE t INCLUDING ALL); INSERT INTO other VALUES (7); DROP TABLE t;"
+            " ALTER TABLE other RENAME TO t",
+        ),
+    ],
+    ids=["table", "publication", "schema", "renamed"],
+)  # fmt: skip
+async def test_reader_stops_when_the_table_was_unpublished_meanwhile(
+    database_url: str, secret: str, publication: str, meanwhile: str
+) -> None:
+    with table_of(database_url, "id int PRIMARY KEY") as connection:
+        connection.execute(f"{PUBLICATION} {publication}")  # type: ignore[call-overload]
+        async with reader(database_url, secret=secret, operations=CHANGES) as found:
+            assert await found.take() == []
+        connection.execute(meanwhile.format(change="INSERT INTO t VALUES (1)"))
+        connection.execute("INSERT INTO t VALUES (2)")
+        try:
+            with pytest.raises(ConfigError, match="was made anew, so changes are missing"):
+                async with reader(database_url, found.position, secret=secret, operations=CHANGES) as again:
+                    await again.take()
+        finally:
+            connection.execute("DROP PUBLICATION millpy_public_t")
+
+
+async def test_publication_that_gets_other_tables_and_columns_is_read_on(database_url: str, secret: str) -> None:
+    with table_of(database_url, "id int PRIMARY KEY") as connection:
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+        connection.execute("CREATE TABLE others (id int); ALTER PUBLICATION millpy_public_t ADD TABLE others")
+        connection.execute("ALTER TABLE t ADD more int; INSERT INTO t VALUES (1, 2)")
+        async with reader(database_url, found.position, secret=secret) as again:
+            assert [(record["id"], record["more"]) for record in await again.records(1)] == [(1, 2)]
+        connection.execute("DROP TABLE others")
+
+
+@pytest.mark.parametrize(
+    ("columns", "alter", "said"),
+    [
+        ("id int PRIMARY KEY", "ALTER TABLE t REPLICA IDENTITY NOTHING", "has no replica identity"),
+        ("id int PRIMARY KEY DEFERRABLE", "", "has no replica identity"),
+        ("id int PRIMARY KEY", "ALTER TABLE t SET UNLOGGED", "is unlogged"),
+        (
+            "id int PRIMARY KEY",
+            "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id);"
+            " CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (9); ALTER TABLE t_1 REPLICA IDENTITY NOTHING",
+            "has no replica identity",
+        ),
+    ],
+    ids=["nothing", "deferrable", "unlogged", "partition"],
+)
+async def test_table_is_not_published_where_that_would_forbid_the_application_to_change_it(
+    database_url: str, secret: str, columns: str, alter: str, said: str
+) -> None:
+    with table_of(database_url, columns) as connection:
+        connection.execute(f"{alter}; INSERT INTO t VALUES (1)")  # type: ignore[call-overload]
+        with pytest.raises(ConfigError, match=said):
+            async with reader(database_url, secret=secret) as found:
+                await found.take()
+        connection.execute("UPDATE t SET id = 2; DELETE FROM t")
+
+
+async def test_tables_that_inherit_from_the_table_are_not_published(database_url: str, secret: str) -> None:
+    with table_of(database_url, "id int PRIMARY KEY") as connection:
+        connection.execute("CREATE TABLE child () INHERITS (t); INSERT INTO child VALUES (1)")
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+            connection.execute("UPDATE child SET id = 2; INSERT INTO t VALUES (3)")  # the child has no primary key
+            assert [record["id"] for record in await found.records(1)] == [3]
+        connection.execute("DROP TABLE child")
+
+
+async def test_copied_rows_are_not_dated_behind_changes_that_follow(database_url: str, secret: str) -> None:
+    with table_of(database_url, "id int PRIMARY KEY, n int DEFAULT 0") as connection:
+        connection.execute("INSERT INTO t SELECT generate_series(1, 400)")
+        limits = Limits(bundle_records_max=50)
+        async with reader(database_url, secret=secret, limits=limits) as found:
+            copied = await found.records(50)
+            connection.execute("UPDATE t SET n = 1 WHERE id = 1")
+            await SystemClock().sleep(0.3)
+        async with reader(
+            database_url, found.position, secret=secret, limits=limits
+        ) as again:  # with a second snapshot
+            copied += await again.records(350)
+            (updated,) = await again.records(1)
+
+    assert {record["operation"] for record in copied} == {"snapshot"}
+    assert updated["operation"] == "update"
+    assert max(record["committed_at"] for record in copied) < updated["committed_at"]
+
+
+async def test_polling_goes_by_the_values_of_a_column_and_not_by_their_text(database_url: str, secret: str) -> None:
+    source = PolledTable("t", column="n", lag=timedelta(0), every=milliseconds(10))
+    with table_of(database_url, "id int PRIMARY KEY, n int") as connection:
+        connection.execute("INSERT INTO t SELECT i, i FROM generate_series(-2, 102) AS i")
+        async with reader_of(source, database_url, secret=secret) as found:
+            read = await found.records(105)
+
+    assert [record["n"] for record in read] == list(range(-2, 103))
+
+
+async def test_polling_follows_an_altered_table_unless_its_order_is_another_one(database_url: str, secret: str) -> None:
+    source = PolledTable("t", column="n", lag=timedelta(0), every=milliseconds(10))
+    with table_of(database_url, "id int PRIMARY KEY, n int, more int") as connection:
+        connection.execute("INSERT INTO t VALUES (1, 9), (2, 10)")
+        async with reader_of(source, database_url, secret=secret) as found:
+            read = await found.records(2)
+            connection.execute("ALTER TABLE t ALTER n TYPE bigint; INSERT INTO t VALUES (3, 5000000000)")
+            read += await found.records(1)
+            connection.execute("ALTER TABLE t DROP more; INSERT INTO t VALUES (4, 5000000001)")
+            read += await found.records(1)
+            connection.execute("ALTER TABLE t ALTER n TYPE text; INSERT INTO t VALUES (5, '6')")
+            with pytest.raises(ConfigError, match="was changed, so its order is another one"):
+                await found.take()
+
+    assert [(record["id"], record["n"]) for record in read] == [(1, 9), (2, 10), (3, 5000000000), (4, 5000000001)]
+
+
+async def test_missing_right_names_the_table(database_url: str, secret: str) -> None:
+    source = PolledTable("t", column="id", lag=timedelta(0), every=milliseconds(10))
+    with table_of(database_url, "id int PRIMARY KEY") as connection:
+        connection.execute(
+            "INSERT INTO t VALUES (1); CREATE ROLE guest LOGIN PASSWORD 'guest'; GRANT SELECT ON t TO guest"
+        )
+        url = make_conninfo(database_url, user="guest", password="guest")
+        try:
+            async with reader_of(source, url, secret=secret) as found:
+                assert [record["id"] for record in await found.records(1)] == [1]
+                connection.execute("REVOKE SELECT ON t FROM guest")
+                with pytest.raises(ConfigError, match="table t cannot be read: permission denied") as caught:
+                    await found.take()
+            assert "SELECT on the table" in str(caught.value.hint)
+        finally:
+            connection.execute("DROP OWNED BY guest; DROP ROLE guest")
