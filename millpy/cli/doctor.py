@@ -45,11 +45,13 @@ def doctor(
         if graph is not None and ".py" in graph:
             from millpy.admin.doctor_sources import examine_sources
             from millpy.admin.doctor_statements import examine_statements
+            from millpy.admin.doctor_tables import examine_tables
             from millpy.graph.loader import load_graph
 
             with working(f"checking the sources and sinks of {graph}"):
-                loaded = load_graph(graph)
-                findings += examine_statements(url, loaded, None if facts.roles is None else facts.roles.worker)
+                loaded, worker = load_graph(graph), None if facts.roles is None else facts.roles.worker
+                findings += examine_statements(url, loaded, worker)
+                findings += examine_tables(url, loaded, worker)
                 findings += asyncio.run(examine_sources(loaded))
     shown = [finding for finding in findings if not quiet or finding.severity is not Severity.OK]
     if as_json:
