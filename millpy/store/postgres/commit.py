@@ -63,6 +63,8 @@ BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 """Names isolation level and access mode, because a user's trigger may have changed the session's defaults."""
 DEFERRED, COMMIT = b"SET CONSTRAINTS ALL IMMEDIATE", b"COMMIT"
 """The user's deferred constraints and triggers run in these statements."""
+DURABLE = b"SET synchronous_commit TO on"
+"""Comes before COMMIT: a user's trigger, or a statement of a sink, may have set it off, as functions that log do."""
 
 Parameters = dict[str, Any] | list[Any]
 Command = tuple[bytes, Parameters]
@@ -414,11 +416,11 @@ class Committer:
                     await _pipeline(connection, [(DEFERRED, []), (b"ROLLBACK", [])], sending)
                 elif inside is None and not (turn.copies or turn.statements):
                     sending.commit_sent = True
-                    await _pipeline(connection, [(BEGIN, []), *commands, (COMMIT, [])], sending)
+                    await _pipeline(connection, [(BEGIN, []), *commands, (DURABLE, []), (COMMIT, [])], sending)
                 else:
                     await self._send_in_parts(connection, commands, turn, inside, sending)
                     sending.commit_sent, sending.failed_statement = True, COMMIT
-                    await connection.execute(COMMIT, prepare=False)
+                    await _pipeline(connection, [(DURABLE, []), (COMMIT, [])], sending)
         except psycopg.Error as error:
             return await self._react(error, turn, sending)
         except asyncio.CancelledError as cancelled:
