@@ -94,6 +94,8 @@ class SourceBatch:
     def __post_init__(self) -> None:
         if self.position is not None:
             try:
+                if not isinstance(self.position, bytes):
+                    raise TypeError(f"it is {type(self.position).__name__}")
                 msgspec.json.decode(self.position, type=msgspec.Raw)
             except (TypeError, msgspec.DecodeError) as error:
                 raise ValueError(f"position={self.position!r} is not JSON text as bytes: {error}") from error

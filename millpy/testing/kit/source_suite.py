@@ -26,6 +26,7 @@ BUNDLE_RECORDS = 7
 WAIT_S_MAX = 30.0
 TAKE_S_MAX = 1.0
 CLOSE_S_MAX = 20.0
+ARRIVED_S_MAX = 3_600.0
 SEEDS = 4
 KILLED_BEFORE, KILLED_AFTER = 0.2, 0.4
 """The share of the takes in whose turn the worker is killed before the commit, and up to its acknowledgement."""
@@ -104,7 +105,7 @@ class SourceSuite:
             batches = [taken async for taken in reader.take_until(RECORDS)]
             await reader.close()
             _check_equal(reader.numbers, range(RECORDS), "the records")
-            handed_over = 0
+            handed_over, places = 0, list[str]()
             for taken in batches:
                 count = len(reader.numbers_of(taken))
                 handed_over += count
@@ -112,8 +113,10 @@ class SourceSuite:
                 _check(taken.records == count, f"a batch of {count} records says records={taken.records}")
                 total = taken.total
                 _check(total in (None, handed_over), f"after {handed_over} records, a batch says total={total}")
-                places = [taken.describe(row) for row in range(count)]
-                _check(len(set(places)) == count, f"two records are described by the same place: {places}")
+                places += [taken.describe(row) for row in range(count)]
+                _check(len(set(places)) == handed_over, f"two records are described by the same place: {places}")
+                ago_s = (reader.setup.clock.now_us() - taken.arrived_at) / 1e6
+                _check(abs(ago_s) < ARRIVED_S_MAX, f"arrived_at={taken.arrived_at} is no time in µs of just now")
 
         _run(check())
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import SkipTest
 
@@ -152,6 +152,21 @@ class Miscounts(LogReader):
         return super().batch(numbers)
 
 
+class ForgetsPlaces(LogReader):
+    def batch(self, numbers: Sequence[int]) -> SourceBatch:
+        return replace(super().batch(numbers), describe=lambda row: f"number {row} of its batch")
+
+
+class CountsSeconds(LogReader):
+    def batch(self, numbers: Sequence[int]) -> SourceBatch:
+        return replace(super().batch(numbers), arrived_at=int(self.setup.clock.now_us() / 1e6))
+
+
+class WritesPositionsAsText(LogReader):
+    def batch(self, numbers: Sequence[int]) -> SourceBatch:
+        return replace(super().batch(numbers), position=str(self.next))  # type: ignore[arg-type]
+
+
 class Waits(LogReader):
     async def take(self) -> SourceBatch | None:
         taken = await super().take()
@@ -221,6 +236,8 @@ FAULTS = [
     (TakesTooMuch, "test_records_come_once_in_order_and_at_most_a_bundle_at_a_time", "the bound was 7"),
     (GoesBackwards, "test_records_come_once_in_order_and_at_most_a_bundle_at_a_time", "another order"),
     (Miscounts, "test_records_come_once_in_order_and_at_most_a_bundle_at_a_time", "says total=8"),
+    (ForgetsPlaces, "test_records_come_once_in_order_and_at_most_a_bundle_at_a_time", "described by the same place"),
+    (CountsSeconds, "test_records_come_once_in_order_and_at_most_a_bundle_at_a_time", "is no time in µs of just now"),
     (Waits, "test_take_does_not_wait", "take waits"),
     (QuietTooEarly, "test_source_is_not_quiet_before_everything_was_taken", "quiet, while 33 records wait"),
     (LeavesATask, "test_closing_ends_all_tasks", "left"),
@@ -242,6 +259,13 @@ def test_fault_is_found(reader: type[LogReader], test: str, text: str, monkeypat
 
     with pytest.raises(AssertionError, match=text):
         getattr(suite, test)()
+
+
+def test_position_is_bytes() -> None:
+    suite = LogSuite()
+    suite.reader = WritesPositionsAsText
+    with pytest.raises(ValueError, match=r"position='7' is not JSON text as bytes: it is str"):
+        suite.test_records_come_once_in_order_and_at_most_a_bundle_at_a_time()
 
 
 def test_source_whose_broker_keeps_the_position_passes() -> None:
