@@ -40,13 +40,23 @@ async def find_refused(trial: Trial, isolation: Isolation, records: int, first: 
     Returns:
         None when a record was found; the error when the database refuses the turn without any record.
 
-    Cost: log2(records) trials.
+    Cost: log2(records) trials for the first one. For others a few, where many are refused: the search continues behind
+    the last one, as the turn passes up to there without it, and begins with a step as wide as the last two are apart.
     """
-    error = await trial(isolation.limited_to(0))
-    if error is not None:
-        return error
-    passes, fails = 0, records
+    found = sorted(isolation.refused)
+    passes, fails = found[-1] + 1 if found else 0, records
+    if not found or passes >= fails:
+        error = await trial(isolation.limited_to(passes := 0))
+        if error is not None:
+            return error
     blamed = (first.message, first.table)
+    step = fails if passes == 0 else found[-1] - (found[-2] if len(found) > 1 else -1)
+    while passes + step < fails:
+        error = await trial(isolation.limited_to(passes + step))
+        if error is None:
+            passes, step = passes + step, 2 * step
+        else:
+            fails, blamed = passes + step, (error.message, error.table)
     while fails - passes > 1:
         middle = (passes + fails) // 2
         error = await trial(isolation.limited_to(middle))

@@ -46,6 +46,36 @@ async def test_bisection_finds_every_refused_record(bad: list[int]) -> None:
     assert trials <= len(bad) * 10 + 2
 
 
+@pytest.mark.parametrize("bad", [range(100), range(0, 100, 2), range(50, 100), range(0, 100, 10)])
+async def test_many_refused_records_are_found_in_a_few_trials_each(bad: range) -> None:
+    trials = 0
+
+    async def trial(isolation: Isolation) -> PoisonError | None:
+        nonlocal trials
+        trials += 1
+        taken = [place for place in range(min(100, isolation.upto)) if place not in isolation.refused]
+        return PoisonError("check constraint", table="sums") if set(taken) & set(bad) else None
+
+    isolation = Isolation()
+    while await trial(isolation) is not None:
+        assert await find_refused(trial, isolation, 100, PoisonError("check constraint", table="sums")) is None
+
+    assert sorted(isolation.refused) == list(bad)
+    assert trials <= len(bad) * (2 + bad.step.bit_length()) + 20
+
+
+async def test_search_ends_when_the_database_refuses_what_it_has_just_taken() -> None:
+    answers = iter([None, PoisonError("taken by another session"), None, None])
+
+    async def trial(isolation: Isolation) -> PoisonError | None:
+        return next(answers)
+
+    isolation = Isolation(refused={1: ("check constraint", "sums")})
+
+    assert await find_refused(trial, isolation, 2, PoisonError("taken by another session", table="sums")) is None
+    assert sorted(isolation.refused) == [0, 1]
+
+
 async def test_a_turn_that_is_refused_without_any_record_is_not_blamed_on_one() -> None:
     async def trial(isolation: Isolation) -> PoisonError | None:
         return PoisonError("an old window")
