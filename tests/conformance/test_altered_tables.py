@@ -77,6 +77,18 @@ async def test_reader_stops_when_the_table_was_unpublished_meanwhile(
             connection.execute("DROP PUBLICATION millpy_public_t")
 
 
+async def test_changes_are_read_that_the_table_had_under_another_name(database_url: str, secret: str) -> None:
+    with table_of(database_url, "id int PRIMARY KEY") as connection:
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+            connection.execute("ALTER TABLE t RENAME TO moved; INSERT INTO moved VALUES (1)")
+            connection.execute("ALTER TABLE moved RENAME TO t; INSERT INTO t VALUES (2)")
+            assert [record["id"] for record in await found.records(2)] == [1, 2]
+        connection.execute("ALTER TABLE t RENAME TO moved; INSERT INTO moved VALUES (3); ALTER TABLE moved RENAME TO t")
+        async with reader(database_url, found.position, secret=secret) as again:
+            assert [record["id"] for record in await again.records(1)] == [3]
+
+
 async def test_publication_that_gets_other_tables_and_columns_is_read_on(database_url: str, secret: str) -> None:
     with table_of(database_url, "id int PRIMARY KEY") as connection:
         async with reader(database_url, secret=secret) as found:

@@ -59,7 +59,7 @@ class TableFacts:
         key: the columns of the order in which it is read, which end with those of its primary key.
         columns: the columns to read.
         is_partitioned: whether its rows are in partitions; rows of tables that inherit from it are never read.
-        published: names the table and its place in the publication; another one if either was made anew.
+        published: the table's OID, and its place in the publication; another one if either was made anew.
     """
 
     key: tuple[SortColumn, ...]
@@ -71,6 +71,11 @@ class TableFacts:
     def key_names(self) -> tuple[str, ...]:
         """The names of the columns of the key."""
         return tuple(column.name for column in self.key)
+
+    @property
+    def oid(self) -> int:
+        """The OID of the table, by which changes name it, whatever its name was then."""
+        return int(self.published.partition("/")[0])
 
     @property
     def order(self) -> tuple[str, ...]:

@@ -260,7 +260,7 @@ class TableThread(PageThread):
                     begin, place = found, 0
                 elif isinstance(found, Relation):
                     layouts[found.relation_id] = records.layout(found.columns)
-                elif (found.relation.schema, found.relation.name) == (self._source.schema, self._source.name):
+                elif found.relation.relation_id == facts.oid:
                     place += 1
                     if position.has(begin.lsn, place):
                         continue
