@@ -89,6 +89,20 @@ async def test_changes_are_read_that_the_table_had_under_another_name(database_u
             assert [record["id"] for record in await again.records(1)] == [3]
 
 
+async def test_primary_key_that_is_made_anew_is_waited_for(
+    database_url: str, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_thread, "_LOOK_EVERY_S", 0.05)
+    with table_of(database_url, "id int PRIMARY KEY") as connection:
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+            connection.execute("ALTER TABLE t DROP CONSTRAINT t_pkey; INSERT INTO t VALUES (1)")
+            while "has no primary key" not in found.setup.connection.why:
+                await SystemClock().sleep(0.02)
+            connection.execute("ALTER TABLE t ALTER id TYPE bigint, ADD PRIMARY KEY (id); INSERT INTO t VALUES (2)")
+            assert [record["id"] for record in await found.records(2)] == [1, 2]
+
+
 async def test_publication_that_gets_other_tables_and_columns_is_read_on(database_url: str, secret: str) -> None:
     with table_of(database_url, "id int PRIMARY KEY") as connection:
         async with reader(database_url, secret=secret) as found:

@@ -132,7 +132,7 @@ def look_at_table(
         )
     key = look_at_key(connection, source.schema, source.name)
     if not key:
-        raise ConfigError(
+        raise (SourceUnavailableError if published else ConfigError)(  # it may get another one soon
             f"table {table} has no primary key",
             hint="add one, so that its rows can be copied piece by piece and its changes name them",
         )
