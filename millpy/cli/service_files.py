@@ -36,14 +36,18 @@ def files(
     written then.
     """
     texts = {name: (source() / name).read_bytes() for name in FILES}
-    differing = [n for n in FILES if (directory / n).exists() and (directory / n).read_bytes() != texts[n]]
-    if differing:
-        raise UsageError(
-            f"{directory / differing[0]} differs from what would be written", hint="give another directory, or move it"
-        )
-    for name, text in texts.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_bytes(text)
+    try:
+        differing = [n for n in FILES if (directory / n).exists() and (directory / n).read_bytes() != texts[n]]
+        if differing:
+            raise UsageError(
+                f"{directory / differing[0]} differs from what would be written",
+                hint="give another directory, or move it",
+            )
+        for name, text in texts.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_bytes(text)
+    except OSError as error:
+        raise UsageError(f"cannot write to {directory}: {error}", hint="give a directory of yours") from error
     if as_json:
         print_json({"directory": str(directory), "files": list(FILES)})
         return

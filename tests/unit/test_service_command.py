@@ -145,6 +145,16 @@ def test_files_of_a_service_are_written_and_none_of_somebody_else_is_replaced(tm
     assert (place / "kubernetes/worker.yaml").read_text() == "mine"
 
 
+def test_files_of_a_service_need_a_directory_that_can_be_written(tmp_path: Path) -> None:
+    place = tmp_path / "a file"
+    place.touch()
+
+    status, output = run_millpy("service", "files", str(place))
+
+    assert status == EXIT_USAGE
+    assert f"cannot write to {place}" in output
+
+
 def test_files_of_a_service_are_all_that_the_wheel_has() -> None:
     root = Path(__file__).resolve().parents[2]
     packed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
