@@ -36,7 +36,7 @@ class ConnectionState:
         since_us: since when it is so.
         why: why there is no connection; "" while there is one.
         attempts: the attempts to connect that have failed since then.
-        accepted: whether the other side has let this worker in before: what it refuses later may be in order again.
+        accepted: whether the other side has let a worker in before: what it refuses later may be in order again.
         managed: whether the source reports its connection itself.
         held: what the source waits for although it is connected, such as a schema registry; "" for nothing.
         address: where other workers reach the owner of the partition, for a source whose workers pass records on.

@@ -308,6 +308,8 @@ class OwnedIntervals:
         return interval
 
     def _setup(self, node: InjectorNode, deployed: DeployedInterval, intake: Intake) -> SourceSetup:
+        connection = self._connection_of(node, deployed)
+        connection.accepted |= intake.counts["injected"] > 0
         return SourceSetup(
             graph=self._plan.permanent_name,
             generation=self._plan.generation,
@@ -326,7 +328,7 @@ class OwnedIntervals:
             bound=self._context.budget,
             deduplicated=node.dedupe is not None,
             tell=self._context.events.add,
-            connection=self._connection_of(node, deployed),
+            connection=connection,
             make_check=partial(
                 record_check, node.record_type, node.event_time, node.dedupe, node.lax, self._limits, self._clock.read
             ),

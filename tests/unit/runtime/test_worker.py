@@ -426,31 +426,60 @@ class Telling(Directory):
     """Reports its start and notes as an event."""
 
     def connect(self, setup: SourceSetup) -> FileInjector:
-        setup.tell("told", {"start": setup.start, "notes": sorted(setup.notes)})
+        accepted = setup.connection.accepted
+        setup.tell("told", {"start": setup.start, "notes": sorted(setup.notes), "accepted": accepted})
         return super().connect(setup)
 
 
-async def test_source_receives_its_start_and_notes_and_its_events_are_stored(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text(json.dumps(msgspec.to_builtins(next(iter(readings(1))))) + "\n")
+def one_file(place: Path) -> Graph:
+    """Return a graph of a source that tells what it receives, with one record."""
+    (place / "a").write_text(json.dumps(msgspec.to_builtins(next(iter(readings(1))))) + "\n")
     graph = Graph("one_stage")
     source = graph.inject(
         "readings",
-        Telling(tmp_path, settle=milliseconds(0), every=milliseconds(5)),
+        Telling(place, settle=milliseconds(0), every=milliseconds(5)),
         schema=Reading,
         event_time=EventTime("at", unit="us", max_disorder=milliseconds(5)),
     )
     source.key_by("device").process(Quick(), name="stage", output=Total).to_table("out")
-    database = MemoryDatabase()
-    worker = await started(graph, database, Limits(), start=Instant(7))
+    return graph
+
+
+async def read_out(graph: Graph, database: MemoryDatabase, **more: Any) -> Worker:
+    """Return a worker that has read the file."""
+    worker = await started(graph, database, Limits(), **more)
     while not database.rows("out"):
         await worker.step()
+    return worker
+
+
+def told(database: MemoryDatabase) -> list[Any]:
+    return [event.detail for _, event in database.events if event.kind == "told"]
+
+
+async def test_source_receives_its_start_and_notes_and_its_events_are_stored(tmp_path: Path) -> None:
+    database = MemoryDatabase()
+    worker = await read_out(one_file(tmp_path), database, start=Instant(7))
     await worker.recover()
     await worker.maintenance.apply_backpressure()
     await worker.abandon()
 
-    reported = [event.detail for _, event in database.events if event.kind == "told"]
-    assert reported == [{"start": 7, "notes": []}, {"start": 7, "notes": [str(tmp_path / "a")]}]
+    assert [(found["start"], found["notes"]) for found in told(database)] == [(7, []), (7, [str(tmp_path / "a")])]
     assert len(database.rows("out")) == 1
+
+
+async def test_source_knows_that_a_worker_before_was_accepted(tmp_path: Path) -> None:
+    # A plant that starts after a power cut: the broker knows its users a minute later, and no worker may end of that.
+    graph, database = one_file(tmp_path), MemoryDatabase()
+    stop = asyncio.Event()
+    stop.set()
+    await (await read_out(graph, database)).run(stop)
+    worker = await started(graph, database, Limits())
+    await worker.balance()
+    await worker.maintenance.apply_backpressure()
+    await worker.abandon()
+
+    assert [found["accepted"] for found in told(database)] == [False, True]
 
 
 async def test_a_graph_that_dead_letters_every_record_is_logged(
