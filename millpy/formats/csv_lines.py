@@ -214,7 +214,9 @@ class _CsvReader:
             try:
                 yield self._row(line.removesuffix("\r"), columns)
             except (ValueError, csv.Error) as error:
-                yield BadPart(mark + header + line.encode(encoding), _reason(error, message))
+                part = header + line.encode(encoding)
+                unmarked = b"\n" if part.startswith(_BOM) else b""  # no mark when it is read again
+                yield BadPart((mark or unmarked) + part, _reason(error, message))
 
     def _row(self, line: str, columns: _HeaderColumns) -> bytes:
         cells = self._dialect.cells(line)

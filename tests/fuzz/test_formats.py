@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from hypothesis import Phase, assume, given, settings
+from hypothesis import Phase, assume, example, given, settings
 from hypothesis import strategies as st
 
 from millpy import Avro, Cbor, Csv, Decode, Format, Gzip, Json, LineProtocol, MessagePack, Protobuf, Scalar
@@ -138,6 +138,7 @@ def expanded(format: Format, payloads: Sequence[bytes | Message]) -> Expansion:
 @pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=EXAMPLES, deadline=None, phases=NO_SHRINK)
 @given(payloads=st.lists(PAYLOADS, min_size=1, max_size=3))
+@example(payloads=[b"t\n\xef\xbb\xbf"])
 def test_any_bytes_become_records_and_dead_letters(name: str, payloads: list[bytes]) -> None:
     """The same in columns, one by one and bundled otherwise; and a bad part read again is one bad part."""
     format = FORMATS[name]
