@@ -31,9 +31,11 @@ _TAG = re.compile(rf",({_NAME})=({_NAME})")
 _FIELD = re.compile(rf'({_NAME})=(?:"((?:[^"\\]++|\\.)*+)"|([^, "]++))', re.DOTALL)
 _TIME = re.compile(r"-?[0-9]{1,19}")
 _INTEGER = re.compile(r"(-?[0-9]{1,20})i|([0-9]{1,20})u")
-_NEWLINES = re.compile("\n+")
-_LINE_OR_TEXT = re.compile('\n+|(?<==)"')
-_REST_OF_TEXT = re.compile(r'(?:[^"\\]++|\\[^\n]|\\(?=\n))*+"')
+_ESCAPED = r"\\[^\n]|\\(?=\n)"
+_NEWLINES = re.compile("(\n+)")
+_TAGS = re.compile(rf" *+(?:[^ \\\n]++|{_ESCAPED})*+")
+_LINE_OR_TEXT = re.compile(rf'(?:[^=\\\n]++|{_ESCAPED}|=(?!"))*+(?:(\n+)|=")')
+_REST_OF_TEXT = re.compile(rf'(?:[^"\\]++|{_ESCAPED})*+"')
 _SPACES = re.compile(" *")
 _COMMENT = re.compile(" *#")
 _UNESCAPE_MEASUREMENT = re.compile(r"\\([, ])")
@@ -210,17 +212,25 @@ def _lines(text: str) -> Iterator[str]:
     if '"' not in text:
         yield from filter(None, text.split("\n"))
         return
-    start = place = 0
-    is_comment = _COMMENT.match(text) is not None
-    while mark := (_NEWLINES if is_comment else _LINE_OR_TEXT).search(text, place):
-        if mark[0] != '"':
-            yield text[start : mark.start()]
-            start = place = mark.end()
-            is_comment = _COMMENT.match(text, start) is not None
-            continue
-        # A quote begins a text behind an equals sign; elsewhere it is a character of a tag or a comment.
-        end = _REST_OF_TEXT.match(text, mark.end())
+    start = 0
+    while start < len(text):
+        end = _end_of_line(text, start)
         if end is None:
             break
-        place = end.end()
+        yield text[start : end.start(1)]
+        start = end.end(1)
     yield text[start:]
+
+
+def _end_of_line(text: str, start: int) -> re.Match[str] | None:
+    """Return the match whose group 1 is the newlines behind a line; None if the text ends before."""
+    if _COMMENT.match(text, start):
+        return _NEWLINES.search(text, start)
+    place = _TAGS.match(text, start).end()  # type: ignore[union-attr]
+    # A quote begins a text behind the equals sign of a field; in tags it is a character.
+    while (found := _LINE_OR_TEXT.match(text, place)) and found[1] is None:
+        rest = _REST_OF_TEXT.match(text, found.end())
+        if rest is None:
+            return None
+        place = rest.end()
+    return found

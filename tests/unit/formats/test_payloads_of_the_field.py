@@ -312,6 +312,15 @@ def test_a_comment_with_a_quote_swallows_no_line_of_the_line_protocol() -> None:
     assert letters == []
 
 
+def test_a_quote_in_a_tag_or_a_name_begins_no_text() -> None:
+    # The rest of the message was taken for one line, up to the next quote.
+    lines = 'pipe,device="a value=1 5\npipe,device=b\\="b value=2,n\\="n=1 6\npipe,device=c value=3,s="=\n\\"" 7'
+    found, letters = step(LineProtocol(precision="s", time="at"), lines)
+
+    assert letters == []
+    assert [(record.device, record.value) for record in found] == [('"a', 1), ('b="b', 2), ("c", 3)]
+
+
 def test_quotes_that_are_never_closed_cost_no_more_than_their_number() -> None:
     text = "device;at;value\n" + 'x";"\n' * 5_000 + "a;2026-11-26T11:59:00Z;1\n"
     found, letters = step(Csv(delimiter=";"), text)
