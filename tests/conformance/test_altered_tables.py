@@ -200,15 +200,16 @@ async def test_missing_right_names_the_table(database_url: str, secret: str) -> 
     source = PolledTable("t", column="id", lag=timedelta(0), every=milliseconds(10))
     with table_of(database_url, "id int PRIMARY KEY") as connection:
         connection.execute(
-            "INSERT INTO t VALUES (1); CREATE ROLE guest LOGIN PASSWORD 'guest'; GRANT SELECT ON t TO guest"
+            "INSERT INTO t VALUES (1); CREATE ROLE table_guest LOGIN PASSWORD 'table_guest';"
+            " GRANT SELECT ON t TO table_guest"
         )
-        url = make_conninfo(database_url, user="guest", password="guest")
+        url = make_conninfo(database_url, user="table_guest", password="table_guest")
         try:
             async with reader_of(source, url, secret=secret) as found:
                 assert [record["id"] for record in await found.records(1)] == [1]
-                connection.execute("REVOKE SELECT ON t FROM guest")
+                connection.execute("REVOKE SELECT ON t FROM table_guest")
                 with pytest.raises(ConfigError, match="table t cannot be read: permission denied") as caught:
                     await found.take()
             assert "SELECT on the table" in str(caught.value.hint)
         finally:
-            connection.execute("DROP OWNED BY guest; DROP ROLE guest")
+            connection.execute("DROP OWNED BY table_guest; DROP ROLE table_guest")
