@@ -62,7 +62,7 @@ def consumer_of(servers: str) -> AIOKafkaConsumer:
         bootstrap_servers=servers,
         isolation_level="read_committed",
         auto_offset_reset="earliest",
-        fetch_max_wait_ms=5,
+        fetch_max_wait_ms=500,
         max_partition_fetch_bytes=8_000_000,
     )
 
