@@ -46,9 +46,9 @@ DOOR = Pattern("door", is_door)
 DOOR_ALARM = DOOR.then("alarm", is_alarm, within=minutes(5))
 
 
-def events_of(graph: Graph, disorder: float = 0, **options: Any) -> Stream:
+def events_of(graph: Graph, disorder: float = 0, schema: type = Event, **options: Any) -> Stream:
     event_time = EventTime("at", max_disorder=seconds(disorder), **options)
-    return graph.inject("events", ManualSource(), schema=Event, event_time=event_time)
+    return graph.inject("events", ManualSource(), schema=schema, event_time=event_time)
 
 
 def driver_of(add: Callable[[KeyedStream], Stream], **options: Any) -> GraphDriver:

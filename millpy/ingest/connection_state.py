@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.model.time import INSTANT_MIN, Instant
 
 WHY_CHARACTERS_MAX = 500
@@ -87,6 +88,10 @@ class ConnectionState:
         if self.held:
             self.held = ""
             self.connected()
+
+    def is_outage(self, error: BaseException, refusals: type[ConfigError] = ConfigError) -> bool:
+        """Tell whether to wait and connect again after an error: a refusal ends a worker that was never accepted."""
+        return isinstance(error, SourceUnavailableError) or (self.accepted and isinstance(error, refusals))
 
     def disconnected(self, why: str, *, attempted: bool = False, since_us: Instant | None = None) -> None:
         """Note that there is no connection.

@@ -92,3 +92,12 @@ async def reader_of(
             yield found
         finally:
             await found.injector.close()
+
+
+@asynccontextmanager
+async def followed(url: str, secret: str) -> AsyncIterator[tuple[psycopg.Connection[Any], Reader]]:
+    """A connection to a database with an empty table t, and a reader that follows its changes."""
+    with table_of(url, "id int PRIMARY KEY") as connection:
+        async with reader(url, secret=secret) as found:
+            assert await found.take() == []
+            yield connection, found

@@ -13,7 +13,7 @@ from millpy.clock import SystemClock
 from millpy.errors import ConfigError
 from millpy.limits import Limits
 from millpy.sources.postgres import table_thread
-from tests.conformance.table_reading import reader, reader_of, table_of
+from tests.conformance.table_reading import followed, reader, reader_of, table_of
 
 _secrets = itertools.count(1)
 CHANGES = ("insert", "update", "delete")
@@ -25,16 +25,19 @@ def secret() -> str:
     return f"altered {next(_secrets)}"
 
 
-async def test_reader_stops_when_its_publication_is_dropped_and_does_not_make_it_anew(
-    database_url: str, secret: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_thread, "_LOOK_EVERY_S", 0.05)
-    with table_of(database_url, "id int PRIMARY KEY") as connection:
-        async with reader(database_url, secret=secret) as found:
-            assert await found.take() == []
-            connection.execute("DROP PUBLICATION millpy_public_t; INSERT INTO t VALUES (1)")
-            with pytest.raises(ConfigError, match="publication millpy_public_t was dropped, so changes are missing"):
-                await found.take()
+
+
+@pytest.mark.usefixtures("looks_often")
+async def test_reader_stops_when_its_publication_is_dropped_and_does_not_make_it_anew(
+    database_url: str, secret: str
+) -> None:
+    async with followed(database_url, secret) as (connection, found):
+        connection.execute("DROP PUBLICATION millpy_public_t; INSERT INTO t VALUES (1)")
+        with pytest.raises(ConfigError, match="publication millpy_public_t was dropped, so changes are missing"):
+            await found.take()
         assert connection.execute("SELECT FROM pg_publication WHERE pubname = 'millpy_public_t'").fetchall() == []
 
 
@@ -89,18 +92,14 @@ async def test_changes_are_read_that_the_table_had_under_another_name(database_u
             assert [record["id"] for record in await again.records(1)] == [3]
 
 
-async def test_primary_key_that_is_made_anew_is_waited_for(
-    database_url: str, secret: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table_thread, "_LOOK_EVERY_S", 0.05)
-    with table_of(database_url, "id int PRIMARY KEY") as connection:
-        async with reader(database_url, secret=secret) as found:
-            assert await found.take() == []
-            connection.execute("ALTER TABLE t DROP CONSTRAINT t_pkey; INSERT INTO t VALUES (1)")
-            while "has no primary key" not in found.setup.connection.why:
-                await SystemClock().sleep(0.02)
-            connection.execute("ALTER TABLE t ALTER id TYPE bigint, ADD PRIMARY KEY (id); INSERT INTO t VALUES (2)")
-            assert [record["id"] for record in await found.records(2)] == [1, 2]
+@pytest.mark.usefixtures("looks_often")
+async def test_primary_key_that_is_made_anew_is_waited_for(database_url: str, secret: str) -> None:
+    async with followed(database_url, secret) as (connection, found):
+        connection.execute("ALTER TABLE t DROP CONSTRAINT t_pkey; INSERT INTO t VALUES (1)")
+        while "has no primary key" not in found.setup.connection.why:
+            await SystemClock().sleep(0.02)
+        connection.execute("ALTER TABLE t ALTER id TYPE bigint, ADD PRIMARY KEY (id); INSERT INTO t VALUES (2)")
+        assert [record["id"] for record in await found.records(2)] == [1, 2]
 
 
 async def test_publication_that_gets_other_tables_and_columns_is_read_on(database_url: str, secret: str) -> None:

@@ -19,7 +19,7 @@ from millpy.errors import ConfigError
 from millpy.limits import Limits
 from millpy.sources.postgres import table_thread
 from millpy.sources.postgres.table_position import TablePosition
-from tests.conformance.table_reading import SLOTS, Reader, reader, table_of
+from tests.conformance.table_reading import SLOTS, Reader, followed, reader, table_of
 
 _secrets = itertools.count(1)
 MUCH_LOG = "SELECT pg_logical_emit_message(false, 'none', repeat('x', 500000)) FROM generate_series(1, 5)"
@@ -87,19 +87,17 @@ async def test_server_that_decodes_in_silence_is_waited_for(
     database_url: str, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table_thread, "_SILENT_S_MAX", 1.0)
-    with table_of(database_url, "id int PRIMARY KEY") as connection:
-        async with reader(database_url, secret=secret) as found:
-            assert await found.take() == []
-            while (row := connection.execute(f"SELECT active_pid {SLOTS} AND active").fetchone()) is None:
-                await SystemClock().sleep(0.02)
-            os.kill(row[0], signal.SIGSTOP)
-            try:
-                await SystemClock().sleep(4)
-            finally:
-                os.kill(row[0], signal.SIGCONT)
-            connection.execute("INSERT INTO t VALUES (1)")
-            assert [record["id"] for record in await found.records(1)] == [1]
-            assert found.setup.connection.outage is None
+    async with followed(database_url, secret) as (connection, found):
+        while (row := connection.execute(f"SELECT active_pid {SLOTS} AND active").fetchone()) is None:
+            await SystemClock().sleep(0.02)
+        os.kill(row[0], signal.SIGSTOP)
+        try:
+            await SystemClock().sleep(4)
+        finally:
+            os.kill(row[0], signal.SIGCONT)
+        connection.execute("INSERT INTO t VALUES (1)")
+        assert [record["id"] for record in await found.records(1)] == [1]
+        assert found.setup.connection.outage is None
 
 
 async def test_what_a_first_read_waits_for_is_named_and_read_once(database_url: str, secret: str) -> None:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
 import msgspec
 import pytest
 
-from millpy import EventTime, Graph, KeyedStream, Stream, minutes, seconds
+from millpy import Graph, KeyedStream, Stream, minutes, seconds
 from millpy.model.graph_changes import changes_between
-from millpy.testing import ManualSource
-from tests.per_key_events import DOOR, DOOR_ALARM, Event, grid, is_alarm
+from tests.per_key_events import DOOR, DOOR_ALARM, Event, events_of, grid, is_alarm
 
 
 def description(add: Callable[[KeyedStream], Any], schema: type = Event) -> Any:
     graph = Graph("tools")
-    event_time = EventTime("at", max_disorder=seconds(0))
-    add(graph.inject("events", ManualSource(), schema=schema, event_time=event_time).key_by("device"))
+    add(events_of(graph, schema=schema).key_by("device"))
     return graph.spec().description()
 
 
@@ -89,18 +86,11 @@ def test_bounds_and_thresholds_may_change_over_stored_state(before: Tool, after:
 
 
 def test_a_partial_match_with_records_of_another_type_needs_a_migration() -> None:
-    class Event(msgspec.Struct):
-        device: str
-        at: datetime
-        kind: str = ""
-        value: float | None = 0.0
-        count: int = 0
-        tags: list[str] = []
-        note: str = ""
+    noted = msgspec.defstruct("Event", [("note", str, "")], bases=(Event,))
 
     def tool(keyed: KeyedStream) -> Stream:
         return keyed.match(DOOR_ALARM, name="t")
 
-    changes = [c for c in changes_between(description(tool), description(tool, Event)) if c.subject == "t"]
+    changes = [c for c in changes_between(description(tool), description(tool, noted)) if c.subject == "t"]
 
     assert {change.kind for change in changes} == {"state"}

@@ -98,7 +98,7 @@ class KafkaInjector:
             await self._connect()
             self._setup.connection.connected()
         except (SourceUnavailableError, RefusalError) as error:
-            if isinstance(error, RefusalError) and not self._setup.connection.accepted:
+            if not self._setup.connection.is_outage(error, RefusalError):
                 raise
             self._setup.connection.disconnected(error.message, attempted=True)
             log.warning("%s; trying again", error.message)
@@ -206,8 +206,7 @@ class KafkaInjector:
                 await self._read(self._client)
             except (SourceUnavailableError, ConfigError) as error:
                 self._setup.connection.disconnected(error.message, attempted=self._client is None)
-                refused = isinstance(error, RefusalError) and self._setup.connection.accepted
-                if isinstance(error, ConfigError) and not refused:
+                if not self._setup.connection.is_outage(error, RefusalError):
                     raise  # `take` raises it
             await self._disconnect()
             await self._setup.clock.sleep(retry_s)

@@ -255,7 +255,7 @@ class MqttInjector:
             try:
                 self._session = await self._connect()
             except (SourceUnavailableError, ConfigError) as error:
-                if isinstance(error, ConfigError) and not connection.accepted:
+                if not connection.is_outage(error):
                     raise
                 connection.disconnected(error.message, attempted=True)
                 log.warning("%s; trying again", error.message, extra={"hint": error.hint})
@@ -340,7 +340,7 @@ class MqttInjector:
                 await lost.close()
                 if lost.refusal is not None and not isinstance(lost.refusal, SourceUnavailableError):
                     self._setup.connection.disconnected(str(lost.refusal))
-                    if not (self._setup.connection.accepted and isinstance(lost.refusal, ConfigError)):
+                    if not self._setup.connection.is_outage(lost.refusal):
                         raise lost.refusal
                 lasted_s = self._setup.clock.monotonic() - lost.connected_at
                 delay_s = limits.retry_s_min
@@ -357,7 +357,7 @@ class MqttInjector:
                 self._session = await self._connect()
             except (SourceUnavailableError, ConfigError) as error:
                 self._setup.connection.disconnected(error.message, attempted=True)
-                if isinstance(error, ConfigError) and not self._setup.connection.accepted:
+                if not self._setup.connection.is_outage(error):
                     raise  # `take` raises it
                 log.debug("mqtt: %s", error.message)
 
