@@ -419,7 +419,7 @@ class Committer:
                     await _pipeline(connection, [(BEGIN, []), *commands, (DURABLE, []), (COMMIT, [])], sending)
                 else:
                     await self._send_in_parts(connection, commands, turn, inside, sending)
-                    sending.commit_sent, sending.failed_statement = True, COMMIT
+                    sending.commit_sent = True
                     await _pipeline(connection, [(DURABLE, []), (COMMIT, [])], sending)
         except psycopg.Error as error:
             return await self._react(error, turn, sending)
