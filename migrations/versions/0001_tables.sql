@@ -606,8 +606,9 @@ CREATE TABLE mill.expired (
 --
 -- A transaction that began to write earlier may commit later, so numbers alone do not tell what was read. A reader keeps
 -- the greatest number that it has read and the transactions that were open in the snapshot of that read: it has not read
--- what has a greater number or is of one of these. That is exact because inject has its transaction's id before it
--- takes a number: a transaction without an id at the snapshot takes a greater one.
+-- what has a greater number or is of one of these. Of the ids from its xmax on, a snapshot does not name those that were
+-- given already: they all count as open. That is exact because inject has its transaction's id before it takes a number:
+-- a transaction without an id at the snapshot takes a greater one.
 CREATE TABLE mill.injected_records (
     stream      text COLLATE "C" NOT NULL,
     number      bigint GENERATED ALWAYS AS IDENTITY,
@@ -628,8 +629,8 @@ CREATE TABLE mill.injection_readers (
     waiting_max bigint NOT NULL DEFAULT 1000000 CHECK (waiting_max > 0),  -- inject raises when as many records wait
     waits       boolean NOT NULL DEFAULT false,  -- whether it sleeps, so that inject has to notify it
     read_number bigint NOT NULL,
-    open_xids   xid8[] NOT NULL DEFAULT '{}',
-    rest_xids   xid8[] NOT NULL DEFAULT '{}',  -- of these, records between rest_after and read_number are unread
+    open_xids   int8multirange NOT NULL DEFAULT '{}',
+    rest_xids   int8multirange NOT NULL DEFAULT '{}',  -- of these, records between rest_after and read_number are unread
     rest_after  bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (graph_id, source)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000);

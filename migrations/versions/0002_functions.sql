@@ -487,8 +487,8 @@ END $$;
 -- Tells whether a source has read, and committed, an injected record.
 CREATE FUNCTION mill.has_read(p_reader mill.injection_readers, p_number bigint, p_xid xid8) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN p_number <= (p_reader).read_number AND p_xid <> ALL ((p_reader).open_xids)
-       AND NOT (p_number > (p_reader).rest_after AND p_xid = ANY ((p_reader).rest_xids));
+RETURN p_number <= (p_reader).read_number AND NOT p_xid::text::bigint <@ (p_reader).open_xids
+       AND NOT (p_number > (p_reader).rest_after AND p_xid::text::bigint <@ (p_reader).rest_xids);
 
 -- Deletes the injected records that no source will read any more: when a source is gone.
 CREATE FUNCTION mill.forget_injected() RETURNS trigger

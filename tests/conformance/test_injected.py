@@ -109,6 +109,18 @@ def stored(url: str) -> list[int]:
         return [amount for (amount,) in rows]
 
 
+async def until_waiting(url: str) -> None:
+    """Wait until the reader has noted that it sleeps: from then on it writes nothing of its own accord."""
+    async with asyncio.timeout(60):
+        while not await asyncio.to_thread(is_waiting, url):
+            await SystemClock().sleep(0.02)
+
+
+def is_waiting(url: str) -> bool:
+    with psycopg.connect(url) as connection:
+        return connection.execute("SELECT bool_and(waits) FROM mill.injection_readers").fetchone() == (True,)
+
+
 async def until_forgotten(url: str) -> None:
     async with asyncio.timeout(10):
         while await asyncio.to_thread(stored, url):
@@ -138,6 +150,25 @@ async def test_record_exists_if_and_only_if_its_transaction_commits(database_url
             await until_forgotten(database_url)
         async with reader(database_url, position) as again:  # as after a crash before the commit of 1 and 5
             assert again.injector.quiet() is False
+
+
+async def test_record_of_a_transaction_younger_than_the_last_that_ended_is_read_when_it_commits(
+    database_url: str,
+) -> None:
+    await deploy(database_url, graph_of())
+    with psycopg.connect(database_url) as older, psycopg.connect(database_url) as younger:
+        async with reader(database_url) as first:
+            await until_waiting(database_url)
+            older.execute("SELECT pg_current_xact_id()")
+            inject(younger, 1)
+            inject(older, 2)
+            older.commit()  # now the last that has ended: no snapshot names the younger one
+            assert await first.amounts(1) == [2]
+            position = first.position
+        younger.commit()
+        async with reader(database_url, position) as second:
+            assert await second.amounts(1) == [1]
+            await until_forgotten(database_url)
 
 
 async def test_concurrent_transactions_are_read_once_and_in_the_order_of_their_locks(database_url: str) -> None:

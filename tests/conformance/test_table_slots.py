@@ -13,9 +13,11 @@ import msgspec
 import psycopg
 import pytest
 
+from millpy import PostgresTable
 from millpy.clock import SystemClock
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import ConfigError
+from millpy.ingest.protocol import SourceSetup
 from millpy.limits import Limits
 from millpy.sources.postgres import table_thread
 from millpy.sources.postgres.table_position import TablePosition
@@ -112,6 +114,31 @@ async def test_what_a_first_read_waits_for_is_named_and_read_once(database_url: 
             connection.execute("COMMIT PREPARED 'forgotten'")
             connection.execute("INSERT INTO t VALUES (3)")
             assert sorted([record["id"] for record in await found.records(3)]) == [1, 2, 3]
+
+
+async def test_first_read_waits_for_a_transaction_younger_than_the_last_that_ended(
+    database_url: str, secret: str
+) -> None:
+    setup = SourceSetup(
+        graph="g", stream="s", partition="public.t", limits=Limits(), clock=SystemClock(), ready=asyncio.Event(),
+        secret=secret, database=database_url,
+    )  # fmt: skip
+    call = asyncio.get_running_loop().call_soon_threadsafe
+    thread = table_thread.TableThread(setup, PostgresTable("t"), database_url, "unused", None, call)
+    with (
+        table_of(database_url, "id int PRIMARY KEY") as connection,
+        psycopg.connect(database_url) as older,
+        psycopg.connect(database_url) as younger,
+    ):
+        older.execute("SELECT pg_current_xact_id()")
+        younger.execute("INSERT INTO public.t VALUES (1)")
+        older.commit()  # no snapshot names the younger one
+        waiting = asyncio.create_task(asyncio.to_thread(thread._await_open, connection))
+        while "waits for 1 older transactions" not in setup.connection.why:
+            assert not waiting.done()
+            await SystemClock().sleep(0.02)
+        younger.commit()
+        await waiting
 
 
 async def test_prepared_transaction_counts_when_it_commits(database_url: str, secret: str) -> None:

@@ -7,12 +7,18 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         "millpy/store/sql/injected.sql",
-        "i.xid = ANY (string_to_array(%(open)s, ',')::xid8[])",
-        "i.xid = ANY (string_to_array(%(open)s, ',')::xid8[]) AND false",
+        "unnest(%(open)s::int8multirange)",
+        "unnest('{}'::int8multirange)",
         killers=(
             "tests/conformance/test_injected.py::test_concurrent_transactions_are_read_once_and_in_the_order_of_their_locks",
         ),
         line="An injected record counts once if its transaction commits, and not at all otherwise",
+    ),
+    Mutant(
+        "millpy/sources/postgres/injected_position.py",
+        "return (*named, (int(xmax), until)) if int(xmax) < until else tuple(named)",
+        "return tuple(named)",
+        killers=("tests/property/test_injected_position.py",),
     ),
     Mutant(
         "millpy/sources/postgres/table_position.py",

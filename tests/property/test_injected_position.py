@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from millpy.sources.postgres.injected_position import InjectedPosition, open_in
+from millpy.sources.postgres.injected_position import InjectedPosition, from_multirange, multirange, open_in, subtract
 from millpy.sources.postgres.injected_reader import InjectedPage
 
 
@@ -21,6 +21,7 @@ class Model:
     open: set[int] = field(default_factory=set)
     records: dict[int, int] = field(default_factory=dict)  # number -> transaction
     committed: dict[int, int] = field(default_factory=dict)  # transaction -> the number that was next at its commit
+    xmax: int = 100  # behind the last transaction that has ended
 
     def begin(self) -> None:
         self.open.add(self.next_xid)
@@ -32,6 +33,7 @@ class Model:
 
     def end(self, xid: int, *, commits: bool) -> None:
         self.open.discard(xid)
+        self.xmax = max(self.xmax, xid + 1)
         if commits:
             self.committed[xid] = self.next_number
 
@@ -45,15 +47,24 @@ class Model:
             return None
         page = found[:count]
         columns = (page, [b""] * len(page), [0] * len(page))
-        return InjectedPage(position, *columns, sorted(self.open), whole=len(found) <= count)
+        return InjectedPage(position, *columns, open_in(self.snapshot(), self.next_xid), whole=len(found) <= count)
+
+    def snapshot(self) -> str:
+        """Return a snapshot as PostgreSQL makes it: it names the open transactions below `xmax` only."""
+        named = sorted(xid for xid in self.open if xid < self.xmax)
+        return f"{min([*self.open, self.xmax])}:{self.xmax}:{','.join(map(str, named))}"
 
     def unread(self, position: InjectedPosition) -> list[int]:
         def is_unread(number: int, xid: int) -> bool:
             if position.rest:
-                return xid in position.rest and position.after < number <= position.last
-            return number > position.last or xid in position.open
+                return has(position.rest, xid) and position.after < number <= position.last
+            return number > position.last or has(position.open, xid)
 
         return [n for n, xid in sorted(self.records.items()) if xid in self.committed and is_unread(n, xid)]
+
+
+def has(ranges: Sequence[tuple[int, int]], xid: int) -> bool:
+    return any(first <= xid < behind for first, behind in ranges)
 
 
 ACTIONS = (*["begin"] * 2, *["inject"] * 6, *["commit"] * 2, "abort", *["read"] * 3)
@@ -98,9 +109,34 @@ def check(actions: Sequence[tuple[str, int]]) -> None:
         assert all(at < other for later, other in place.items() if later >= after), actions
 
 
-def test_a_snapshot_names_its_open_transactions() -> None:
-    assert open_in("10:20:11,15") == (11, 15)
-    assert open_in("10:10:") == ()
+def test_a_snapshot_names_no_transaction_from_its_xmax_on() -> None:
+    assert open_in("10:20:11,15", 20) == ((11, 12), (15, 16))
+    assert open_in("10:20:11,15", 23) == ((11, 12), (15, 16), (20, 23))
+    assert open_in("10:10:", 10) == ()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranges_are_subtracted_as_sets(seed: int) -> None:
+    chance = random.Random(seed)
+
+    def some() -> list[tuple[int, int]]:
+        bounds = sorted(chance.sample(range(40), 2 * chance.randrange(6)))
+        return list(zip(bounds[::2], bounds[1::2], strict=True))
+
+    for _ in range(2_000):
+        ranges, others = some(), some()
+        left = subtract(ranges, others)
+        assert ids(left) == sorted({*ids(ranges)} - {*ids(others)})
+        assert from_multirange(multirange(left)) == left
+
+
+def ids(ranges: Sequence[tuple[int, int]]) -> list[int]:
+    return [xid for first, behind in ranges for xid in range(first, behind)]
+
+
+def test_transaction_younger_than_the_last_that_ended_is_read_when_it_commits() -> None:
+    # A, B and C begin; C injects 1, B injects 2 and commits, so that xmax is behind B; C commits.
+    check([*[("begin", 0)] * 3, ("inject", 2), ("inject", 1), ("commit", 1), ("read", 5), ("commit", 1), *TO_THE_END])
 
 
 def test_second_cut_page_below_the_greatest_number_repeats_nothing() -> None:

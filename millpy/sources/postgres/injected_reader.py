@@ -27,7 +27,7 @@ from millpy.ingest.json_append import completed
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.model.record import Instants
 from millpy.sources.postgres.injected import InjectedStream
-from millpy.sources.postgres.injected_position import InjectedPosition, open_in
+from millpy.sources.postgres.injected_position import InjectedPosition, XidRange, from_multirange, open_in
 from millpy.store.postgres.arrays import Bigints
 from millpy.store.postgres.connection import Channel, Connection, ConnectionGroup, ConnectionSettings, all_rows
 from millpy.store.postgres.statements import statement
@@ -48,13 +48,13 @@ _RETRY_S_MIN, _RETRY_S_MAX = 0.1, 5.0
 
 @dataclass(frozen=True, slots=True)
 class InjectedPage:
-    """Records that one statement has read behind a position, and the transactions that were open in its snapshot."""
+    """Records that one statement has read behind a position, and the transactions that may have been open."""
 
     before: InjectedPosition
     numbers: Sequence[int]
     payloads: Sequence[bytes]
     arrivals: Sequence[int]
-    open_xids: Sequence[int]
+    open_xids: Sequence[XidRange]
     whole: bool
 
     @property
@@ -129,7 +129,7 @@ class InjectedReader:
             )
         self._graph_id, last, open_xids, rest, after = found[0]
         if position is None:
-            self._read_to = InjectedPosition(last, tuple(open_xids), tuple(rest), after)
+            self._read_to = InjectedPosition(last, from_multirange(open_xids), from_multirange(rest), after)
         else:
             self._read_to = msgspec.json.decode(position, type=InjectedPosition)
         await self._forget(self._read_to, None)
@@ -190,13 +190,13 @@ class InjectedReader:
                 rows = await all_rows(connection, statement("read_injected"), {**self._read_to.parameters(), **bounds})
         if not rows:
             return None
-        whole = len(rows) == rows[0][5] < limits.bundle_records_max
+        whole = len(rows) == rows[0][6] < limits.bundle_records_max
         return InjectedPage(
             self._read_to,
             [row[0] for row in rows],
             [row[1] for row in rows] if not self._id else [self._with_id(row[1], row[2]) for row in rows],
             [row[3] for row in rows],
-            open_in(rows[0][4]),
+            open_in(rows[0][4], rows[0][5]),
             whole,
         )
 

@@ -173,7 +173,11 @@ class TableThread(PageThread):
 
         A commit that is in the log before the slot begins may not be visible yet, for example while it waits for a
         standby. After this wait, a snapshot shows all that the slot does not have.
+
+        A snapshot names the running transactions below its xmax, which is behind the last one that has ended. So one of
+        ours, with a greater id than theirs, ends first.
         """
+        connection.execute("SELECT pg_current_xact_id()")
         snapshot = (connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",))[0]
         named = {"open": snapshot.rpartition(":")[2]}
         while named["open"] and not self.stopped():

@@ -22,23 +22,24 @@ UPDATE mill.injection_readers AS r SET waiting_max = %(waiting_max)s, waits = tr
  WHERE g.graph_id = r.graph_id AND r.source = %(source)s AND r.stream = %(stream)s
    AND g.generation = %(generation)s
    AND g.family || CASE WHEN g.generation = 1 THEN '' ELSE '_' || g.generation END = %(graph)s
-RETURNING r.graph_id, r.read_number, r.open_xids::text[]::bigint[], r.rest_xids::text[]::bigint[], r.rest_after;
+RETURNING r.graph_id, r.read_number, r.open_xids::text, r.rest_xids::text, r.rest_after;
 
 -- name: read_injected
 -- Reads the next unread records in the order of their numbers: what is left of a page that was cut first, alone. Only
--- the first row has the snapshot, which says which transactions were open. `found` counts those up to `records_max`
+-- the first row has the snapshot, which says which transactions were open, and an id that is greater than all that were
+-- given when it was taken: of those from its xmax on, a snapshot names none. `found` counts those up to `records_max`
 -- before the bound on bytes. Zero rows: nothing is new, or nothing is left of that page.
 WITH unread AS (
     (SELECT i.number FROM mill.injected_records AS i
-      WHERE %(rest)s = '' AND i.stream = %(stream)s AND i.number > %(last)s ORDER BY i.number LIMIT %(records_max)s)
+      WHERE %(rest)s = '{}' AND i.stream = %(stream)s AND i.number > %(last)s ORDER BY i.number LIMIT %(records_max)s)
     UNION
-    (SELECT i.number FROM mill.injected_records AS i
-      WHERE %(rest)s = '' AND i.stream = %(stream)s AND i.xid = ANY (string_to_array(%(open)s, ',')::xid8[])
-      ORDER BY i.number LIMIT %(records_max)s)
+    (SELECT i.number FROM unnest(%(open)s::int8multirange) AS o
+       JOIN mill.injected_records AS i ON i.xid >= lower(o)::text::xid8 AND i.xid < upper(o)::text::xid8
+      WHERE %(rest)s = '{}' AND i.stream = %(stream)s ORDER BY i.number LIMIT %(records_max)s)
     UNION
-    (SELECT i.number FROM mill.injected_records AS i
-      WHERE i.stream = %(stream)s AND i.xid = ANY (string_to_array(%(rest)s, ',')::xid8[])
-        AND i.number > %(after)s AND i.number <= %(last)s
+    (SELECT i.number FROM unnest(%(rest)s::int8multirange) AS o
+       JOIN mill.injected_records AS i ON i.xid >= lower(o)::text::xid8 AND i.xid < upper(o)::text::xid8
+      WHERE i.stream = %(stream)s AND i.number > %(after)s AND i.number <= %(last)s
       ORDER BY i.number LIMIT %(records_max)s)
 ), page AS (
     SELECT i.number, i.injected_at, i.dedupe_id, i.record, sum(i.bytes) OVER rows_before - i.bytes AS bytes_before,
@@ -49,7 +50,8 @@ WITH unread AS (
     WINDOW rows_before AS (ORDER BY i.number)
 )
 SELECT number, convert_to(record::text, 'UTF8'), dedupe_id, (extract(epoch FROM injected_at) * 1000000)::bigint,
-       CASE WHEN place = 1 THEN pg_current_snapshot()::text END, found
+       CASE WHEN place = 1 THEN pg_current_snapshot()::text END,
+       CASE WHEN place = 1 THEN pg_current_xact_id()::text::bigint END, found
   FROM page WHERE bytes_before < %(bytes_max)s ORDER BY number;
 
 -- name: lock_injection_readers
@@ -59,8 +61,8 @@ SELECT FROM mill.injection_readers WHERE stream = %(stream)s ORDER BY graph_id, 
 -- name: note_injected
 -- Notes what a source has committed. Zero rows: the source is gone, or another worker has noted more.
 UPDATE mill.injection_readers
-   SET read_number = %(last)s, open_xids = string_to_array(%(open)s, ',')::xid8[],
-       rest_xids = string_to_array(%(rest)s, ',')::xid8[], rest_after = %(after)s
+   SET read_number = %(last)s, open_xids = %(open)s::int8multirange, rest_xids = %(rest)s::int8multirange,
+       rest_after = %(after)s
  WHERE graph_id = %(graph_id)s AND source = %(source)s AND read_number <= %(last)s;
 
 -- name: delete_injected
