@@ -49,7 +49,7 @@ SELECT count(*) FROM (SELECT bid, count(*) AS n, sum(abalance) AS total FROM pub
 
 
 def main(options: argparse.Namespace) -> None:
-    with Bench("cdc", options, server={"wal_level": "logical"}) as bench:
+    with Bench("cdc", options) as bench:
         url = bench.database()
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(SCHEMA.format(branches=BRANCHES, accounts=ACCOUNTS))

@@ -25,7 +25,7 @@ hypothesis.settings.register_profile(
     "any failure", phases=[phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.shrink]
 )
 
-SETTINGS = {"wal_level": "logical", "max_prepared_transactions": "4"}
+SETTINGS = {"max_prepared_transactions": "4"}
 """What tests of changes of tables, and of prepared transactions, need; nothing else depends on it."""
 
 

@@ -35,7 +35,7 @@ def make_template(server: EmbeddedPostgres) -> None:
 @contextmanager
 def passing_server(directory: Path) -> Iterator[EmbeddedPostgres]:
     """A server with the template, which has ended when this ends: the directory may be removed then."""
-    with EmbeddedPostgres(directory, tcp=True, settings={"wal_level": "logical"}) as server:
+    with EmbeddedPostgres(directory, tcp=True) as server:
         make_template(server)
         try:
             yield server

@@ -65,6 +65,7 @@ SETTINGS = {
     "shared_buffers": "128MB",
     "max_connections": "100",
     "max_wal_size": "2GB",
+    "wal_level": "logical",  # a `PostgresTable` reads the log
     "max_prepared_transactions": "0",
     "log_min_messages": "warning",
 }

@@ -87,7 +87,7 @@ def feed(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def publisher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     with EmbeddedPostgres(
-        tmp_path_factory.mktemp("publisher"), tcp=True, settings={"wal_level": "logical", "max_replication_slots": "8"}
+        tmp_path_factory.mktemp("publisher"), tcp=True, settings={"max_replication_slots": "8"}
     ) as server:
         make_template(server)
         yield server

@@ -26,7 +26,7 @@ _secrets = itertools.count(1)
 def foreign_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Debian's server, which has ICU and contrib: the wheel's has neither."""
     directory = tmp_path_factory.mktemp("foreign")
-    with EmbeddedPostgres(directory, version="system15", settings={"wal_level": "logical"}) as server:
+    with EmbeddedPostgres(directory, version="system15") as server:
         with psycopg.connect(server.url(), autocommit=True) as connection:
             connection.execute("CREATE EXTENSION citext; CREATE TYPE mood AS ENUM ('wild', 'calm', 'so so')")
             connection.execute("CREATE DOMAIN nick AS citext")

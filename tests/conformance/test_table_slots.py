@@ -162,7 +162,7 @@ async def test_prepared_transaction_counts_when_it_commits(database_url: str, se
 
 async def test_server_shuts_down_while_changes_are_not_committed(tmp_path: Path, secret: str) -> None:
     tmp_path.chmod(0o755)
-    server = EmbeddedPostgres(tmp_path / "postgres", settings={"wal_level": "logical"})
+    server = EmbeddedPostgres(tmp_path / "postgres")
     with server:
         url = server.url()
         with psycopg.connect(url, autocommit=True) as connection:
