@@ -4,7 +4,7 @@
 SIGTERM and SIGINT drain the worker: it finishes its turn, releases its intervals and exits with status 0. A second
 SIGINT ends it at once with status 130: when its lease ends, other workers take over its intervals and repeat its
 uncommitted work. With `--leash`, the end of standard input also drains it, so that workers do not outlive the `millpy
-run` that started them. Without `--leash` it is a service, which waits for a database that is not available yet.
+run` that started them. It waits for a database that is not available yet.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def main() -> int:
             raise UsageError("no database is configured", hint="set MILLPY_DATABASE_URL or give --database URL")
         only = tuple(name for name in arguments.only.split(",") if name)
         graph = load_graph(arguments.graph)
-        start, leash = start_of(arguments.start, graph), arguments.leash
+        start = start_of(arguments.start, graph)
         observers = Observers()
         with answering_beside(arguments.http_port_file, graph, observers):
             run_until_stopped(
@@ -171,9 +171,9 @@ def main() -> int:
                 settings.database_url,
                 settings,
                 only=only,
-                leash=leash,
+                leash=arguments.leash,
                 start=start,
-                patient=not leash,
+                patient=True,
                 observer=observers,
             )
     except MillError as error:
