@@ -182,7 +182,7 @@ def _computation(name: str, before: Description, after: Description) -> Iterator
 def _horizons(stored: Description, wanted: Description) -> Iterator[GraphChange]:
     """Yield the horizons that must not grow: of a window by site, no watermark says which sites it was over for."""
     for change in horizon_changes(stored, wanted):
-        if change.setting == LATENESS and change.after_us > change.before_us and by_site(change.computation, stored):
+        if change.setting == LATENESS and change.grows and by_site(change.computation, stored):
             words = "its source has a watermark for each site (watermark_by=), so its allowed lateness cannot grow"
             yield GraphChange("meaning", change.computation, words)
 

@@ -1,6 +1,6 @@
 """Horizons that change while state is stored: the allowed lateness of windows, and the horizons of ids.
 
-A longer one does not bring back what is gone. At the change, each interval remembers a floor in its header:
+A longer one does not bring back what is gone. When it grows, each interval remembers a floor in its header:
 
     windows      those that end by the floor were over: the input watermark had reached their end + the earlier lateness
     dedupe ids   those that were last seen before the floor were forgotten; a `deduplicate` step forgets an id at
@@ -8,7 +8,8 @@ A longer one does not bring back what is gone. At the change, each interval reme
 
 So a record behind the change is judged by two rules, both functions of the order of input and of the place of the
 change in it (I9): the present horizon, and the floor. A floor never falls, so any number of changes adds up. A shorter
-horizon needs no rule of its own: what is beyond it is over or forgotten from the change on.
+horizon needs no floor: what is beyond it is over or forgotten from the change on. For windows by site a floor would be
+wrong, as the watermark of the interval says nothing of the sites; so their lateness can shrink, and cannot grow.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class HorizonChange:
     setting: str
     before_us: int
     after_us: int
+
+    @property
+    def grows(self) -> bool:
+        """Whether the new horizon is the longer one."""
+        return self.after_us > self.before_us
 
     @property
     def floor_us(self) -> int:

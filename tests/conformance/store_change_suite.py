@@ -101,6 +101,15 @@ class ChangeSuite:
         (alarms,) = owner.deployment.intervals_of("alarms")
         assert (await owner.opened(alarms)).recovered.horizon_floor == INSTANT_MIN
 
+    async def test_shorter_lateness_sets_no_floor(self, world: World) -> None:
+        owner = await deployed(world, with_horizons(100, 100))
+        (reached, _) = owner.deployment.intervals_of("sums")
+        await owner.commit(owner.checkpoint(reached, input_watermark=Instant(1_000), low_watermark=Instant(900)))
+
+        owner = await deployed(world, with_horizons(10, 100))
+
+        assert (await owner.opened(reached)).recovered.horizon_floor == INSTANT_MIN
+
     async def test_ids_that_are_forgotten_stay_forgotten_when_the_horizon_grows(self, world: World) -> None:
         owner = await deployed(world, with_horizons(10, 100))
         a, b = owner.deployment.intervals_of("readings")

@@ -112,6 +112,34 @@ async def test_each_record_is_judged_by_the_description_of_its_time(database_url
     assert any("for records from now on" in change for change in detail["changes"])
 
 
+async def test_shorter_lateness_closes_no_window_of_a_site_that_is_behind_the_others(database_url: str) -> None:
+    feed = Feed()
+    feed.push(*of_sites(("ahead", 1_000), ("ahead", 1_100)))
+    await fed(database_url, by_site(feed, lateness=60), feed, LIMITS)
+
+    await deploy(by_site(feed, lateness=0), database_url)
+
+    feed.push(*of_sites(("behind", 130), ("behind", 170), ("behind", 190)))
+    await fed(database_url, by_site(feed, lateness=0), feed, LIMITS)
+    behind = "SELECT extract(epoch FROM window_start)::int, n, late_count FROM factory.minutes WHERE device = 'behind'"
+    assert rows(database_url, behind) == [(120, 2, 0)]
+    assert rows(database_url, LATE) == []
+
+
+def by_site(feed: Feed, lateness: int) -> Graph:
+    graph = Graph("factory")
+    time = EventTime("at", unit="s", max_disorder=seconds(0), watermark_by="device")
+    devices = graph.inject("north", feed, schema=Reading, event_time=time).key_by("device")
+    windows = devices.window(FixedWindows(minutes(1)), allowed_lateness=seconds(lateness))
+    windows.aggregate(n=Count()).to_table("minutes")
+    return graph
+
+
+def of_sites(*readings: tuple[str, int]) -> list[bytes]:
+    """Encode (device, event time)."""
+    return [msgspec.json.encode(Reading(device, 1, at)) for device, at in readings]
+
+
 async def _settled(url: str, graph: Graph) -> None:
     """One worker, until no late record is requested any more."""
     stop = asyncio.Event()

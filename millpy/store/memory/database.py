@@ -367,8 +367,8 @@ class MemoryDatabase:
         deployed.spec, deployed.subscriptions = spec, tuple(subscriptions)
 
     def _change_horizons(self, deployment: Deployment, changes: Sequence[HorizonChange]) -> None:
-        """Set the floors of the intervals, and keep the ids that are not forgotten for a longer horizon."""
-        for change in changes:
+        """Set floors, and keep the ids that are not forgotten, where a horizon grows."""
+        for change in filter(lambda change: change.grows, changes):
             for interval in deployment.intervals_of(change.computation):
                 header = self.headers[interval.interval_id]
                 reached = header.dedupe_clock if change.setting == HORIZON else header.input_watermark

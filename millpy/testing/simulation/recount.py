@@ -163,7 +163,7 @@ class Windows:
         late: late records, by key and by the start of the missed window (None for a session).
         unsure: windows whose records depend on the order of partitions; None for a whole key.
         closed: windows whose trigger is finished.
-        floor: the windows that end by it were over when the lateness last changed.
+        floor: the windows that end by it were over when the lateness last grew.
         unproven: windows that were not yet seen closed in the result table.
     """
 
@@ -188,7 +188,8 @@ class Windows:
 
     def change(self, allowed_us: int, watermark: int) -> None:
         """Change the lateness at a watermark: windows that are over stay over."""
-        self.floor = max(self.floor, watermark - self.allowed_us)
+        if allowed_us > self.allowed_us:  # a shorter one needs none, and an interval by site has no one watermark
+            self.floor = max(self.floor, watermark - self.allowed_us)
         self.allowed_us = allowed_us
 
     def is_over(self, end: int, watermark: int) -> bool:

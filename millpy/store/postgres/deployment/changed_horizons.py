@@ -15,13 +15,12 @@ from millpy.store.postgres.statements import statement
 async def change_horizons(
     connection: Connection, graph_id: int, schema: str, spec: GraphSpec, changes: Sequence[HorizonChange]
 ) -> None:
-    """Set the floors of the intervals, and let stored runs, the catalog and status views follow the new horizons."""
+    """Set floors where a horizon grows, and let stored runs, the catalog and status views follow the new horizons."""
     for change in changes:
         of: dict[str, Any] = {"graph_id": graph_id, "computation": change.computation}
-        raise_floors = statement("raise_watermark_floors")
-        if change.setting == HORIZON:
-            raise_floors = statement("raise_id_floors")
-        await connection.execute(raise_floors, {**of, "before_us": change.floor_us})
+        if change.grows:
+            raise_floors = statement("raise_id_floors" if change.setting == HORIZON else "raise_watermark_floors")
+            await connection.execute(raise_floors, {**of, "before_us": change.floor_us})
         if change.setting == LATENESS:
             lateness = {**of, "allowed_lateness_us": change.after_us}
             await connection.execute(statement("change_table_lateness"), lateness)
