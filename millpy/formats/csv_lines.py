@@ -135,11 +135,13 @@ class Csv(Format):
             if name not in known:
                 raise GraphError(f"rename={{{column!r}: {name!r}}}: {record_type.struct.__name__} has no such field")
 
-    def cells(self, line: str) -> list[str]:
-        """Split a line. Raises csv.Error."""
+    def cells(self, line: str, *, skips_space: bool = False) -> list[str]:
+        """Split a line, in which space may come before a quote if `skips_space`. Raises csv.Error."""
         if self.quote is None or self.quote not in line:
             return line.split(self.delimiter)
-        return next(csv.reader([line], delimiter=self.delimiter, quotechar=self.quote, strict=True))
+        skips = skips_space and self.delimiter != " "
+        lines = csv.reader([line], delimiter=self.delimiter, quotechar=self.quote, strict=True, skipinitialspace=skips)
+        return next(lines)
 
     def header_names(self, line: bytes) -> Sequence[str]:
         """Return the names of the columns of a file, renamed. Raises ValueError."""
@@ -169,7 +171,7 @@ class Csv(Format):
         if _FOR_EXCEL.fullmatch(plain):
             raise ValueError("it is a note for Excel: remove that line")
         try:
-            return self.cells(plain)
+            return self.cells(plain, skips_space=True)
         except csv.Error as error:
             raise ValueError(str(error)) from error
 

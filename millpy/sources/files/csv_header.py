@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 
 import msgspec
@@ -24,6 +25,11 @@ class HeaderError(BrokenFileError):
     def __init__(self, message: str, header: bytes, *, hint: str) -> None:
         super().__init__(message, hint=hint)
         self.header = header
+
+
+def column_names(text: str) -> tuple[str, ...]:
+    """Return the names of the columns in a header, without the space around them: `at, "value"`. Raises csv.Error."""
+    return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), []))
 
 
 def check_format_header(path: str, line: bytes, format: Format, record_type: RecordType) -> None:

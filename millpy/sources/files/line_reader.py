@@ -31,7 +31,7 @@ from millpy.ingest.text_columns import quotes_are_regular
 from millpy.limits import Limits
 from millpy.model.record import RecordType
 from millpy.sources.files.byte_reader import REPLACED_HINT, FilePosition, open_bytes
-from millpy.sources.files.csv_header import check_format_header, check_header
+from millpy.sources.files.csv_header import check_format_header, check_header, column_names
 
 Format = Literal["json", "csv", "parquet"]
 Positions = npt.NDArray[np.int64]
@@ -186,7 +186,7 @@ class LineReader:
         end = int(self._ends[0]) + 1 if len(self._ends) else len(self._buffer)
         text = self._buffer[:end].removeprefix(_BOM).decode(errors="replace").rstrip("\r\n")
         try:
-            header = tuple(next(csv.reader([text]), []))
+            header = column_names(text)
         except csv.Error:  # lines that end in a lone CR
             header = ()
         if len(set(header)) != len(header) or not header:

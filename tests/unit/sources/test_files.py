@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from millpy.clock import Clock, SystemClock
 from millpy.errors import BrokenFileError, ConfigError
+from millpy.formats import Csv, Message
+from millpy.ingest.decode import Decoder
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.limits import Limits
 from millpy.model.record import RecordType
@@ -105,6 +107,19 @@ async def test_files_are_read_in_order_each_with_its_own_header(tmp_path: Path) 
     found = await read_all(Files(tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "c.csv"))
 
     assert [(tuple(t.header), t.block) for t in found if t.block] == [(("x", "y"), b"1,2\r\n"), (("y", "x"), b"3,4")]
+
+
+@pytest.mark.parametrize("header", [b"x, y", b" x\t,\ty ", b'x, "y"', b'\xef\xbb\xbf x, "y"\r'])
+async def test_space_around_a_name_in_a_header_does_not_count(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "a.csv").write_bytes(header + b"\n1,2\n")
+
+    [taken] = [t for t in await read_all(File(tmp_path / "a.csv"), record_type=RecordType(Row)) if t.block]
+
+    assert tuple(taken.header) == ("x", "y")
+    [record] = Decoder(RecordType(Row)).decode(taken).objects or []
+    assert record == Row(1, 2)
+    [read] = Csv().reader(RecordType(Row))(Message(header + b"\n1,2"))
+    assert read == b'{"x":1,"y":2}'
 
 
 async def test_empty_csv_file_needs_no_header(tmp_path: Path) -> None:
