@@ -44,6 +44,11 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _SHORT_OFFSET = re.compile(r"[^ Tt]{10}[ Tt][0-9:.]{8,}[+-][0-9]{2}")
 _SHORT_OFFSETS = re.compile(rb':[0-9.]{2,}[+-][0-9]{2}"')
 _PLAIN = (str, int, float, bool, datetime)
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class _UnstorableError(ValueError):
+    """A value that the record class permits, and the store does not."""
 
 
 @dataclass(slots=True)
@@ -250,6 +255,10 @@ class _OneByOne:
     ) -> None:
         self._type = record_type
         self._lax = [name for name in lax if record_type.field_type(name) not in (str, datetime)]
+        self._lax_json = {n: msgspec.json.Decoder(record_type.annotations[n], strict=False) for n in self._lax}
+        self._keeps_digits = any(record_type.field_type(name) is int for name in self._lax) or "DecimalType" in repr(
+            msgspec.inspect.type_info(record_type.struct)
+        )
         self._times = times
         self._json = msgspec.json.Decoder(record_type.struct)
         self._fields = fields_of(record_type)
@@ -296,6 +305,10 @@ class _OneByOne:
             except TimeFormatError as error:
                 refused.append(RejectedRow(row, "event_time", f"{self._time_field}: {error}"))
                 continue
+            except _UnstorableError as error:
+                self._restore(before)
+                refused.append(RejectedRow(row, "refused", str(error)))
+                continue
             except self._refusals as error:
                 if not is_user_error(error):
                     raise
@@ -316,7 +329,7 @@ class _OneByOne:
         if not is_utf8(payload):  # msgspec does not check the text that it skips
             raise ValueError("payload is not valid UTF-8")
         if self._times is not None or self._lax:
-            return msgspec.convert(self._prepared(msgspec.json.decode(payload)), self._type.struct)
+            return self._prepared_json(payload)
         try:
             return self._json.decode(payload)
         except msgspec.ValidationError:
@@ -326,7 +339,43 @@ class _OneByOne:
         found = self._json.decode(self._short_times.sub(rb'\1:00"', payload))
         if self._type.flat:  # no other value can have the name of such a field
             return found
-        return msgspec.convert(self._prepared(msgspec.json.decode(payload)), self._type.struct)
+        return self._prepared_json(payload)
+
+    def _prepared_json(self, payload: bytes) -> Any:
+        """Read a record some of whose fields have rules of their own.
+
+        A plain value of a number would be a double, so all others stay text where that would lose digits.
+        """
+        if not self._keeps_digits:
+            return msgspec.convert(self._prepared(msgspec.json.decode(payload)), self._type.struct)
+        if payload.lstrip()[:1] != b"{":
+            return self._json.decode(payload)
+        members = _MEMBERS.decode(payload)
+        for name in self._lax:
+            alias = self._fields[name].encode_name
+            text = bytes(members.get(alias, b"null")).strip()
+            if text != b"null":
+                members[alias] = msgspec.Raw(msgspec.json.encode(self._lenient_json(name, text)))
+        for name in self._moments:
+            text = bytes(members.get(name, b"null")).strip()
+            if text.startswith(b'"'):
+                timed = self._timed({name: msgspec.json.decode(text)})
+                members[name] = msgspec.Raw(msgspec.json.encode(timed[name]))
+        return self._json.decode(msgspec.json.encode(members))
+
+    def _lenient_json(self, name: str, text: bytes) -> Any:
+        """Convert the JSON value of a lax field, a number with all its digits."""
+        try:
+            if text.startswith(b'"'):
+                found = self._lenient(name, msgspec.json.decode(text))
+            else:
+                found = self._lax_json[name].decode(whole_text(text) if self._type.field_type(name) is int else text)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{name}: {error}: {shown(msgspec.json.decode(text))}") from None
+        problem = None if found is None else _check_nested(found)
+        if problem is not None:
+            raise _UnstorableError(f"{name}: {problem}")
+        return found
 
     def _prepared(self, values: Any) -> Any:
         """Read the event time and the lax fields of a record's plain values."""

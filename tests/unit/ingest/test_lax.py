@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 from millpy.errors import GraphError
 from millpy.graph.graph import Graph
 from millpy.ingest.decode import Decoder
+from millpy.ingest.local_times import TimeReader
 from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import EventTime
 from millpy.model.record import RecordType
@@ -107,6 +109,57 @@ def test_nested_fields_are_lax_with_the_field_that_holds_them_and_numbers_are_no
     assert judged(Nested, lax, b'{"inner":{"x":"1.5"},"many":["1",2]}') == ([Nested(None, Inner(1.5), [1, 2])], [])
     for time in (b"5", b'"5"'):
         assert judged(Nested, lax, b'{"at":%s}' % time) == ([], ["undecodable"])
+
+
+class Meter(msgspec.Struct):
+    at: datetime
+    reading: Decimal = Decimal(0)
+    steps: list[Decimal] = []
+    count: int = 0
+    share: float = 0.0
+
+
+DIGITS = "12345678901234567890.123456789012345678"
+METER = b'{"at":"2026-11-26 12:00","reading":%b,"steps":[0.1,%b],"count":7,"share":0.1}'
+TIMES = TimeReader("%Y-%m-%d %H:%M", "UTC")
+NOON = datetime(2026, 11, 26, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("lax", [(), ("reading",), ("reading", "steps", "count", "share")])
+@pytest.mark.parametrize("times", [None, TIMES])
+def test_decimals_keep_all_digits_beside_a_time_with_a_format_and_lax_fields(
+    lax: tuple[str, ...], times: TimeReader | None
+) -> None:
+    text = METER % (DIGITS.encode(), DIGITS.encode())
+    text = text if times else text.replace(b"2026-11-26 12:00", b"2026-11-26T12:00:00Z")
+    decoder = Decoder(RecordType(Meter), time_field="at", times=times, lax=lax)
+
+    decoded = decoder.decode(SourceBatch("json", Instant(0), payloads=[text]))
+
+    assert decoded.objects == [Meter(NOON, Decimal(DIGITS), [Decimal("0.1"), Decimal(DIGITS)], 7, 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("number", "whole"),
+    [(b"9007199254740993.0", 2**53 + 1), (b"9.007199254740993e15", 2**53 + 1), (b"-9223372036854775808.0", -(2**63))],
+)
+def test_lax_integers_with_a_fraction_of_zeros_are_exact(number: bytes, whole: int) -> None:
+    for text in (number, b'"%b"' % number):
+        assert judged(Reading, ("n",), b'{"n":%b}' % text) == ([Reading(n=whole)], [])
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"1.5", "undecodable"),
+        (b"9223372036854775808.0", "refused"),
+        (b"1e400", "undecodable"),
+        (b"true", "undecodable"),
+        (b"[1]", "undecodable"),
+    ],
+)
+def test_other_values_of_a_lax_integer_become_dead_letters(value: bytes, reason: str) -> None:
+    assert judged(Reading, ("n",), b'{"n":%b}' % value) == ([], [reason])
 
 
 @pytest.mark.parametrize("lax", ["n", ("m",), ["n"], 1])
