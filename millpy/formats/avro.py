@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from io import BytesIO
@@ -12,6 +12,7 @@ from typing import Any
 
 from millpy.config.extras import to_install
 from millpy.errors import ConfigError, GraphError
+from millpy.formats.avro_checking import message_check
 from millpy.formats.binary import PLAIN, BinaryFormat
 from millpy.formats.binary_values import NUMBER_BYTES_MAX
 from millpy.formats.json_objects import Json
@@ -87,6 +88,7 @@ class Avro(BinaryFormat):
         """Return a function that decodes a message and finds the records in it."""
         own = None if self.schema is None else parsed(self.schema)
         if self.registry is None:
+            assert own is not None
 
             def value(payload: bytes) -> Any:
                 return decoded(payload, own, None)
@@ -113,9 +115,9 @@ class _Writers:
     """The schemas of a registry, parsed."""
 
     def __init__(self) -> None:
-        self._parsed: dict[int, Any] = {}
+        self._parsed: dict[int, AvroSchema] = {}
 
-    def parsed(self, schema: RegisteredSchema) -> Any:
+    def parsed(self, schema: RegisteredSchema) -> AvroSchema:
         if schema.kind != "AVRO":
             raise ValueError(f"it is of {schema.kind}, not Avro")
         if schema.id not in self._parsed:
@@ -126,23 +128,29 @@ class _Writers:
         return self._parsed[schema.id]
 
 
-def decoded(payload: bytes, writer: Any, reader: Any) -> Any:
-    """Return the value of a message. Raises what fastavro raises, and ValueError for too few or too many bytes."""
+@dataclass(frozen=True, slots=True)
+class AvroSchema:
+    """A schema that messages are read with.
+
+    Attributes:
+        parsed: the schema as fastavro parses it.
+        check: raises ValueError for a message that the schema does not permit.
+    """
+
+    parsed: Any
+    check: Callable[[bytes], None]
+
+
+def decoded(payload: bytes, writer: AvroSchema, reader: AvroSchema | None) -> Any:
+    """Return the value of a message. Raises what fastavro raises, and ValueError for bytes of another schema."""
     from fastavro import schemaless_reader
 
+    writer.check(payload)
     with BytesIO(payload) as stream:
-        try:
-            value = schemaless_reader(stream, writer, reader)
-        except EOFError as error:  # its text names an address in memory, which is another one in a replay
-            if "object at 0x" not in str(error):
-                raise
-            raise ValueError("the message is cut off") from None
-        if stream.read(1):
-            raise ValueError("bytes follow the value")
-    return value
+        return schemaless_reader(stream, writer.parsed, None if reader is None else reader.parsed)
 
 
-def parsed(text: str, references: Iterable[str] = ()) -> Any:
+def parsed(text: str, references: Iterable[str] = ()) -> AvroSchema:
     """Parse a schema, given those that it refers to.
 
     Raises:
@@ -164,7 +172,7 @@ def parsed(text: str, references: Iterable[str] = ()) -> Any:
     _bytes_at_least(found, named, (), NESTING_MAX)
     LOGICAL_READERS[f"bytes-{_DECIMAL}"] = LOGICAL_READERS[f"fixed-{_DECIMAL}"] = _decimal
     _read_decimals(found)
-    return found
+    return AvroSchema(found, message_check(found, named))
 
 
 def check_package() -> None:

@@ -153,7 +153,7 @@ def test_messages_of_several_versions_are_read_as_one_schema() -> None:
     assert "schema 5: Schema mismatch" in reason(Avro(newer, registry=registry), encoded("string", "a", 5))
     assert "the registry does not know schema 99" in reason(Avro(registry=registry), b"\0\0\0\0\x63abc")
     assert "does not begin with the id of a schema" in reason(Avro(registry=registry), b"\1abcdefg")
-    assert "schema 1: Expected 5 bytes" in reason(Avro(registry=registry), b"\0\0\0\0\1\x0aab")
+    assert "schema 1: the message is cut off" in reason(Avro(registry=registry), b"\0\0\0\0\1\x0aab")
 
 
 LIST = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}
@@ -167,11 +167,11 @@ LIST = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["
         ({"type": "array", "items": {"type": "record", "name": "E", "fields": []}}, b"\2\0", "items without bytes"),
         (json.loads('{"type":"array","items":' * 120 + '"int"' + "}" * 120), b"\0", "nested more than 100 deep"),
         ({"type": "record"}, b"", "required"),
-        ("bytes", b"\xfe\xff\xff\xff\xff\xff\xff\x7f", "Expected"),
-        (["null", "int"], b"\x64", "list index out of range"),
+        ("bytes", b"\xfe\xff\xff\xff\xff\xff\xff\x7f", "cut off"),
+        (["null", "int"], b"\x64", "50 is no index of a union of 2"),
         ("int", b"\2\2", "bytes follow"),
         ({"type": "long", "logicalType": "timestamp-millis"}, b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1", ""),
-        ("string", b"\2\xff", "utf-8"),
+        ("string", b"\2\xff", "a text is not UTF-8"),
     ],
 )
 def test_hostile_avro_is_a_dead_letter(schema: Any, payload: bytes, why: str) -> None:
