@@ -36,7 +36,8 @@ class Protobuf(BinaryFormat):
     """Protobuf messages: a record each, as an object with the names of the .proto file. Needs the package protobuf.
 
     A field without presence has its default when it is missing; others are then left out. Enums become their names,
-    bytes base64, `Timestamp` a datetime, `Duration` seconds, wrappers their values, `Struct` an object.
+    bytes base64, `Timestamp` a datetime, `Duration` seconds, wrappers their values, `Struct` an object. Text of proto2
+    that is not UTF-8 becomes `{"not_utf8": base64}`, which spoils only the record that has it in a field of text.
 
     Args:
         message: the generated class (`readings_pb2.Reading`), or the full name of a message in `descriptors`.
@@ -172,6 +173,8 @@ class _Objects:
 
     def _value(self, field: _Field, value: Any) -> Any:
         if field.of_map is not None:
+            if bytes in map(type, value):
+                raise ValueError(f"a key of {field.name} is not UTF-8")
             return {_key(key): self._one(field.of_map, value[key]) for key in sorted(value)}
         if field.is_repeated:
             return [self._one(field, part) for part in value]
@@ -180,6 +183,8 @@ class _Objects:
     def _one(self, field: _Field, value: Any) -> Any:
         if field.is_message:
             return self.object_of(value)
+        if field.is_text and type(value) is bytes:  # proto2 does not require UTF-8
+            return {"not_utf8": value}
         return value if field.names is None else field.names.get(value, value)
 
     def struct_value(self, message: Any) -> Any:
@@ -198,7 +203,7 @@ class _Field:
     Attributes:
         name: its name.
         has_presence: whether it may be missing.
-        is_repeated, is_message: whether it is a list, and of messages.
+        is_repeated, is_message, is_text: whether it is a list, of messages, and of text.
         names: number -> name of an enum; None for other fields.
         of_map: the values of a map; None for other fields.
     """
@@ -207,6 +212,7 @@ class _Field:
     has_presence: bool
     is_repeated: bool
     is_message: bool
+    is_text: bool
     names: dict[int, str] | None
     of_map: _Field | None
 
@@ -219,6 +225,7 @@ def _field_of(field: Any) -> _Field:
         has_presence=field.has_presence,
         is_repeated=_is_repeated(field),
         is_message=inner is not None,
+        is_text=field.type == field.TYPE_STRING,
         names=None if enum is None else {number: value.name for number, value in enum.values_by_number.items()},
         of_map=_field_of(inner.fields_by_name["value"]) if is_map else None,
     )

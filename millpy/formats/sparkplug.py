@@ -20,7 +20,7 @@ from millpy.config.extras import to_install
 from millpy.errors import ConfigError, GraphError
 from millpy.formats.gzipped import expanded
 from millpy.formats.message import Format, Message, Part, Reader
-from millpy.formats.sparkplug_schema import payload_class
+from millpy.formats.sparkplug_schema import NOT_UTF8, payload_class
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 
@@ -191,6 +191,8 @@ def check_metrics(payload: Any) -> None:
         raise ValueError(f"the message has more than {METRICS_MAX} metrics")
     for metric in payload.metrics:
         name = metric.name
+        if isinstance(name, bytes):
+            raise ValueError(f"{NOT_UTF8}: the name of a metric")
         if len(name) > NAME_BYTES_MAX or len(name.encode()) > NAME_BYTES_MAX:
             raise ValueError(f"the name of a metric has more than {NAME_BYTES_MAX} bytes")
         if "\0" in name:

@@ -10,6 +10,8 @@ from functools import cache
 from typing import Any
 
 SCALARS = {"uint32": 13, "uint64": 4, "float": 2, "double": 1, "bool": 8, "string": 9, "bytes": 12}
+NOT_UTF8 = "not UTF-8"
+"""What is wrong with text that the class returns as bytes: the schema is proto2, which does not require UTF-8."""
 _MESSAGE, _OPTIONAL, _REPEATED = 11, 1, 3
 
 # Message -> its fields as (name, number, type). A type that ends in [] is repeated; names in capitals are messages.

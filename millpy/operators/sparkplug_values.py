@@ -16,6 +16,8 @@ from uuid import UUID
 
 import msgspec
 
+from millpy.formats.sparkplug_schema import NOT_UTF8
+
 _SIGNED = {1: 8, 2: 16, 3: 32, 4: 64}
 _UNSIGNED = {5: 8, 6: 16, 7: 32, 8: 64}
 _FLOAT, _DOUBLE, _BOOLEAN, _STRING, _DATE_TIME, _TEXT, _UUID = 9, 10, 11, 12, 13, 14, 15
@@ -89,6 +91,8 @@ def plain_of(value: Any, field: str, datatype: int, levels: int = _DEPTH_MAX) ->
         if not math.isfinite(value):
             raise ValueError(f"{value} cannot be stored")
         return value
+    if field == "string_value":
+        _text(value, "its text")
     if (datatype, field) == (_BOOLEAN, "boolean_value") or (datatype in (_STRING, _TEXT) and field == "string_value"):
         return value
     if datatype == _UUID and field == "string_value":
@@ -134,6 +138,13 @@ def _moment(ms: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=ms)
 
 
+def _text(value: Any, what: str) -> str:
+    """Return a text of a message. Raises ValueError for one that is not UTF-8, which protobuf returns as bytes."""
+    if not isinstance(value, str):
+        raise ValueError(f"{NOT_UTF8}: {what}")
+    return value
+
+
 def _inside(levels: int) -> int:
     if not levels:
         raise ValueError(f"templates are nested more than {_DEPTH_MAX} deep")
@@ -151,7 +162,11 @@ def _table(table: Any, levels: int) -> dict[str, Any]:
         if len(row.elements) != len(types):
             raise ValueError("a row of a DataSet has more or fewer values than columns")
         rows.append([_element(own, kind, levels) for own, kind in zip(row.elements, types, strict=True)])
-    return {"columns": list(table.columns), "types": [_name(kind) for kind in types], "rows": rows}
+    return {
+        "columns": [_text(name, "the name of a column") for name in table.columns],
+        "types": [_name(kind) for kind in types],
+        "rows": rows,
+    }
 
 
 def _element(part: Any, datatype: int, levels: int) -> Any:
@@ -163,19 +178,23 @@ def _template(template: Any, levels: int) -> dict[str, Any]:
     below = _inside(levels)
     metrics = [
         {
-            "name": metric.name,
+            "name": _text(metric.name, "a name in a Template"),
             "type": _name(metric.datatype),
             "value": None if metric.is_null else _element(metric, metric.datatype, below),
         }
         for metric in template.metrics
     ]
     parameters = [
-        {"name": own.name, "type": _name(own.type), "value": _element(own, own.type, below)}
+        {
+            "name": _text(own.name, "a name in a Template"),
+            "type": _name(own.type),
+            "value": _element(own, own.type, below),
+        }
         for own in template.parameters
     ]
     return {
-        "template": template.template_ref,
-        "version": template.version,
+        "template": _text(template.template_ref, "the name of a Template"),
+        "version": _text(template.version, "the version of a Template"),
         "is_definition": template.is_definition,
         "metrics": metrics,
         "parameters": parameters,

@@ -296,6 +296,33 @@ def test_a_metric_without_a_valid_value_is_rejected_alone(metric: dict[str, Any]
     assert rejected(made) == [("bad", reason)]
 
 
+TABLE = {"num_of_columns": 1, "columns": ["a"], "types": [12]}
+
+
+@pytest.mark.parametrize(
+    ("metric", "what"),
+    [
+        ({"datatype": 12, "string_value": "qq"}, "its text"),
+        ({"datatype": 15, "string_value": "qq"}, "its text"),
+        ({"datatype": 16, "dataset_value": {**TABLE, "columns": ["qq"]}}, "the name of a column"),
+        ({"datatype": 16, "dataset_value": {**TABLE, "rows": [{"elements": [{"string_value": "qq"}]}]}}, "its text"),
+        ({"datatype": 19, "template_value": {"template_ref": "qq"}}, "the name of a Template"),
+        ({"datatype": 19, "template_value": {"version": "qq"}}, "the version of a Template"),
+        ({"datatype": 19, "template_value": {"metrics": [{"name": "qq"}]}}, "a name in a Template"),
+        ({"datatype": 19, "template_value": {"parameters": [{"name": "qq"}]}}, "a name in a Template"),
+    ],
+)  # fmt: skip
+def test_a_metric_whose_text_is_not_utf_8_is_rejected_alone(metric: dict[str, Any], what: str) -> None:
+    text = birth(0, {"name": "bad", **metric}, RPM).SerializeToString()
+    assert text.count(b"qq") == 1
+
+    made = driver(message("NBIRTH", text.replace(b"qq", b"a\xff")))
+
+    assert made.dead_letters() == []
+    assert metrics(made) == [("", "rpm", 10.0)]
+    assert rejected(made) == [("bad", f"not UTF-8: {what}")]
+
+
 @pytest.mark.parametrize(
     ("topic", "text", "reason"),
     [
@@ -309,6 +336,7 @@ def test_a_metric_without_a_valid_value_is_rejected_alone(metric: dict[str, Any]
         ("spBv1.0/hall/NDATA/press", b"\x12\0" * 400_000, "more than 700000 bytes"),
         ("spBv1.0/hall/NDATA/press", payload(1, {"name": "n" * 1_001}).SerializeToString(), "more than 1000 bytes"),
         ("spBv1.0/hall/NDATA/press", payload(1, {"name": "\0"}).SerializeToString(), "contains NUL"),
+        ("spBv1.0/hall/NDATA/press", b"\x12\x04\x0a\x02a\xff", "not UTF-8: the name of a metric"),
     ],
 )
 def test_a_message_that_is_none_is_a_dead_letter(topic: str, text: bytes, reason: str) -> None:
