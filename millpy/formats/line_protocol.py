@@ -3,7 +3,8 @@ r"""InfluxDB's line protocol, as Telegraf and many gateways write it.
     measurement,tag=value field=1.5,count=3i,ok=true,text="a \"b\"" 1700000000000000000
 
 Source: the InfluxDB documentation, "Line protocol". A backslash escapes a comma or space in a measurement; a comma,
-space or equals sign in tags and field names; a quote or backslash in text. Before any other character it is itself.
+space or equals sign in tags and field names; a quote or backslash in text. Before any other character, and at the end,
+it is itself: outside of text a backslash escapes no backslash, so the second one of `\\,` escapes the comma.
 """
 
 from __future__ import annotations
@@ -25,17 +26,16 @@ from millpy.model.record import RecordType
 Precision = Literal["s", "ms", "us", "ns"]
 _NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 # Possessive, because only one match is possible: otherwise each character of a name takes 150 bytes while it is read.
-_NAME = r"(?:[^,= \\]++|\\.|\\$)++"
-_MEASUREMENT = re.compile(r"(?:[^, \\]++|\\.)++")
+_NAME = r"(?:[^,= \\]++|\\[,= ]?+)++"
+_MEASUREMENT = re.compile(r"(?:[^, \\]++|\\[, ]?+)++")
 _TAG = re.compile(rf",({_NAME})=({_NAME})")
 _FIELD = re.compile(rf'({_NAME})=(?:"((?:[^"\\]++|\\.)*+)"|([^, "]++))', re.DOTALL)
 _TIME = re.compile(r"-?[0-9]{1,19}")
 _INTEGER = re.compile(r"(-?[0-9]{1,20})i|([0-9]{1,20})u")
-_ESCAPED = r"\\[^\n]|\\(?=\n)"
 _NEWLINES = re.compile("(\n+)")
-_TAGS = re.compile(rf" *+(?:[^ \\\n]++|{_ESCAPED})*+")
-_LINE_OR_TEXT = re.compile(rf'(?:[^=\\\n]++|{_ESCAPED}|=(?!"))*+(?:(\n+)|=")')
-_REST_OF_TEXT = re.compile(rf'(?:[^"\\]++|{_ESCAPED})*+"')
+_TAGS = re.compile(r" *+(?:[^ \\\n]++|\\ ?+)*+")
+_LINE_OR_TEXT = re.compile(r'(?:[^=\\\n]++|\\=?+|=(?!"))*+(?:(\n+)|=")')
+_REST_OF_TEXT = re.compile(r'(?:[^"\\]++|\\[^\n]|\\(?=\n))*+"')
 _SPACES = re.compile(" *")
 _COMMENT = re.compile(" *#")
 _UNESCAPE_MEASUREMENT = re.compile(r"\\([, ])")
