@@ -108,7 +108,7 @@ class Cbor(_SchemalessFormat):
     Times (tags 0 and 1) become datetimes, dates (100 and 1004) dates, integers and fractions (2 to 5) numbers, UUIDs
     (37) text, byte strings base64. Values that refer to others (25, 29) are resolved, unless they contain themselves,
     or make the message more than 16 times as large. Any other tag becomes `{"tag": number, "value": …}`. A key is text
-    or an integer.
+    or an integer. A map that has a key twice makes the message a dead letter.
 
     Args:
         inside: where the records are, as for JSON: `Cbor(Json(many="readings"))`.

@@ -242,7 +242,7 @@ class CborReader(ValueReader):
         if kind == 3:
             return self._string(self._taken(size).decode(), size)
         if kind == 5:
-            return self._object(size, levels)
+            return _distinct(self._object(size, levels), size)
         if kind == 4:
             return self._list(size, levels)
         if kind == 0:
@@ -260,7 +260,10 @@ class CborReader(ValueReader):
         if low > 27:
             why = "a value ends where none has begun" if low == 31 else f"byte 0x{0xE0 + low:02x} begins no value"
             raise ValueError(why)
-        return {"simple": self._number(1) if low == 24 else low}
+        value = self._number(1) if low == 24 else low
+        if low == 24 and value < 32:
+            raise ValueError(f"simple value {value} is in two bytes, where one is its only form")
+        return {"simple": value}
 
     def _indefinite(self, kind: int, levels: int) -> Any:
         """Return a value whose length is not known before its end."""
@@ -274,12 +277,13 @@ class CborReader(ValueReader):
             return values
         if kind != 5:
             raise ValueError("an integer or tag without a length")
-        found = {}
+        found, count = {}, 0
         while not self._ends():
             self._enter(2, levels)
             key = self._key(levels - 1)
             found[key] = self._value(levels - 1)
-        return found
+            count += 1
+        return _distinct(found, count)
 
     def _chunks(self, kind: int) -> Any:
         """Return a string in several parts, which has no number."""
@@ -371,6 +375,13 @@ _STRUCTURAL: dict[int, Callable[[CborReader, int], Any]] = {
     55799: lambda reader, levels: reader._value(levels - 1),
 }
 """Tag -> a function that reads the value behind it."""
+
+
+def _distinct(found: dict[str, Any], count: int) -> dict[str, Any]:
+    """Return a map. Raises ValueError if it had more keys: a map with a key twice is not valid (RFC 8949, 5.6)."""
+    if len(found) != count:
+        raise ValueError("a map has a key twice; the integer 1 is the same as the text 1")
+    return found
 
 
 def _integer(value: int) -> Any:
