@@ -27,7 +27,7 @@ def message_check(schema: Any, named: Mapping[str, Any]) -> Callable[[bytes], No
         schema: the schema as fastavro parses it, which does not contain itself.
         named: the named types that it refers to.
     """
-    check = _checked(_Checks(named).of(schema, "the value"))
+    check = _checked(_Checks(named).make_check(schema, "the value"))
 
     def check_message(data: bytes) -> None:
         try:
@@ -53,7 +53,7 @@ class _Checks:
         self._named = named
         self._known: dict[str, Check | int] = {}
 
-    def of(self, schema: Any, where: str) -> Check | int:
+    def make_check(self, schema: Any, where: str) -> Check | int:
         """Return the check of a schema.
 
         Args:
@@ -61,17 +61,17 @@ class _Checks:
             where: which value it is, for messages.
         """
         if isinstance(schema, list):
-            return _union([self.of(part, where) for part in schema], where)
+            return _union([self.make_check(part, where) for part in schema], where)
         if isinstance(schema, str):
             return _primitive(schema, where) or (0 if schema == "null" else self._of_name(schema))
         kind = schema["type"]
         if kind in ("record", "error", "enum", "fixed"):
             return self._of_name(schema["name"], schema)
         if kind == "array":
-            return _blocks(self.of(schema["items"], where), where)
+            return _blocks(self.make_check(schema["items"], where), where)
         if kind == "map":
-            return _blocks(_record([_text(where), self.of(schema["values"], where)]), where)
-        return self.of(kind, where)
+            return _blocks(_record([_text(where), self.make_check(schema["values"], where)]), where)
+        return self.make_check(kind, where)
 
     def _of_name(self, name: str, schema: Any = None) -> Check | int:
         if name not in self._known:
@@ -83,7 +83,7 @@ class _Checks:
             return int(schema["size"])
         if schema["type"] == "enum":
             return _enum(len(schema["symbols"]), name)
-        return _record([self.of(field["type"], f"{name}.{field['name']}") for field in schema["fields"]])
+        return _record([self.make_check(field["type"], f"{name}.{field['name']}") for field in schema["fields"]])
 
 
 def _checked(check: Check | int) -> Check:

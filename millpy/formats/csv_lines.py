@@ -14,13 +14,12 @@ from uuid import UUID
 import msgspec
 
 from millpy.errors import GraphError
+from millpy.formats.byte_order_marks import UTF_8, decoded, is_wide
 from millpy.formats.message import BadPart, Format, Message, Part, Reader, check_objects, encoded_names
 from millpy.formats.values import cell_writer
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 
-_BOM = b"\xef\xbb\xbf"
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _FOR_EXCEL = re.compile(r"sep=.")
 _COLUMNS_MAX = 10_000
 _HEADERS_MAX = 100
@@ -42,8 +41,8 @@ class Csv(Format):
     Args:
         delimiter: one character between cells.
         decimal: the decimal mark. With a comma, a number that has a point is rejected.
-        encoding: the encoding of the text, such as "cp1252"; one in which a newline is one byte. What begins with the
-            byte order mark of UTF-8 is UTF-8.
+        encoding: the encoding of the text, such as "cp1252" or "utf-16"; UTF-16, UTF-32, or one in which a newline is
+            one byte. What begins with the byte order mark of UTF-8 is UTF-8.
         null: cells that mean no value; such a cell is None, or the default of its field. In a str that may not be None,
             and has no default, an empty cell is empty text. Space around a cell counts only in a field of text.
         quote: the character around cells that have delimiters in them, doubled inside; None or "" for none.
@@ -92,7 +91,7 @@ class Csv(Format):
             raise GraphError(f"header={header!r} names no columns", hint='header=("device", "at", "value")')
         try:
             name = codecs.lookup(encoding).name
-            plain = "\n;A".encode(name) == b"\n;A"
+            plain = is_wide(name) or "\n;A".encode(name) == b"\n;A"
         except (LookupError, TypeError, UnicodeError, AttributeError):
             plain = False
         if not plain:
@@ -114,6 +113,11 @@ class Csv(Format):
     def has_header(self) -> bool:
         """Whether the first line of a file names the columns."""
         return self.header is True
+
+    @property
+    def text_encoding(self) -> str:
+        """The encoding of a file without a mark."""
+        return self.encoding
 
     def identity(self) -> Identity:
         """Describe the dialect."""
@@ -145,7 +149,7 @@ class Csv(Format):
 
     def header_names(self, line: bytes) -> Sequence[str]:
         """Return the names of the columns of a file, renamed. Raises ValueError."""
-        text, _ = _decoded(line, self.encoding)
+        text, _ = decoded(line, self.encoding)
         return [name for name, _ in self.places(self.header_cells(text))]
 
     def places(self, cells: Sequence[str]) -> list[tuple[str, list[int]]]:
@@ -197,13 +201,13 @@ class _CsvReader:
         """Yield the rows of a message."""
         dialect = self._dialect
         columns, header, encoding = self._fixed, b"", dialect.encoding
-        if columns is None and message.header is not None:
-            names, encoding = _decoded(message.header, encoding)
-            columns = self._columns_under(names)
-        text, encoding = _decoded(message.payload, encoding)
+        if message.header is not None:
+            names, encoding = decoded(message.header, encoding)
+            columns = self._columns_under(names) if columns is None else columns
+        text, encoding = decoded(message.payload, encoding)
         is_quoted = self._record is not None and (dialect.quote or "") in text
         lines = _records(text, self._record) if self._record is not None and is_quoted else text.split("\n")
-        mark = _BOM if encoding != dialect.encoding else b""
+        mark = UTF_8 if encoding != dialect.encoding else b""
         if columns is None:
             first = next((i for i, line in enumerate(lines) if line.strip()), None)
             if first is None:
@@ -217,7 +221,7 @@ class _CsvReader:
                 yield self._row(line.removesuffix("\r"), columns)
             except (ValueError, csv.Error) as error:
                 part = header + line.encode(encoding)
-                unmarked = b"\n" if part.startswith(_BOM) else b""  # no mark when it is read again
+                unmarked = b"\n" if part.startswith(UTF_8) else b""  # no mark when it is read again
                 yield BadPart((mark or unmarked) + part, _reason(error, message))
 
     def _row(self, line: str, columns: _HeaderColumns) -> bytes:
@@ -294,19 +298,6 @@ class _HeaderColumns:
 
     count: int
     fields: list[tuple[int, list[int], bytes, Callable[[str], bytes], bytes | None, frozenset[str], bool]]
-
-
-def _decoded(data: bytes, encoding: str) -> tuple[str, str]:
-    """Return the text of bytes, and the encoding that they have: UTF-8 if they begin with its mark.
-
-    Raises:
-        ValueError: they are not in the encoding, or begin with the mark of UTF-16.
-    """
-    if data.startswith(_BOM):
-        data, encoding = data[len(_BOM) :], "utf-8"
-    elif data.startswith(_UTF_16):
-        raise ValueError("it is UTF-16: convert it to UTF-8")
-    return data.decode(encoding), encoding
 
 
 def _record_pattern(delimiter: str, quote: str) -> re.Pattern[str]:

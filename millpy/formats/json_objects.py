@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 from millpy.errors import GraphError
+from millpy.formats.byte_order_marks import without_mark
 from millpy.formats.message import (
     BadPart,
     Format,
@@ -150,7 +151,7 @@ class _JsonReader:
 
     def read(self, message: Message) -> Iterable[Part]:
         """Yield the records of a message."""
-        text = message.payload.removeprefix(b"\xef\xbb\xbf")
+        text = without_mark(message.payload)
         if self._plain and text[:1] == b"{":
             yield text
             return
@@ -275,7 +276,7 @@ class Scalar(Format):
         arrival = b"" if self.arrival is None else b"," + msgspec.json.encode(names[self.arrival]) + b":"
 
         def read(message: Message) -> Iterable[Part]:
-            text = message.payload.decode()
+            text = without_mark(message.payload).decode()
             if kind is not str and len(text) > 1 and text.startswith('"') and text.rstrip().endswith('"'):
                 text = text.strip()[1:-1]  # "21.5" is what some bridges make of a number
             value = b"null" if text.strip() in nothing else write(text)

@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from millpy.errors import GraphError
+from millpy.formats.byte_order_marks import UTF_8, without_mark
 from millpy.formats.message import BadPart, Format, Message, Part, Reader, check_field, check_objects, encoded_names
 from millpy.formats.values import number_text, whole_text
 from millpy.model.identity import Identity
@@ -109,14 +110,16 @@ class _LinesReader:
 
     def read(self, message: Message) -> Iterable[Part]:
         """Yield the records of the lines of a message."""
-        for line in _lines(message.payload.decode()):
+        for line in _lines(without_mark(message.payload).decode()):
             text = line.removesuffix("\r").strip(" ")
             if not text or text.startswith("#"):
                 continue
             try:
                 yield self._record(text, message)
             except ValueError as error:
-                yield BadPart(line.encode(), str(error))
+                part = line.encode()
+                unmarked = b"\n" if part.startswith(UTF_8) else b""  # no mark when it is read again
+                yield BadPart(unmarked + part, str(error))
 
     def _record(self, line: str, message: Message) -> bytes:
         found = _MEASUREMENT.match(line)

@@ -37,7 +37,8 @@ class Message(msgspec.Struct, frozen=True):
         headers: the Kafka headers; the last one of a name counts.
         arrived_at: when the worker took the message, in µs since the epoch. It is stored with a dead letter, so that a
             replay sees the same time.
-        header: the first line of the file, for formats that begin with a header; None for others.
+        header: the first line of the file, for formats that begin with a header, with the byte order mark of the file;
+            only the mark for others that have an encoding; else None.
         ending: what the source itself adds to each record, as the end of a JSON object: `,"site":"a"}`.
         decoded: whether the payload is the JSON inside of a message of a binary format, as a bad part of one is.
     """
@@ -84,6 +85,11 @@ class Format(GraphPart, ABC):
     def has_header(self) -> bool:
         """Whether the first line of a file describes the others."""
         return False
+
+    @property
+    def text_encoding(self) -> str | None:
+        """The encoding of a file whose byte order mark says no other; None for formats that are always UTF-8."""
+        return None
 
     @property
     def reads_lines(self) -> bool:

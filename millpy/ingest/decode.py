@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millpy.formats.byte_order_marks import without_mark
 from millpy.formats.values import whole_text
 from millpy.ingest.arrow_columns import TableColumns, long_rows, row_of, row_text
 from millpy.ingest.local_times import LocalTimeCounts, TimeFormatError, TimeReader
@@ -326,6 +327,8 @@ class _OneByOne:
         return np.array(kept, np.int64), objects
 
     def _from_json(self, payload: bytes) -> Any:
+        if payload[:1] != b"{":
+            payload = without_mark(payload)
         if not is_utf8(payload):  # msgspec does not check the text that it skips
             raise ValueError("payload is not valid UTF-8")
         if self._times is not None or self._lax:

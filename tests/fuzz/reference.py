@@ -86,19 +86,20 @@ def json_lines(data: bytes, shape: Shape, *, bytes_max: int) -> Iterator[Outcome
 
 
 def json_record(payload: bytes, shape: Shape, *, bytes_max: int) -> Outcome:
-    """One payload."""
+    """One payload; a mark of byte order is passed over."""
     if len(payload) > bytes_max:
         return Outcome(payload, None, "oversize")
     try:
-        return Outcome(payload, record_of(parsed(payload), shape))
+        return Outcome(payload, record_of(parsed(payload.removeprefix(b"\xef\xbb\xbf")), shape))
     except RefusedError as why:
         return Outcome(payload, None, str(why))
 
 
 def json_message(payload: bytes, shape: Shape, *, bytes_max: int, elements_max: int) -> Iterator[Outcome]:
     """A message: an array that begins with an object, or is empty, is a record for each element."""
+    plain = payload.removeprefix(b"\xef\xbb\xbf")
     try:
-        text = payload.decode(errors="strange")  # one element's bytes that are no UTF-8 are its own fault
+        text = plain.decode(errors="strange")  # one element's bytes that are no UTF-8 are its own fault
         begins = re.match(r"[ \t\r\n]*\[[ \t\r\n]*[{\]]", text)
         elements = _loaded(text) if begins else None
     except RefusedError:
@@ -108,7 +109,7 @@ def json_message(payload: bytes, shape: Shape, *, bytes_max: int, elements_max: 
     elif len(elements) > elements_max:
         yield Outcome(payload, None, "oversize")
     else:
-        for element in _elements(payload.decode(errors="surrogateescape")):
+        for element in _elements(plain.decode(errors="surrogateescape")):
             yield json_record(element.encode(errors="surrogateescape"), shape, bytes_max=bytes_max)
 
 
@@ -288,6 +289,7 @@ def csv_file(data: bytes, shape: Shape, *, bytes_max: int) -> Iterator[Outcome]:
     data = data.removeprefix(b"\xef\xbb\xbf")
     header, _, at = csv_cells(data, 0, bytes_max)
     assert header is not None
+    header = [name.strip() for name in header]
     while at < len(data):
         cells, end, after = csv_cells(data, at, bytes_max)
         line, at = data[at:end], after

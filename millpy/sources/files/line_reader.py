@@ -25,13 +25,15 @@ import pyarrow as pa
 from millpy.errors import BrokenFileError
 from millpy.formats import Format as PayloadFormat
 from millpy.formats import Message
+from millpy.formats.byte_order_marks import MARK_BYTES_MAX, UTF_8, is_wide, wide_mark
 from millpy.ingest.expansion import Expander, Expansion
 from millpy.ingest.protocol import FixedBound, RejectedRow, TakeBound
 from millpy.ingest.text_columns import quotes_are_regular
 from millpy.limits import Limits
 from millpy.model.record import RecordType
-from millpy.sources.files.byte_reader import REPLACED_HINT, FilePosition, open_bytes
+from millpy.sources.files.byte_reader import REPLACED_HINT, Bytes, FilePosition, open_bytes
 from millpy.sources.files.csv_header import check_format_header, check_header, column_names
+from millpy.sources.files.transcoding import Utf8Reader
 
 Format = Literal["json", "csv", "parquet"]
 Positions = npt.NDArray[np.int64]
@@ -40,7 +42,6 @@ _READ_BYTES = 4_000_000
 HEADER_BYTES_MAX = 65_536
 CONTINUED = "continued_line"
 """Reason of the dead letter of a record that was read before it was written to its end."""
-_BOM = b"\xef\xbb\xbf"
 _QUOTE, _NEWLINE = b'"\n'
 _IS_BLANK = np.array([bytes([code]).isspace() for code in range(256)])
 
@@ -86,6 +87,7 @@ class ExpandedLines:
 
     Attributes:
         has_header: whether the first line of a file is not a message but its header.
+        encoding: the encoding of a file whose byte order mark says no other; None for UTF-8.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class ExpandedLines:
         self._now_us = now_us
         self._format, self._record_type = format, record_type
         self.has_header = format.has_header
+        self.encoding = format.text_encoding
 
     def check_header(self, path: str, line: bytes) -> None:
         """Raise HeaderError for a header that cannot give a record."""
@@ -158,12 +161,13 @@ class LineReader:
         self._at_end = False
         self._continued = 0  # bytes of the next record that were read as a record before
         self._defect: BrokenFileError | None = None
-        self._stream = open_bytes(start.path, opened, stopping)
+        self._stream = self._open()
+        self._check_mark(self._peek(MARK_BYTES_MAX))
         if self._kind == "csv":
             self._read_header()
-        elif self._peek(len(_BOM)) == _BOM:
-            self._skip(len(_BOM), lines=0)
-            self._first_line = _BOM if lines is not None and lines.has_header else None
+        elif self._buffer.startswith(UTF_8):
+            self._skip(len(UTF_8), lines=0)
+            self._first_line = UTF_8 if lines is not None and (lines.has_header or lines.encoding) else None
         if lines is not None and lines.has_header:
             self._read_first_line(lines)
         if start.offset > self._at.offset:
@@ -178,13 +182,27 @@ class LineReader:
         """Return the unread bytes before a defect: the beginning of a record."""
         return self._buffer[self._start : self._start + self._record_bytes_max]
 
+    def _open(self) -> Bytes:
+        stream = open_bytes(self._at.path, self._opened, self._stopping)
+        encoding = None if self._lines is None else self._lines.encoding
+        return Utf8Reader(self._at.path, stream, encoding) if encoding and is_wide(encoding) else stream
+
+    def _check_mark(self, begin: bytes) -> None:
+        """Raise BrokenFileError for a file that its mark says to be UTF-16 or UTF-32; a format with a header does."""
+        wide, lines = wide_mark(begin), self._lines
+        if wide is None or (lines is not None and lines.has_header):
+            return
+        is_csv = self._kind == "csv" or (lines is not None and lines.encoding is not None)
+        hint = f"read it by format=Csv({wide.setting}), or convert it to UTF-8" if is_csv else "convert it to UTF-8"
+        raise BrokenFileError(f"{self._at.path} is {wide.name}, by its byte order mark; {hint}", hint=hint)
+
     def _read_header(self) -> None:
         while not len(self._ends) and not self._at_end:
             self._fill()
         if not self._buffer:
             return  # an empty file has no records, so it needs no header
         end = int(self._ends[0]) + 1 if len(self._ends) else len(self._buffer)
-        text = self._buffer[:end].removeprefix(_BOM).decode(errors="replace").rstrip("\r\n")
+        text = self._buffer[:end].removeprefix(UTF_8).decode(errors="replace").rstrip("\r\n")
         try:
             header = column_names(text)
         except csv.Error:  # lines that end in a lone CR
@@ -195,7 +213,7 @@ class LineReader:
                 hint="begin a CSV file with the names of its columns",
             )
         if self._record_type is not None:
-            line = self._buffer[: min(end, self._record_bytes_max)].removeprefix(_BOM).rstrip(b"\r\n")
+            line = self._buffer[: min(end, self._record_bytes_max)].removeprefix(UTF_8).rstrip(b"\r\n")
             check_header(self._at.path, line, header, self._record_type)
         self._header = header
         self._skip(end, lines=self._buffer[:end].count(b"\n"))
@@ -231,7 +249,7 @@ class LineReader:
         self._at = FilePosition(at.path, at.offset + count, at.line + lines, at.head, at.head_bytes)
 
     def _seek(self, start: FilePosition) -> None:
-        self._stream = open_bytes(start.path, self._opened, self._stopping)
+        self._stream = self._open()
         # A truncated or replaced file that is shorter must not look like a file that was read to its end.
         cut = start.cut if start.cut <= self._line_bytes_max else 0
         offset = start.offset - cut

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from millpy.formats import Cbor, Csv, Format, Message, MessagePack
+from millpy.formats.byte_order_marks import without_mark
 from millpy.formats.gzipped import expanded
 from millpy.formats.message import encoded_names
 from millpy.ingest.expansion import Expander, Expansion
@@ -169,7 +170,10 @@ class BodyReader:
 
     def _plain(self, content: bytes, *, lines: bool) -> PostedRecords:
         """Return the objects of a JSON text, or of lines."""
-        content = content.removeprefix(b"\xef\xbb\xbf")
+        try:
+            content = without_mark(content)
+        except ValueError as error:
+            raise RefusedRequestError(415, f"the body is not read: {error}") from None
         if lines:
             self._check_lines(content)
             payloads = [line for line in content.split(b"\n") if line.strip(_SPACE)]

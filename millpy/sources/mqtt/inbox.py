@@ -26,13 +26,14 @@ import msgspec
 from xxhash import xxh3_128_digest
 
 from millpy.formats import Message
+from millpy.formats.byte_order_marks import UTF_8
 from millpy.ingest.expansion import EXPANDED_RECORDS_MAX, Expander, Expansion
 from millpy.ingest.protocol import RejectedRow
 from millpy.sources.mqtt.packets import Messages
 
 MARKER_PREFIX = "millpy/marker/"
 _MARKERS = MARKER_PREFIX.encode()
-_ARRAY = re.compile(rb"[ \t\r\n]*\[[ \t\r\n]*[{\]]")
+_ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\[[ \t\r\n]*[{\]]")
 _KNOWN_TOPICS_MAX = 100_000
 _KNOWN_BYTES_MAX = 8_000_000
 TOPIC_BYTES_MAX = 1_024
@@ -260,7 +261,8 @@ class MessageQueue:
             for index, payload in enumerate(published.payloads):
                 # Most payloads begin with a brace, which rules out an array.
                 if payload[:1] != b"{" and published.topics[index] not in others and _ARRAY.match(payload):
-                    array = self._array(published.topics[index], payload, published.packet_ids[index])
+                    text = payload.removeprefix(UTF_8)
+                    array = self._array(published.topics[index], text, published.packet_ids[index])
                     if array is not None:
                         special[index] = array
         if not self._retained:
