@@ -45,6 +45,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _SHORT_OFFSET = re.compile(r"[^ Tt]{10}[ Tt][0-9:.]{8,}[+-][0-9]{2}")
 _SHORT_OFFSETS = re.compile(rb':[0-9.]{2,}[+-][0-9]{2}"')
 _PLAIN = (str, int, float, bool, datetime)
+_LONG_NUMBER_OR_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?[0-9][0-9.]{15,}(?:[eE][-+]?[0-9]+)?')
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -257,8 +258,8 @@ class _OneByOne:
         self._type = record_type
         self._lax = [name for name in lax if record_type.field_type(name) not in (str, datetime)]
         self._lax_json = {n: msgspec.json.Decoder(record_type.annotations[n], strict=False) for n in self._lax}
-        self._keeps_digits = any(record_type.field_type(name) is int for name in self._lax) or "DecimalType" in repr(
-            msgspec.inspect.type_info(record_type.struct)
+        self._keeps_digits = _contains("DecimalType", record_type.struct) or any(
+            _contains("IntType", record_type.annotations[name]) for name in self._lax
         )
         self._times = times
         self._json = msgspec.json.Decoder(record_type.struct)
@@ -372,13 +373,21 @@ class _OneByOne:
             if text.startswith(b'"'):
                 found = self._lenient(name, msgspec.json.decode(text))
             else:
-                found = self._lax_json[name].decode(whole_text(text) if self._type.field_type(name) is int else text)
+                found = self._lax_json[name].decode(self._with_exact_integers(name, text))
         except msgspec.ValidationError as error:
             raise ValueError(f"{name}: {error}: {shown(msgspec.json.decode(text))}") from None
         problem = None if found is None else _check_nested(found)
         if problem is not None:
             raise _UnstorableError(f"{name}: {problem}")
         return found
+
+    def _with_exact_integers(self, name: str, text: bytes) -> bytes:
+        """Write whole numbers that a double could round without their fraction: msgspec reads `12.0` as a double."""
+        if self._type.field_type(name) is int:
+            return whole_text(text)
+        if text[:1] not in b"[{":
+            return text
+        return _LONG_NUMBER_OR_TEXT.sub(lambda found: found[0] if found[0][:1] == b'"' else whole_text(found[0]), text)
 
     def _prepared(self, values: Any) -> Any:
         """Read the event time and the lax fields of a record's plain values."""
@@ -474,6 +483,11 @@ class _OneByOne:
             if type(value) is Decimal:  # written in one way, so that a record does not depend on how it was decoded
                 msgspec.structs.force_setattr(record, name, Decimal(decimal_text(value)))
         return None
+
+
+def _contains(kind: str, annotation: Any) -> bool:
+    """Tell whether a type has one of msgspec's kinds of types in it."""
+    return kind in repr(msgspec.inspect.type_info(annotation))
 
 
 def _whole_number(cell: str) -> str:

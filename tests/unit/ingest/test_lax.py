@@ -148,6 +148,17 @@ def test_lax_integers_with_a_fraction_of_zeros_are_exact(number: bytes, whole: i
         assert judged(Reading, ("n",), b'{"n":%b}' % text) == ([Reading(n=whole)], [])
 
 
+def test_lax_integers_inside_a_list_are_exact_and_numbers_in_text_stay() -> None:
+    class Whole(msgspec.Struct):
+        many: list[int] = []
+        notes: dict[str, float | str] = {}
+
+    text = b'{"many":[9007199254740993.0,1.0,"2",-9.007199254740993e15],"notes":{"a":"9007199254740993.0","b":-0.0}}'
+    [record], _ = judged(Whole, RecordType(Whole).fields, text)
+    assert record.many == [2**53 + 1, 1, 2, -(2**53) - 1]
+    assert repr(record.notes["b"]) == "-0.0"
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
