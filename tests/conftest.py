@@ -21,6 +21,9 @@ from tests.kafka_server import NONE as NO_KAFKA
 from tests.kafka_server import KafkaServer, NoKafkaError
 from tests.s3_server import S3Server
 
+# A pause of the machine is no failure: the default is 200 ms for an example.
+hypothesis.settings.register_profile("no deadline", hypothesis.settings(deadline=None))
+hypothesis.settings.load_profile("no deadline")
 hypothesis.settings.register_profile(
     "any failure", phases=[phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.shrink]
 )
