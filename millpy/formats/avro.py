@@ -25,6 +25,10 @@ from millpy.model.record import RecordType
 AVRO_BYTES_MAX = 1_000_000
 """The most bytes of one message: its values take many times as much in memory."""
 _DECIMAL = "millpy-decimal"
+VALUES_MAX = 10_000
+"""Values of which a record may consist, with those of the records in it: a message of no bytes may have them all."""
+VALUES_OF_A_BYTE_MAX = 1_000
+"""Values that a byte of an array or map may make."""
 _PRIMITIVE = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 
 
@@ -169,7 +173,7 @@ def parsed(text: str, references: Iterable[str] = ()) -> AvroSchema:
         raise ValueError("the schema is nested too deeply") from None
     except Exception as error:
         raise ValueError(str(error) or type(error).__name__) from error
-    _bytes_at_least(found, named, (), NESTING_MAX)
+    _SchemaWalk(named).size(found)
     LOGICAL_READERS[f"bytes-{_DECIMAL}"] = LOGICAL_READERS[f"fixed-{_DECIMAL}"] = _decimal
     _read_decimals(found)
     return AvroSchema(found, message_check(found, named))
@@ -231,34 +235,61 @@ def _decimal(data: Any, writer_schema: dict[Any, Any] | None, reader_schema: dic
     return Decimal(f"{int.from_bytes(data, 'big', signed=True)}e-{writer_schema.get('scale', 0)}")
 
 
-def _bytes_at_least(schema: Any, named: Mapping[str, Any], outer: tuple[str, ...], levels: int) -> int:
-    """Return the least bytes of a value of a schema. Raises ValueError for a schema that is not safe."""
-    if not levels:
-        raise ValueError(f"the schema is nested more than {NESTING_MAX} deep")
-    if isinstance(schema, list):
-        return 1 + min((_bytes_at_least(part, named, outer, levels - 1) for part in schema), default=0)
-    if isinstance(schema, str):
-        if schema in _PRIMITIVE:
-            return 0 if schema == "null" else {"float": 4, "double": 8}.get(schema, 1)
-        if schema in outer:
-            raise ValueError(f"{schema} contains itself, which has no form in a record")
-        return _bytes_at_least(named[schema], named, outer, levels - 1)
-    kind = schema["type"]
-    if kind == "array":
-        if not _bytes_at_least(schema["items"], named, outer, levels - 1):
-            raise ValueError("an array has items without bytes")
-        return 1
-    if kind == "map":
-        _bytes_at_least(schema["values"], named, outer, levels - 1)
-        return 1
-    if kind in ("record", "error"):
-        inside = (*outer, schema["name"])
-        if schema["name"] in outer:
-            raise ValueError(f"{schema['name']} contains itself, which has no form in a record")
-        return sum(_bytes_at_least(field["type"], named, inside, levels - 1) for field in schema["fields"])
-    if kind == "fixed":
-        return int(schema["size"])
-    return 1 if kind == "enum" else _bytes_at_least(kind, named, outer, levels - 1)
+class _SchemaWalk:
+    """Finds schemas that are not safe: their messages could harm the worker.
+
+    Args:
+        named: the named types.
+    """
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named = named
+        self._known: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def size(self, schema: Any, outer: tuple[str, ...] = (), levels: int = NESTING_MAX) -> tuple[int, int]:
+        """Return the least bytes of a value of a schema, and of how many values it is made outside of arrays and maps.
+
+        Args:
+            schema: the schema.
+            outer: the records that it is in.
+            levels: how much deeper it may be nested.
+
+        Raises:
+            ValueError: it is not safe.
+        """
+        if not levels:
+            raise ValueError(f"the schema is nested more than {NESTING_MAX} deep")
+        if isinstance(schema, list):
+            parts = [self.size(part, outer, levels - 1) for part in schema]
+            return 1 + min((size for size, _ in parts), default=0), max((values for _, values in parts), default=0)
+        if isinstance(schema, str):
+            if schema in _PRIMITIVE:
+                return 0 if schema == "null" else {"float": 4, "double": 8}.get(schema, 1), 1
+            return self.size(self._named[schema], outer, levels - 1)
+        kind = schema["type"]
+        if kind in ("array", "map"):
+            size, values = self.size(schema["items" if kind == "array" else "values"], outer, levels - 1)
+            if values > VALUES_OF_A_BYTE_MAX * (size if kind == "array" else size + 1):
+                what = "items without bytes" if not size else f"items of {values:,} values in {size:,} bytes"
+                raise ValueError(f"{'an' if kind == 'array' else 'a'} {kind} has {what}")
+            return 1, 1
+        if kind in ("record", "error"):
+            return self._size_of_record(schema, outer, levels)
+        if kind in ("fixed", "enum"):
+            return int(schema.get("size", 1)), 1
+        return self.size(kind, outer, levels - 1)
+
+    def _size_of_record(self, schema: Any, outer: tuple[str, ...], levels: int) -> tuple[int, int]:
+        name = schema["name"]
+        if name in outer:
+            raise ValueError(f"{name} contains itself, which has no form in a record")
+        if (name, levels) not in self._known:
+            parts = [self.size(field["type"], (*outer, name), levels - 1) for field in schema["fields"]]
+            values = 1 + sum(values for _, values in parts)
+            if values > VALUES_MAX:
+                raise ValueError(f"{name} has more than {VALUES_MAX:,} fields, with those of the records in it")
+            self._known[name, levels] = sum(size for size, _ in parts), values
+        return self._known[name, levels]
 
 
 def _schema_text(schema: str | Mapping[str, Any] | Path) -> str:

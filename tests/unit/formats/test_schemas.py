@@ -159,6 +159,18 @@ def test_messages_of_several_versions_are_read_as_one_schema() -> None:
 LIST = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}
 
 
+def doubling(levels: int) -> dict[str, Any]:
+    """A schema of records that each have the next one twice; the innermost has no bytes."""
+    schema: Any = "null"
+    for level in reversed(range(levels)):
+        fields = [
+            {"name": "a", "type": schema},
+            {"name": "b", "type": f"R{level + 1}" if level + 1 < levels else "null"},
+        ]
+        schema = {"type": "record", "name": f"R{level}", "fields": fields}
+    return dict(schema)
+
+
 @pytest.mark.parametrize(
     ("schema", "payload", "why"),
     [
@@ -166,6 +178,9 @@ LIST = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["
         ({"type": "array", "items": "null"}, b"\x80\x94\xeb\xdc\x03\0", "an array has items without bytes"),
         ({"type": "array", "items": {"type": "record", "name": "E", "fields": []}}, b"\2\0", "items without bytes"),
         (json.loads('{"type":"array","items":' * 120 + '"int"' + "}" * 120), b"\0", "nested more than 100 deep"),
+        (doubling(60), b"", "R47 has more than 10,000 fields"),
+        ({"type": "array", "items": doubling(12)}, b"\2\0\0", "an array has items without bytes"),
+        ({"type": "map", "values": doubling(12)}, b"\2\0\0", "a map has items without bytes"),
         ({"type": "record"}, b"", "required"),
         ("bytes", b"\xfe\xff\xff\xff\xff\xff\xff\x7f", "cut off"),
         (["null", "int"], b"\x64", "50 is no index of a union of 2"),
