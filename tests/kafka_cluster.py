@@ -33,6 +33,7 @@ REPLICATED = {
     "min.insync.replicas": "2",
     "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
     "replica.lag.time.max.ms": "3000",
+    "request.timeout.ms": "5000",  # how long a coordinator waits for a frozen leader before it asks the next one
     "controller.quorum.election.timeout.ms": "500",
     "controller.quorum.fetch.timeout.ms": "1000",
 }

@@ -17,8 +17,9 @@ from tests.kafka_server import NONE, NoKafkaError
 
 NUMBER = 400
 PART = NUMBER // 4
-CONTINUES_S_MAX = 40.0
-"""A session of a dead node lasts 3 s here; a request to a frozen one 10 s, and the next connection may meet it, too."""
+CONTINUES_S_MAX = 120.0
+"""A session of a dead node lasts 3 s here. A request to a frozen one lasts 10 s, and the next connection may meet it,
+too; the coordinator of a transaction waits for it for the `request.timeout.ms` of the cluster, which is 5 s."""
 
 
 @pytest.fixture(scope="module")
