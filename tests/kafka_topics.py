@@ -3,37 +3,78 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import TopicAlreadyExistsError
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 from aiokafka.structs import ConsumerRecord
 
 READ_S_MAX = 60
+MAKE_S_MAX = 60
+"""A broker that has just been started, or gets no processor time, refuses at first."""
+PAUSE_S = 0.05
 
 
 @asynccontextmanager
 async def admin_of(address: str) -> AsyncIterator[AIOKafkaAdminClient]:
     """A client that changes topics."""
     client = AIOKafkaAdminClient(bootstrap_servers=address)
-    await client.start()
     try:
+        await client.start()
         yield client
     finally:
         await client.close()
 
 
 async def make_topic(address: str, topic: str, partitions: int = 1, **settings: str) -> None:
-    """Create a topic with a replica on each broker, and wait until a broker knows it."""
-    async with admin_of(address) as admin:
-        replicas = len(address.split(","))
-        new = NewTopic(topic, partitions, replicas, topic_configs=settings)
-        while (await admin.create_topics([new])).topic_errors[0][1] not in (0, TopicAlreadyExistsError.errno):
-            pass  # a broker that gets no processor time counts as dead
-        while topic not in await admin.list_topics():
-            pass
+    """Create a topic with a replica on each broker, and wait until each partition has a leader."""
+    new = NewTopic(topic, partitions, len(address.split(",")), topic_configs=settings)
+
+    async def make(admin: AIOKafkaAdminClient) -> None:
+        ((_, code, *_),) = (await admin.create_topics([new])).topic_errors
+        if code not in (0, TopicAlreadyExistsError.errno):  # an attempt whose answer was lost may have made it
+            raise for_code(code)(f"topic {topic} is refused")
+        await _await_leaders(admin, topic, partitions)
+
+    await _insist(address, make)
+
+
+async def add_partitions(address: str, topic: str, partitions: int) -> None:
+    """Raise the number of a topic's partitions, and wait until each of them has a leader."""
+
+    async def make(admin: AIOKafkaAdminClient) -> None:
+        (found,) = await admin.describe_topics([topic])
+        if len(found["partitions"]) < partitions:
+            await admin.create_partitions({topic: NewPartitions(partitions)})
+        await _await_leaders(admin, topic, partitions)
+
+    await _insist(address, make)
+
+
+async def _await_leaders(admin: AIOKafkaAdminClient, topic: str, partitions: int) -> None:
+    while True:
+        (found,) = await admin.describe_topics([topic])
+        if sum(part["leader"] >= 0 for part in found["partitions"]) >= partitions:
+            return
+        await asyncio.sleep(PAUSE_S)
+
+
+async def _insist(address: str, make: Callable[[AIOKafkaAdminClient], Awaitable[None]]) -> None:
+    """Try until a broker does it; raise its last refusal when the time is over."""
+    refusal: Exception | None = None
+    try:
+        async with asyncio.timeout(MAKE_S_MAX):
+            while True:
+                try:
+                    async with admin_of(address) as admin:
+                        return await make(admin)
+                except (KafkaError, OSError) as error:
+                    refusal = error
+                await asyncio.sleep(PAUSE_S)
+    except TimeoutError:
+        raise AssertionError(f"not within {MAKE_S_MAX} s: {refusal!r}") from refusal
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError
@@ -29,6 +29,7 @@ from millpy.sources.kafka.records import FieldMapping
 from millpy.sources.kafka.source import Kafka, KafkaBrokers
 from millpy.testing import SourceSuite
 from tests.kafka_server import KafkaServer
+from tests.kafka_topics import add_partitions, make_topic
 
 _numbers = itertools.count(1)
 MS = 1_767_225_600_000
@@ -60,17 +61,14 @@ class Feed:
         self.events: list[tuple[str, dict[str, object]]] = []
 
     async def make(self, partitions: int = 1, **settings: str) -> Feed:
-        async with self.admin() as admin:
-            await admin.create_topics([NewTopic(self.topic, partitions, 1, topic_configs=settings)])
+        await make_topic(self.server.address, self.topic, partitions, **settings)
         return self
 
     async def make_more(self, partitions: int) -> None:
         """Create a topic, or raise its number of partitions."""
         async with self.admin() as admin:
-            if self.topic in await admin.list_topics():
-                await admin.create_partitions({self.topic: NewPartitions(partitions)})
-            else:
-                await admin.create_topics([NewTopic(self.topic, partitions, 1)])
+            there = self.topic in await admin.list_topics()
+        await (add_partitions if there else make_topic)(self.server.address, self.topic, partitions)
 
     async def make_again(self) -> None:
         """Delete the topic, and create one of the same name."""
@@ -78,8 +76,7 @@ class Feed:
             await admin.delete_topics([self.topic])
             while self.topic in await admin.list_topics():
                 pass
-            while (await admin.create_topics([NewTopic(self.topic, 1, 1)])).topic_errors[0][1]:
-                pass
+        await make_topic(self.server.address, self.topic)
 
     @asynccontextmanager
     async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError
@@ -29,6 +29,7 @@ from millpy.spark.stream_tables import StreamTables
 from millpy.store.memory.database import MemoryDatabase
 from millpy.store.memory.state import MemoryState
 from tests.kafka_server import PASSWORD, USER, KafkaServer
+from tests.kafka_topics import make_topic
 from tests.property.test_hand_over import MemoryStreamStore
 from tests.property.test_hosting import contents
 from tests.property.test_spark_stream_tasks import Query, forget
@@ -67,10 +68,7 @@ class Topic:
         self.server, self.name, self.sent = server, f"streamed-{next(_numbers)}", 0
 
     async def make(self) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.server.address)
-        await admin.start()
-        await admin.create_topics([NewTopic(self.name, 2, 1)])
-        await admin.close()
+        await make_topic(self.server.address, self.name, 2)
 
     async def delete_before(self, offset: int) -> None:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.server.address)

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 import pytest_asyncio
 from aiokafka import AIOKafkaConsumer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import KafkaConnectionError, TopicAuthorizationFailedError
 
@@ -24,6 +23,7 @@ from millpy.model.finding import Finding, Severity
 from millpy.sources.kafka.client import Client
 from tests.conformance.test_kafka import Feed, values
 from tests.kafka_server import PASSWORD, USER, KafkaServer
+from tests.kafka_topics import make_topic
 
 _numbers = itertools.count(1)
 
@@ -232,13 +232,7 @@ async def test_the_doctor_compares_partitions_with_those_of_the_topic(
 ) -> None:
     topic = f"doctor-{next(_numbers)}"
     if there:
-        client = AIOKafkaAdminClient(bootstrap_servers=kafka.address)
-        await client.start()
-        await client.create_topics([NewTopic(topic, there, 1)])
-        async with asyncio.timeout(60):
-            while len((await client.describe_topics([topic]))[0]["partitions"]) < there:
-                pass
-        await client.close()
+        await make_topic(kafka.address, topic, there)
 
     brokers = KafkaBrokers(kafka.address)
     found = await finding(Kafka(topic, partitions=2, new_partitions="report", brokers=brokers))

@@ -28,13 +28,13 @@ from typing import Any
 
 import psycopg
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
 
 from tests.crash.harness import ROOT, await_true
 from tests.crash.spark_run import Service, kill_python
 from tests.databases import fresh_database, passing_server
 from tests.kafka_server import KafkaServer
+from tests.kafka_topics import make_topic
 
 GRAPH = Path(__file__).with_name("kafka_graph.py")
 TOPIC, PARTITIONS, DEVICES, RECORDS = "crashed", 3, 10, 300
@@ -50,12 +50,6 @@ class Producer:
         self._server = server
         self._rng = rng
         self.sent = 0
-
-    async def make_topic(self) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self._server.address)
-        await admin.start()
-        await admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
-        await admin.close()
 
     async def write(self, records: int, *, ahead_ms: int = 0) -> None:
         """Write one transaction, and abort one in four."""
@@ -114,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 Service("driver", stream, environment, directory / "driver.log"),
             ]
             producer = Producer(broker, rng)
-            asyncio.run(producer.make_topic())
+            asyncio.run(make_topic(broker.address, TOPIC, PARTITIONS))
             _strike(producer, services, broker, given.minutes, rng, kills)
             asyncio.run(producer.write(PARTITIONS * DEVICES, ahead_ms=1_000_000))
             services[1].kill()

@@ -25,10 +25,10 @@ from millpy.process.assembly import deploy
 from tests.crash.disorder_graph import TOPIC, Reading
 from tests.crash.graph_files import one, rows
 from tests.crash.harness import Worker, await_true, owned_by
-from tests.crash.test_kafka import make_topic
 from tests.crash.test_versions import fed
 from tests.feed import Feed
 from tests.kafka_server import KafkaServer
+from tests.kafka_topics import make_topic
 from tests.property.test_disorder import CAP_US, by_loop, feed, late_counts
 
 GRAPH = Path(__file__).with_name("disorder_graph.py")

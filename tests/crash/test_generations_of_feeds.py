@@ -20,8 +20,8 @@ from millpy.hosting.failpoints import Failpoint
 from tests.commands import millpy, millpy_json
 from tests.crash.graph_files import one, rows
 from tests.crash.harness import Worker, await_true
-from tests.crash.test_kafka import make_topic
 from tests.kafka_server import KafkaServer
+from tests.kafka_topics import make_topic
 
 HEAD = """
 import msgspec

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psycopg
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 
 from tests.crash.harness import Worker, await_true
 from tests.kafka_server import KafkaServer
+from tests.kafka_topics import add_partitions, make_topic
 
 GRAPH = Path(__file__).with_name("kafka_graph.py")
 TOPIC = "crash"
@@ -38,18 +38,6 @@ def oracle(records: list[Record]) -> dict[tuple[str, int], tuple[int, int, int]]
     for device, at_ms, value in records:
         found[device, at_ms - at_ms % 10_000].append(value)
     return {window: (len(values), sum(values), max(values)) for window, values in found.items()}
-
-
-async def make_topic(address: str, topic: str, partitions: int, *, more: bool = False) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=address)
-    await admin.start()
-    try:
-        if more:
-            await admin.create_partitions({topic: NewPartitions(partitions)})
-        else:
-            await admin.create_topics([NewTopic(topic, partitions, 1)])
-    finally:
-        await admin.close()
 
 
 async def publish_plainly(address: str, topic: str, records: list[tuple[int, Record]]) -> None:
@@ -168,7 +156,7 @@ def test_partitions_added_later_are_read_from_their_beginning_by_the_workers_tha
         reading.await_while_running(lambda: begun(database_url), "where it begins is committed", 60)
         asyncio.run(publish_plainly(kafka.address, topic, [(0, record) for record in first]))
         reading.await_while_running(lambda: injected(database_url) == 60, "the only partition is read", 60)
-        asyncio.run(make_topic(kafka.address, topic, 2, more=True))
+        asyncio.run(add_partitions(kafka.address, topic, 2))
         asyncio.run(publish_plainly(kafka.address, topic, [(1, record) for record in second]))
         reading.await_while_running(lambda: injected(database_url) == 120, "the new partition is read", 60)
         closing = [(place, ("end", START_MS + 600_000, 0)) for place in range(2)]

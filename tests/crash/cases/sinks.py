@@ -16,9 +16,9 @@ from tests.crash.cases.early import kill_server_twice
 from tests.crash.cases.killing import spring
 from tests.crash.cases.sources import shared_broker, trap
 from tests.crash.sinks import BOUND, NUMBER, PARTITIONS, POINTS, TABLE, repeated, sink_faults, write
-from tests.crash.test_kafka import make_topic
 from tests.crash.world import Case, World
 from tests.kafka_server import KafkaServer
+from tests.kafka_topics import make_topic
 
 GRAPH = Path(__file__).parents[1] / "sink_graph.py"
 SETTINGS = {"graph": GRAPH, "bundle_records_max": 7}

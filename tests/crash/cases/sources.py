@@ -32,6 +32,7 @@ from tests.crash.message_load import MessageLoad
 from tests.crash.workload import START_US
 from tests.crash.world import Case, Skipped, World
 from tests.kafka_server import KafkaServer, NoKafkaError
+from tests.kafka_topics import make_topic
 
 MESSAGES = 1_000
 NTH = {
@@ -110,7 +111,7 @@ def _kafka(world: World, point: Failpoint, graph: Path, server: KafkaServer | No
     server = server or shared_broker()
     topic = f"crash-{uuid4().hex}"
     records = kafka.workload(seed=11)[:MESSAGES]
-    asyncio.run(kafka.make_topic(server.address, topic, 1))
+    asyncio.run(make_topic(server.address, topic, 1))
     asyncio.run(_send(server.address, topic, records[: MESSAGES // 2]))
     environment = {"CRASH_INPUT": f"{server.address},{topic},1,earliest"}
 
