@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 
 import trustme
 from cryptography.hazmat.primitives.serialization import (
@@ -89,6 +89,7 @@ class KafkaServer:
         self._quick = quick
         self._settings: Mapping[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
+        self._runs = Event()
 
     def start(self) -> None:
         """Start, again or for the first time; returns when it answers.
@@ -110,6 +111,11 @@ class KafkaServer:
                 raise NoKafkaError(done.stderr[-500:])
         else:
             self._start_distribution(new)
+        self._runs.set()
+
+    def await_running(self) -> None:
+        """Wait until whoever has killed it has started it again: cases of a broker run side by side."""
+        assert self._runs.wait(START_S_MAX), f"the broker at {self.address} was killed, and is not started again"
 
     def make_scram_user(self) -> None:
         """Let USER in with SCRAM-SHA-512 too."""
@@ -178,6 +184,7 @@ class KafkaServer:
         self._end("stop", signal.SIGTERM)
 
     def _end(self, command: str, number: signal.Signals) -> None:
+        self._runs.clear()
         if self._process is None:
             assert self._tool(command).returncode == 0
             for address in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
@@ -15,6 +16,36 @@ READ_S_MAX = 60
 MAKE_S_MAX = 60
 """A broker that has just been started, or gets no processor time, refuses at first."""
 PAUSE_S = 0.05
+
+
+class Client(Protocol):
+    """A client of aiokafka."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+C = TypeVar("C", bound=Client)
+
+
+@asynccontextmanager
+async def started(make: Callable[[], C]) -> AsyncIterator[C]:
+    """A producer or consumer, made and started again as long as the broker is not ready."""
+    deadline = asyncio.get_running_loop().time() + MAKE_S_MAX
+    while True:
+        client = make()
+        try:
+            await client.start()
+            break
+        except (KafkaError, OSError):
+            await client.stop()
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+        await asyncio.sleep(PAUSE_S)
+    try:
+        yield client
+    finally:
+        await client.stop()
 
 
 @asynccontextmanager
@@ -79,12 +110,9 @@ async def _insist(address: str, make: Callable[[AIOKafkaAdminClient], Awaitable[
 
 @asynccontextmanager
 async def _reader(address: str, isolation: str) -> AsyncIterator[AIOKafkaConsumer]:
-    consumer = AIOKafkaConsumer(bootstrap_servers=address, isolation_level=isolation, auto_offset_reset="earliest")
-    await consumer.start()
-    try:
+    options = {"bootstrap_servers": address, "isolation_level": isolation, "auto_offset_reset": "earliest"}
+    async with started(lambda: AIOKafkaConsumer(**options)) as consumer:
         yield consumer
-    finally:
-        await consumer.stop()
 
 
 async def committed_messages(address: str, topic: str, partitions: Sequence[int]) -> list[ConsumerRecord]:

@@ -38,7 +38,7 @@ from tests.crash.sinks import (
 )
 from tests.crash.world import World
 from tests.kafka_server import KafkaServer
-from tests.kafka_topics import make_topic
+from tests.kafka_topics import make_topic, started
 
 GRAPH = Path(__file__).with_name("kafka_to_kafka_graph.py")
 NUMBER = 900
@@ -101,9 +101,8 @@ class Pipe:
         asyncio.run(self._publish(self.readings[lo:hi]))
 
     async def _publish(self, readings: list[Reading]) -> None:
-        producer = AIOKafkaProducer(bootstrap_servers=self.server.address, transactional_id=f"test-{self.source}")
-        await producer.start()
-        try:
+        options = {"bootstrap_servers": self.server.address, "transactional_id": f"test-{self.source}"}
+        async with started(lambda: AIOKafkaProducer(**options)) as producer:
             for place in range(0, len(readings), 30):
                 part = readings[place : place + 30]
                 for aborted in (True, False) if place % 90 == 0 else (False,):
@@ -111,8 +110,6 @@ class Pipe:
                     sent = [await self._send(producer, reading) for reading in part]
                     await asyncio.gather(*sent)
                     await (producer.abort_transaction() if aborted else producer.commit_transaction())
-        finally:
-            await producer.stop()
 
     async def _send(self, producer: AIOKafkaProducer, reading: Reading) -> asyncio.Future[Any]:
         return await producer.send(  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import psycopg
+from aiokafka.errors import KafkaError
 
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import MillError
@@ -312,7 +313,7 @@ def play(case: Case, directory: Path, server: EmbeddedPostgres, inputs: Inputs) 
         try:
             case.run(world)
             found = [*world.wrong_results(), *world.found()]
-        except (AssertionError, OSError, psycopg.Error, MillError) as error:
+        except (AssertionError, OSError, psycopg.Error, KafkaError, MillError) as error:
             found = [Fault("violation", f"{type(error).__name__}: {error}")]
             if world.observer is not None:
                 found += world.observer.faults

@@ -32,7 +32,7 @@ from tests.crash.message_load import MessageLoad
 from tests.crash.workload import START_US
 from tests.crash.world import Case, Skipped, World
 from tests.kafka_server import KafkaServer, NoKafkaError
-from tests.kafka_topics import make_topic
+from tests.kafka_topics import make_topic, started
 
 MESSAGES = 1_000
 NTH = {
@@ -137,13 +137,9 @@ def _kafka(world: World, point: Failpoint, graph: Path, server: KafkaServer | No
 
 
 async def _send(address: str, topic: str, records: Sequence[kafka.Record]) -> None:
-    producer = AIOKafkaProducer(bootstrap_servers=address, linger_ms=5)
-    await producer.start()
-    try:
+    async with started(lambda: AIOKafkaProducer(bootstrap_servers=address, linger_ms=5)) as producer:
         for device, at_ms, value in records:
             await producer.send(topic, b'{"value":%d}' % value, key=device.encode(), timestamp_ms=at_ms)
-    finally:
-        await producer.stop()
 
 
 def _kafka_faults(url: str, records: list[kafka.Record]) -> list[Fault]:
@@ -153,9 +149,11 @@ def _kafka_faults(url: str, records: list[kafka.Record]) -> list[Fault]:
 
 
 def shared_broker() -> KafkaServer:
-    """Return the broker that all cases of this process share."""
+    """Return the broker that all cases of this process share, once no case beside has it killed."""
     with _START:  # cases run side by side
-        return _started_broker()
+        server = _started_broker()
+    server.await_running()
+    return server
 
 
 @cache
