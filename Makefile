@@ -80,8 +80,9 @@ sizes: $(STAMP) ## turns at 0.5, 1 and 3 times every limit, and a database that 
 foreign-settings: $(STAMP) ## each setting that a DBA may have made, singly, for the database and for the role: two minutes
 	FOREIGN_SETTINGS=whole $(PYTEST) -q tests/conformance/test_foreign_servers.py
 
+# Each file takes the whole time: a process for each of the five.
 fuzz: $(STAMP) ## an hour of payloads as nobody should send them; MINUTES=n for less
-	FUZZ_MINUTES=$(or $(MINUTES),60) $(PYTEST) -q -n 3 --dist loadfile tests/fuzz
+	FUZZ_MINUTES=$(or $(MINUTES),60) $(PYTEST) -q -n 5 --dist loadfile tests/fuzz
 
 api-fuzz: $(STAMP) ## requests made from the API's OpenAPI document, half by schemathesis: no 5xx; MINUTES=5
 	$(PYTHON) -m venv build/schemathesis && build/schemathesis/bin/pip install -q 'schemathesis>=4,<5'
