@@ -114,7 +114,7 @@ class KafkaServer:
         self._runs.set()
 
     def await_running(self) -> None:
-        """Wait until whoever has killed it has started it again: cases of a broker run side by side."""
+        """Wait until the case that has killed it has started it again: cases of a broker run side by side."""
         assert self._runs.wait(START_S_MAX), f"the broker at {self.address} was killed, and is not started again"
 
     def make_scram_user(self) -> None:

@@ -401,6 +401,8 @@ END $$;
 -- has passed, so it is never dropped before. After the end of the input there is no watermark: age is then counted from
 -- the beginning of the newest partition with rows, but not from the future.
 -- DROP waits at most 20 ms for readers and commits, because others queue behind this wait.
+-- Only what is attached is dropped: who has detached a partition keeps it. A partition with rows to which a foreign key
+-- of a user refers stays: DETACH finds these rows, while DROP would refuse every partition of such a table.
 CREATE FUNCTION mill.drop_partitions(p_table_id integer, OUT dropped integer, OUT kept_because text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '20ms' AS $$
 DECLARE
@@ -440,12 +442,17 @@ BEGIN
         SELECT p.*, c.reltuples,
                CASE WHEN parent.has_history THEN ARRAY[p.name, p.name || '_history'] ELSE ARRAY[p.name] END AS relations
           FROM mill.partitions AS p LEFT JOIN pg_class AS c ON c.oid = to_regclass(format('mill.%I', p.name))
-         WHERE p.table_id = p_table_id AND p.range_hi <= reference - parent.kept_us ORDER BY p.range_lo LIMIT 16
+         WHERE p.table_id = p_table_id AND p.range_hi <= reference - parent.kept_us ORDER BY p.range_lo
     LOOP
+        EXIT WHEN dropped = 16;
         DECLARE
             held bigint := 0;
             size bigint;
             relation text;
+            whole regclass;
+            wrong_schema text;
+            wrong_table text;
+            wrong_constraint text;
         BEGIN
             SELECT coalesce(sum(pg_total_relation_size(to_regclass(format('mill.%I', r.name)))), 0) INTO size
               FROM unnest(part.relations) AS r (name);
@@ -460,7 +467,14 @@ BEGIN
             UPDATE mill.result_tables AS t SET dropped_to = greatest(t.dropped_to, part.range_hi)
              WHERE t.table_id = p_table_id AND part.range_hi < 9223372036854775807;
             FOREACH relation IN ARRAY part.relations LOOP
-                EXECUTE format('DROP TABLE IF EXISTS mill.%I', relation);
+                whole := to_regclass(format('%I.%I', parent.schema, parent.name || substr(relation, length(part.name) + 1)));
+                CONTINUE WHEN NOT EXISTS (SELECT FROM pg_inherits AS i
+                                           WHERE i.inhrelid = to_regclass(format('mill.%I', relation))
+                                             AND i.inhparent = whole AND NOT i.inhdetachpending);
+                IF EXISTS (SELECT FROM pg_constraint AS c WHERE c.contype = 'f' AND c.confrelid = whole) THEN
+                    EXECUTE format('ALTER TABLE %s DETACH PARTITION mill.%I', whole, relation);
+                END IF;
+                EXECUTE format('DROP TABLE mill.%I', relation);
             END LOOP;
             DELETE FROM mill.partitions AS p WHERE p.table_id = p_table_id AND p.range_lo = part.range_lo;
             dropped := dropped + 1;
@@ -471,7 +485,21 @@ BEGIN
         EXCEPTION WHEN lock_not_available THEN
             kept_because := 'a transaction reads or writes the table';
             EXIT;
-        WHEN dependent_objects_still_exist OR foreign_key_violation OR insufficient_privilege OR undefined_table
+        WHEN foreign_key_violation THEN
+            GET STACKED DIAGNOSTICS wrong_schema := SCHEMA_NAME, wrong_table := TABLE_NAME,
+                                    wrong_constraint := CONSTRAINT_NAME;
+            -- The constraint of the partition has a name of its own; the user knows that of the table.
+            WITH RECURSIVE up AS (
+                SELECT c.conname, c.conparentid FROM pg_constraint AS c
+                 WHERE c.conrelid = to_regclass(format('%I.%I', wrong_schema, wrong_table))
+                   AND c.conname = wrong_constraint
+                UNION ALL
+                SELECT c.conname, c.conparentid FROM pg_constraint AS c JOIN up ON c.oid = up.conparentid
+            )
+            SELECT coalesce(min(conname) FILTER (WHERE conparentid = 0), wrong_constraint) INTO wrong_constraint FROM up;
+            kept_because := format('rows of %s.%s refer to them by the foreign key %s', wrong_schema, wrong_table,
+                                   wrong_constraint);
+        WHEN dependent_objects_still_exist OR insufficient_privilege OR undefined_table
           OR object_not_in_prerequisite_state THEN
             kept_because := SQLERRM;
         END;

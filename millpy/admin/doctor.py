@@ -11,6 +11,7 @@ from millpy.admin.doctor_connections import judge_connections
 from millpy.admin.doctor_disorder import judge_disorder
 from millpy.admin.doctor_injections import judge_injections
 from millpy.admin.doctor_lookups import judge_lookups
+from millpy.admin.doctor_retention import judge_references
 from millpy.admin.doctor_sinks import judge_sinks
 from millpy.admin.doctor_sites import judge_sites
 from millpy.admin.doctor_slots import judge_slots
@@ -47,6 +48,7 @@ def examine(facts: Facts, limits: Limits) -> list[Finding]:
         _snapshots, _tables, _rights, _roles, _result_tables, _workers, _unfolded, _rings, _dead_letters,
         _standstills, judge_disorder, judge_sites, judge_units, _balance, _archives, _audits, _joins, judge_lookups,
         judge_windows, judge_connections, judge_sinks, judge_injections, judge_slots,
+        judge_references,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts, limits)]
 

@@ -33,6 +33,7 @@ from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_graph, alarm_rows, panes
+from tests.conformance.test_doctor import found
 from tests.crash.graph_files import rows
 from tests.crash.test_versions import fed
 from tests.feed import Feed
@@ -325,3 +326,50 @@ async def test_default_privileges_open_no_partition(owner: Owner, database_url: 
         assert rows(database_url, open_to) == [(False,), (False,)]
     finally:
         run(database_url, "DROP OWNED BY someone", "DROP ROLE someone")
+
+
+async def test_a_partition_that_was_detached_to_keep_it_is_not_dropped(owner: Owner, database_url: str) -> None:
+    await store_at(owner, 1.5, 2.5, 19.5)
+    names = [name for (name,) in rows(database_url, "SELECT relation FROM millpy.partitions ORDER BY starts_at")]
+    run(
+        database_url,
+        f"ALTER TABLE factory.sums_1m DETACH PARTITION {names[0]}",
+        f"ALTER TABLE factory.sums_1m_history DETACH PARTITION {names[0]}_history",
+        f"ALTER TABLE factory.sums_1m_history DETACH PARTITION {names[1]}_history",
+    )
+    await reach(owner, 19)
+
+    assert rows(database_url, DROPPED) == [(2,)]
+
+    assert rows(database_url, f"SELECT total FROM {names[0]}") == [(1.5,)]
+    assert rows(database_url, f"SELECT total FROM {names[0]}_history") == [(1.5,)]
+    assert rows(database_url, f"SELECT to_regclass('{names[1]}') IS NULL") == [(True,)]
+    assert rows(database_url, f"SELECT total FROM {names[1]}_history") == [(2.5,)]
+    assert rows(database_url, SUMS) == [("a", 19.5)]
+
+
+async def test_a_foreign_key_keeps_the_partitions_to_which_it_refers_and_no_others(
+    owner: Owner, database_url: str
+) -> None:
+    expired = [1.5 + hour for hour in range(20)]
+    await store_at(owner, *expired, 30.5)
+    run(
+        database_url,
+        "CREATE TABLE public.notes (device text, window_start timestamptz, window_end timestamptz, note text,"
+        " CONSTRAINT notes_of_sums FOREIGN KEY (device, window_start, window_end) REFERENCES factory.sums_1m)",
+        "INSERT INTO public.notes SELECT device, window_start, window_end, 'look' FROM factory.sums_1m"
+        " WHERE total < 17 OR total = 30.5",
+    )
+    await reach(owner, 30)
+    because = "rows of public.notes refer to them by the foreign key notes_of_sums"
+    named = "factory.sums_1m: foreign key notes_of_sums of public.notes refers to its rows"
+    assert named in found(database_url)["retention"][1].replace(" of notes ", " of public.notes ")
+
+    assert rows(database_url, DROP)[1] == (4, because)
+    assert [total for _, total in rows(database_url, SUMS)] == [*expired[:16], 30.5]
+
+    run(database_url, "DELETE FROM public.notes WHERE window_end < '1970-01-01 03:00+00'")
+    assert rows(database_url, DROP)[1] == (2, because)
+    assert [total for _, total in rows(database_url, SUMS)] == [*expired[2:16], 30.5]
+    with pytest.raises(psycopg.errors.ForeignKeyViolation):
+        run(database_url, "DELETE FROM factory.sums_1m")

@@ -18,6 +18,17 @@ SELECT range_lo, range_hi FROM mill.make_partitions(%(table_id)s, %(instants)s);
 -- Drops partitions that are older than the table's retention. Always one row.
 SELECT dropped, kept_because FROM mill.drop_partitions(%(table_id)s);
 
+-- name: look_at_references
+-- Finds foreign keys to result tables with a retention, and to their histories. Zero rows: there are none.
+SELECT c.confrelid::regclass::text AS result_table, c.conrelid::regclass::text AS referring, c.conname::text AS name
+  FROM mill.result_tables AS t
+  JOIN mill.graphs AS g USING (graph_id)
+ CROSS JOIN (VALUES (''), ('_history')) AS e (ending)
+  JOIN pg_constraint AS c
+    ON c.contype = 'f' AND c.conparentid = 0 AND c.confrelid = to_regclass(quote_ident(g.name) || '.' || quote_ident(t.name || e.ending))
+ WHERE t.retention_us IS NOT NULL
+ ORDER BY 1, 2, 3;
+
 -- name: read_backlog
 -- Counts records and bytes above the cursors by producing computation, from the stored slices; those of some consumers
 -- are left out.
