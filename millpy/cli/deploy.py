@@ -11,7 +11,7 @@ import typer
 from millpy.cli import text_table as tables
 from millpy.cli.copied_results import check_generation, copy_all, described, show_plan
 from millpy.cli.options import DatabaseOption, JsonOption, handle_errors, print_json, settings_of
-from millpy.errors import GraphError, UsageError
+from millpy.errors import GraphError, MillError, TransientError, UsageError
 from millpy.model.deployment import GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange, of_kind
 from millpy.model.versions import MIGRATE, NEW_GENERATION, cannot_deploy
@@ -26,7 +26,7 @@ MARKS = {"addition": "+", "setting": "~", "state": "^", "meaning": "!", "back": 
 @handle_errors
 def deploy(
     graph: Annotated[str, typer.Argument(metavar="GRAPH.py", help="Python file that defines a Graph.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Try it, show the changes, and roll it back.")] = False,
     upgrade: Annotated[
         bool, typer.Option("--upgrade", help="Migrate state with the functions given to graph.upgrade().")
     ] = False,
@@ -90,18 +90,24 @@ async def _deploy(
         deployed = version
         notes: Sequence[str] = ()
         copies = await store.plan_copies(spec) if copy_results else ()
-        deployment = None
-        if not (dry_run or refused) and (version is None or changes or copy_results):
+        deployment = failure = None
+        if not refused and (version is None or changes or copy_results):
             how: dict[str, Any] = {"upgrades": upgrades, "back": back, "copy_results": copy_results}
-            deployment = await store.deploy(spec, on_purpose=True, **how)
-            deployed = deployment.version
-            notes = deployment.changes if version is None else ()
+            if dry_run:
+                failure = await _tried(store, spec, how)
+            else:
+                deployment = await store.deploy(spec, on_purpose=True, **how)
+                deployed = deployment.version
+                notes = deployment.changes if version is None else ()
         lacks = bool(refused) and await _only_lacks(store, spec, upgrades)
         more: dict[str, Any] = {"copies": described(copies)} if copy_results else {}
         if deployment is not None and copy_results and as_json:
             more["copied"] = await copy_all(store, spec, deployment.graph_id, say=False)
-        how = {"refused": bool(refused), "dry_run": dry_run, "as_json": as_json}
+        is_refused = bool(refused) or (failure is not None and not isinstance(failure, TransientError))
+        how = {"refused": is_refused, "dry_run": dry_run, "as_json": as_json}
         _show(spec, version, deployed, changes, notes, more, **how)
+        if failure is not None:
+            raise failure
         if copy_results and not as_json and not refused:
             if deployment is None:
                 show_plan(copies)
@@ -113,6 +119,15 @@ async def _deploy(
             cannot_deploy(spec.name, refused),
             hint=WAY_BACK if lacks else _hint(refused),
         )
+
+
+async def _tried(store: PostgresStore, spec: GraphSpec, how: Mapping[str, Any]) -> MillError | None:
+    """Deploy a graph and roll it back; return why it could not be deployed."""
+    try:
+        await store.deploy(spec, on_purpose=True, dry_run=True, **how)
+    except MillError as error:
+        return error
+    return None
 
 
 async def _reset(url: str, spec: GraphSpec, names: Sequence[str], *, dry_run: bool, as_json: bool) -> None:

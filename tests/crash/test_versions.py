@@ -401,8 +401,12 @@ def test_state_is_migrated_completely_or_not_at_all(place: Path, database_url: s
         old.await_while_running(consumed(database_url, 120 * DEVICES), "the old version runs on")
 
         (place / "wrong.py").write_text(STRUCT.replace('cells.get("n", 0)', '"many"'))
-        status, _, err = done(fork_millpy(place, "deploy", "wrong.py", "--database", database_url, "--upgrade"))
-        assert (status, "the upgrade of 'minutes' fails for key" in err) == (2, True), err
+        for words in (["--dry-run"], []):
+            command = ("deploy", "wrong.py", "--database", database_url, "--upgrade", *words)
+            status, _, err = done(fork_millpy(place, *command))
+            assert (status, "the upgrade of 'minutes' fails for key" in err) == (2, True), err
+        status, out, err = done(fork_millpy(place, *deploy, "--upgrade", "--dry-run"))
+        assert (status, "nothing was changed (--dry-run)" in out) == (0, True), err
 
         status, out, err = done(fork_millpy(place, *deploy, "--upgrade"))
         assert (status, "version 2 is deployed" in out) == (0, True), err

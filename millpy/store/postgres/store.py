@@ -140,6 +140,7 @@ class PostgresStore:
         upgrades: Mapping[str, Upgrade] | None = None,
         back: bool = False,
         copy_results: bool = False,
+        dry_run: bool = False,
     ) -> Deployment:
         """Register the graph, or change the deployed one to match `spec`; see `Store.deploy`.
 
@@ -149,12 +150,15 @@ class PostgresStore:
             upgrades: functions that migrate state, by computation.
             back: whether to remove the parts that only the deployed graph has.
             copy_results: whether a new generation gets rows of the current one; `copy_results` then copies them.
+            dry_run: whether to roll it back, so that it only raises what the deployment would.
         """
-        how: dict[str, Any] = {"on_purpose": on_purpose, "upgrades": upgrades, "back": back}
+        how: dict[str, Any] = {"on_purpose": on_purpose, "upgrades": upgrades, "back": back, "dry_run": dry_run}
         self._statements.update(statements_of(spec))
         async with self._fold.use() as connection:
             await check_statements(connection, self._statements)
             deployment = await deploying.deploy(connection, spec, **how, copy_results=copy_results)
+        if dry_run:
+            return deployment
         if back:
             await self._drop_unused_slots()
         for table in spec.tables:

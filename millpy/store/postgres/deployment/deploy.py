@@ -25,7 +25,7 @@ from millpy.store.postgres.deployment.ddl import (
     insert_subscription,
 )
 from millpy.store.postgres.deployment.generations import begin_beside, name_of_new
-from millpy.store.postgres.deployment.live_changes import StoredGraph, migrate
+from millpy.store.postgres.deployment.live_changes import LOCK_S, StoredGraph, limit_lock_wait, migrate
 from millpy.store.postgres.statements import statement
 
 
@@ -37,10 +37,16 @@ async def deploy(
     upgrades: Mapping[str, Upgrade] | None = None,
     back: bool = False,
     copy_results: bool = False,
+    dry_run: bool = False,
 ) -> Deployment:
-    """Register a graph, or migrate the deployed one; see `Store.deploy`. `connection` is in autocommit mode."""
+    """Register a graph, or migrate the deployed one; see `Store.deploy`. `connection` is in autocommit mode.
+
+    With `dry_run`, roll it back, and wait for no lock for long.
+    """
     check_names(spec)
-    async with connection.transaction():
+    async with connection.transaction(force_rollback=dry_run):
+        if dry_run:
+            await limit_lock_wait(connection, LOCK_S)
         await connection.execute(statement("act_as_owner"))
         stored = await _locked_graph(connection, spec)
         if stored is None:
@@ -64,7 +70,7 @@ async def deploy(
                 await check_rights(
                     connection, f"cannot deploy changes of graph {spec.name!r} ({changes_text(changes)})"
                 )
-            version = await migrate(connection, stored, spec, changes, upgrades or {})
+            version = await migrate(connection, stored, spec, changes, upgrades or {}, dry_run=dry_run)
         deployment = await _read_deployment(connection, stored.graph_id, version, stored.name)
     return replace(deployment, changes=tuple(map(str, changes)))
 

@@ -70,6 +70,8 @@ async def migrate(
     spec: GraphSpec,
     changes: Sequence[GraphChange],
     upgrades: Mapping[str, Upgrade],
+    *,
+    dry_run: bool = False,
 ) -> int:
     """Apply `changes` to a deployed graph, in the caller's transaction. Return the new version.
 
@@ -79,11 +81,12 @@ async def migrate(
         spec: the graph that it becomes.
         changes: the differences between the two.
         upgrades: functions that migrate state, by computation.
+        dry_run: whether the caller rolls it back: the sessions of frozen workers are not ended then.
     """
     before, after = stored.description, spec.description()
     description = description_after(before, after, changes)
     ids = {"graph_id": stored.graph_id}
-    await lock_headers(connection, stored.graph_id)
+    await lock_headers(connection, stored.graph_id, ends_frozen=not dry_run)
     await limit_lock_wait(connection, LOCK_S)
     changed = {change.computation for change in of_kind("setting", changes) if change.computation}
     marks = await all_rows(connection, statement("read_marks"), ids) if changed else []
@@ -119,8 +122,8 @@ async def _tell(connection: Connection, graph_id: int, version: int, changes: Se
     await connection.execute(statement("append_events"), events)
 
 
-async def lock_headers(connection: Connection, graph_id: int) -> None:
-    """Lock the headers of a graph. Wait for the commits in flight, and end those of frozen workers.
+async def lock_headers(connection: Connection, graph_id: int, *, ends_frozen: bool = True) -> None:
+    """Lock the headers of a graph. Wait for the commits in flight; with `ends_frozen`, end those of frozen workers.
 
     Raises:
         TransientError: a commit does not end.
@@ -132,7 +135,7 @@ async def lock_headers(connection: Connection, graph_id: int) -> None:
                 await connection.execute(statement("lock_intervals"), {"graph_id": graph_id})
             return
         except psycopg.errors.LockNotAvailable:
-            if attempt == HEADER_ATTEMPTS:
+            if attempt == HEADER_ATTEMPTS or not ends_frozen:
                 raise await _held_up(connection, graph_id) from None
         intervals = await all_rows(connection, statement("read_intervals"), {"graph_id": graph_id})
         await connection.execute(statement("terminate_owners"), {"intervals": Bigints([row[0] for row in intervals])})
