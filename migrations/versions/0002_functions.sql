@@ -168,6 +168,16 @@ BEGIN
     END IF;
 END $$;
 
+-- Tells whether the text of a time names its zone: then it means the same in every zone of a session.
+CREATE FUNCTION mill.has_zone(p_time text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET TimeZone = 'UTC' AS $$
+DECLARE
+    in_utc CONSTANT timestamptz := p_time::timestamptz;
+BEGIN
+    PERFORM set_config('TimeZone', 'Etc/GMT+5', true);
+    RETURN p_time::timestamptz = in_utc;
+END $$;
+
 -- What an event says of a correction: the row, who changed it, why, and the columns that are different, before and after.
 CREATE FUNCTION mill.correction(p_made mill.corrections) RETURNS jsonb LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp AS $$

@@ -1160,7 +1160,7 @@ SELECT p.graph, p.computation AS stream, p.source_partition, nullif(e.subkey, 'o
 -- Results that other computations have computed from the window stay as they are: they need p_only_table, or corrections
 -- of their own. Raises MW010 when the arguments do not fit.
 CREATE FUNCTION millpy.correct(p_table text, p_window jsonb, p_values jsonb, p_why text, p_only_table boolean DEFAULT false)
-RETURNS jsonb LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+RETURNS jsonb LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1 AS $$
 DECLARE
     own regclass := to_regclass(p_table);
     found record;
@@ -1208,6 +1208,16 @@ BEGIN
         RAISE EXCEPTION 'column % of % cannot be given here', quote_ident(wrong), own USING ERRCODE = 'MW010',
               HINT = format('windows are named by %s, and have the values %s', array_to_string(identity, ', '),
                             array_to_string(settable, ', '));
+    END IF;
+    SELECT format('%s %L', a.attname, g.value #>> '{}') INTO wrong
+      FROM jsonb_each(p_window || p_values) AS g (name, value)
+      JOIN pg_attribute AS a ON a.attrelid = own AND a.attname = g.name
+     WHERE CASE WHEN a.atttypid = 'timestamptz'::regtype AND jsonb_typeof(g.value) = 'string'
+                THEN NOT mill.has_zone(g.value #>> '{}') END
+     ORDER BY a.attnum LIMIT 1;
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION '% has no time zone', wrong USING ERRCODE = 'MW010',
+              HINT = 'add Z or an offset, as in 2026-11-20T10:00:00Z';
     END IF;
     SELECT string_agg(c.name, ', ' ORDER BY c.name) INTO readers
       FROM mill.subscriptions AS s JOIN mill.computations AS c ON c.computation_id = s.consumer_id

@@ -487,6 +487,7 @@ BEGIN
             ('mill', 'check_outbox', 'Raises MW006 unless the messages of each bundle follow those before them.'),
             ('mill', 'check_panes', 'Raises MW004 or MW009 when panes do not follow the stored rows.'),
             ('mill', 'correction', 'What an event says of a correction.'),
+            ('mill', 'has_zone', 'Tells whether the text of a time names its zone.'),
             ('mill', 'check_settled', 'Raises MW007 unless every request still exists.'),
             ('mill', 'check_slots', 'Raises MW003 unless the slots are the current ones.'),
             ('mill', 'devices', 'The rows behind millpy.fleet.'),

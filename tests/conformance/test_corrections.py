@@ -81,6 +81,14 @@ REFUSED: list[tuple[dict[str, list[str]], str]] = [
     ({"set": ["--set", "total=warm"]}, 'invalid input syntax for type double precision: "warm"'),
     ({"set": ["--set", "total"]}, "is not COLUMN=VALUE"),
     ({"why": ["--why", " "]}, "a correction needs a reason"),
+    (
+        {"window": [*WINDOW[:3], "window_start=1970-01-01T00:00:00"]},
+        "window_start '1970-01-01T00:00:00' has no time zone",
+    ),
+    (
+        {"window": [*WINDOW, "--window", "window_end=1970-01-01 00:01"]},
+        "window_end '1970-01-01 00:01' has no time zone",
+    ),
     ({"table": ["mill.events"]}, "mill.events is no result table of windows"),
 ]
 
@@ -96,3 +104,36 @@ def test_what_cannot_be_corrected_is_refused_and_changes_nothing(database_url: s
         assert (status, message in output) == (2, True), output
     assert not admin.ask("SELECT FROM mill.corrections")
     assert {row["total"] for row in admin.ask("SELECT total FROM factory.sums_1m")} == {9.0}
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/Lima"])
+def test_a_time_needs_a_zone_whatever_the_zone_of_the_session(database_url: str, zone: str) -> None:
+    deployed(database_url, "accumulating")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(f"SET TimeZone = '{zone}'")  # type: ignore[call-overload]
+        found = connection.execute(
+            "SELECT t, mill.has_zone(t) FROM unnest(ARRAY['1970-01-01 00:00', '1970-01-01', '1970-01-01T00:00:00Z',"
+            " '1970-01-01 02:00+02', '1970-01-01 00:00 Europe/Berlin', 'infinity', 'today']) AS t"
+        ).fetchall()
+        assert connection.execute("SELECT current_setting('TimeZone')").fetchone() == (zone,)
+    assert [named for _, named in found] == [False, False, True, True, True, True, False], found
+
+
+@pytest.mark.parametrize("mode", ["accumulating", "retracting"])
+def test_floats_keep_their_digits_in_a_session_that_shows_few(database_url: str, mode: str) -> None:
+    admin = deployed(database_url, mode)
+    exact = 0.1 + 0.2
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        for table in ("sums_1m", "sums_1m_history"):
+            connection.execute(f"UPDATE factory.{table} SET total = %s", [exact])  # type: ignore[call-overload]
+        connection.execute("SET extra_float_digits = -10")
+        connection.execute(
+            """SELECT millpy.correct('factory.sums_1m', '{"device": "d1", "window_start": "1970-01-01T00:00:00Z"}',
+                                     '{"label": "b"}', 'x', true)"""
+        )
+
+    (row,) = admin.ask("SELECT total FROM factory.sums_1m WHERE label = 'b'")
+    history = admin.ask("SELECT DISTINCT total FROM factory.sums_1m_history")
+    (noted,) = admin.ask("SELECT CAST(old_row ->> 'total' AS float8) AS old, CAST(new_row ->> 'total' AS float8) AS new"
+                         " FROM millpy.corrections")  # fmt: skip
+    assert (row["total"], [one["total"] for one in history], *noted.values()) == (exact, [exact], exact, exact)

@@ -89,7 +89,8 @@ KNOWN_FUNCTIONS = set(
     "explain_source duration explain_watermark windows_by_key "
     "replay_dead_letters replay_dead_letter replay_late_records "
     "discard_dead_letters discard_late_records resume_source release_parked discard_parked as_of history_of "
-    "drain_worker trim_history trim_piece correct correction replay_into_window inject has_read forget_injected".split()
+    "drain_worker trim_history trim_piece correct correction has_zone replay_into_window inject "
+    "has_read forget_injected".split()
 )
 ROLES = {"owner": "millpy_owner", "worker": "millpy_worker", "reader": "millpy_reader", "stranger": "stranger"}
 
