@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from millpy.api.answers import answer_shared, check_graph, described
 from millpy.api.authentication import Gate, Viewer, bearer_of
 from millpy.api.database import Databases
 from millpy.api.events import sentences
+from millpy.api.new_events import NewEvents, events_after
 from millpy.api.parameters import GraphName
 from millpy.api.problems import ProblemError, busy
 from millpy.clock import Clock
@@ -76,8 +78,6 @@ SELECT graph, max(turn_p50_s) AS turn_p50, max(turn_p99_s) AS turn_p99, max(comm
 """
 LATENCY_NAMES = ("turn_p50", "turn_p99", "commit_p50", "commit_p99")
 CHANNELS = "SELECT channel FROM millpy.descriptions ORDER BY channel"
-NEWEST = "SELECT coalesce(max(event_id), 0) AS newest FROM millpy.events"
-EVENTS = "SELECT * FROM millpy.events WHERE event_id > :newest ORDER BY event_id DESC LIMIT :events_max"
 router = APIRouter(tags=["live"])
 
 
@@ -155,7 +155,7 @@ class Hub:
         self._state: dict[str, str] = {}
         self._samples: tuple[SeriesSample, ...] = ()  # replaced whole, in a thread
         self._channels: list[str] = []
-        self._newest = -1
+        self._new_events = NewEvents()
         self._noticed = asyncio.Event()
         self._stopped = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -197,6 +197,21 @@ class Hub:
     def present(self) -> bytes:
         """Return the present state as events."""
         return b"".join(_event(topic, text) for topic, text in self._state.items())
+
+    async def missed(self, number: int) -> bytes:
+        """Return the events since the last one that a viewer was sent, who connects again; some may come again.
+
+        Args:
+            number: the `Last-Event-ID`.
+        """
+        settled = max(number, self._new_events.settled)
+
+        def read(admin: Admin) -> list[Row]:
+            with admin.together() as connected:
+                return sentences(connected, list(events_after(connected, number, EVENTS_MAX)))
+
+        events = await self._lane.run(read, None)
+        return _event("events", json_text(events, indent=0), settled) if events else b""
 
     def series(self, graph: str) -> dict[str, Any]:
         """Return the numbers of a graph over the last minutes."""
@@ -280,12 +295,9 @@ class Hub:
             counts = admin.ask(COUNTS, series_max=SERIES_MAX)
             sample = SeriesSample(self._clock.monotonic(), counts, progress, admin.ask(LATENCIES))
             self._samples = (*self._samples, sample)[-SAMPLES_MAX:]
-        if self._newest < 0:
-            self._newest = admin.ask(NEWEST)[0]["newest"]
-        events = admin.ask(EVENTS, newest=self._newest, events_max=EVENTS_MAX)[::-1]
-        if events:
+        if events := self._new_events.read(admin, EVENTS_MAX):
             found["events"] = sentences(admin, events)
-            self._newest = events[-1]["event_id"]  # last: an error must not skip them
+        self._new_events.passed()
         return {topic: json_text(rows, indent=0) for topic, rows in found.items()}
 
     async def _listen(self) -> None:
@@ -304,13 +316,15 @@ class Hub:
             return
         if topic != "events":  # a viewer that connects reads those before from the list of events
             self._state[topic] = text
-        chunk = _event(topic, text)
+        chunk = _event(topic, text, self._new_events.settled if topic == "events" else None)
         for stream in list(self._streams):
             stream.put(chunk)
 
 
-def _event(topic: str, text: str) -> bytes:
-    return f"event: {topic}\ndata: {text}\n\n".encode()
+def _event(topic: str, text: str, number: int | None = None) -> bytes:
+    """Return a server-sent event; a client that connects again sends back `number`, up to which it has all events."""
+    identity = "" if number is None else f"id: {number}\n"
+    return f"event: {topic}\n{identity}data: {text}\n\n".encode()
 
 
 def _rates(times: list[float], rows: list[Row | None]) -> list[float | None]:
@@ -339,7 +353,8 @@ async def watch(request: Request, caller: Viewer) -> Response:
     """Send server-sent events: the present state, then each change.
 
     Topics: `progress` (watermarks of computations), `workers`, `sources`, `accounts`, `events` (those since the last
-    ones), `trouble`. A stream that is read too slowly ends; connect again.
+    ones), `trouble`. A stream that is read too slowly ends; connect again. With the header `Last-Event-ID`, as browsers
+    send it, the newest 100 events since then come after the present state; some of them may come a second time.
     """
     if caller.principal.database_role is not None:
         raise ProblemError(HTTPStatus.FORBIDDEN, "a user with a role of the database cannot see other users' graphs")
@@ -347,13 +362,15 @@ async def watch(request: Request, caller: Viewer) -> Response:
     gate: Gate = request.app.state.gate
     bearer = bearer_of(request)
     hub.check_room()
+    before = request.headers.get("last-event-id", "")
 
     async def chunks() -> AsyncIterator[bytes]:
         stream = hub.connect()  # here, since a client that has gone before the first chunk does not run this block
         clock = asyncio.get_running_loop().time
         checked_at = clock()
         try:
-            async for chunk in stream.chunks(hub.present()):
+            missed = await hub.missed(int(before)) if re.fullmatch("[0-9]{1,18}", before) else b""
+            async for chunk in stream.chunks(hub.present() + missed):
                 if clock() - checked_at >= BEAT_S:
                     checked_at = clock()
                     await gate.caller(request, bearer, caller.session or None)

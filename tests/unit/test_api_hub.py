@@ -17,7 +17,7 @@ from millpy.admin.tokens import Principal, Role
 from millpy.api import live
 from millpy.api.authentication import Caller
 from millpy.api.database import Databases
-from millpy.api.live import CROWD, NEWEST, SAMPLES_MAX, Hub, watch
+from millpy.api.live import CROWD, SAMPLES_MAX, Hub, watch
 from millpy.api.problems import ProblemError
 from millpy.clock import SystemClock
 from millpy.errors import StoreUnavailableError
@@ -32,7 +32,7 @@ class Database:
         self.while_read: Callable[[], None] = lambda: None
 
     def ask(self, statement: str, **_: Any) -> list[dict[str, Any]]:
-        return [{"newest": 0}] if statement == NEWEST else Rows(self)
+        return [{"xid": 0}] if "pg_snapshot" in statement else Rows(self)
 
 
 class Rows(list[dict[str, Any]]):
