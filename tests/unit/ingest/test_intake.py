@@ -334,3 +334,15 @@ def test_a_finished_source_keeps_no_ids() -> None:
     assert first is not None
     assert last is not None
     assert max(first.expires_at, last.expires_at) < last.clock
+
+
+def test_records_are_counted_by_the_count_of_a_source_that_has_one() -> None:
+    """It hands over more than it gives to this interval: what left it for elsewhere counts, too, and once."""
+    intake = an_intake()
+
+    assert counts(step(intake, (1, 100), total=5))["injected"] == 1  # it was not opened here: nothing to compare with
+    assert counts(step(intake, (2, 100), (3, 100), total=9))["injected"] == 1 + 4
+    intake.source_opened()
+    assert counts(step(intake, (4, 100), total=3))["injected"] == 1 + 4 + 3
+    assert counts(step(intake, (5, 100), total=4))["injected"] == 1 + 4 + 3 + 1
+    assert counts(step(intake, (6, 100)))["injected"] == 1 + 4 + 3 + 1 + 1

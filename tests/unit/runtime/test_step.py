@@ -152,3 +152,19 @@ async def test_a_gap_that_stays_ends_the_worker(tmp_path: Path) -> None:
 
     assert not database.rows("largest")
     await worker.abandon()
+
+
+async def test_segments_that_exceed_a_turn_are_consumed_once(tmp_path: Path) -> None:
+    clock = ManualClock()
+    database = MemoryDatabase(clock)
+    worker, _ = await behind(tmp_path / "in", clock, database)
+
+    async with asyncio.timeout(60):
+        while database.accounting(1).subscriptions[-1].consumed < BEHIND:
+            await stepped(worker, clock, 1)
+    await stepped(worker, clock, 3)
+    await worker.cycle.await_in_flight()
+
+    last = database.accounting(1).subscriptions[-1]
+    assert (last.produced, last.consumed, len(database.rows("largest"))) == (BEHIND, BEHIND, BEHIND)
+    await worker.abandon()
