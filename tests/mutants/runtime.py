@@ -224,6 +224,18 @@ MUTANTS = [
         killers=("tests/property/test_hosting.py::test_intervals_hosted_singly_commit_the_same",),
     ),
     Mutant(
+        "millpy/hosting/step.py",
+        "segments[place + 1].seq != segment.seq",
+        "segments[place + 1].seq == segment.seq",
+        killers=("tests/unit/runtime/test_step.py::test_segments_that_exceed_a_turn_are_consumed_once",),
+    ),
+    Mutant(
+        "millpy/ingest/intake.py",
+        "            self._handed_over = taken.total\n",
+        "",
+        killers=("tests/unit/ingest/test_intake.py::test_records_are_counted_by_the_count_of_a_source_that_has_one",),
+    ),
+    Mutant(
         "millpy/ingest/intake.py",
         "            self._state(taken.watermark)\n",
         "            self._source.watermark = taken.watermark\n",

@@ -530,4 +530,43 @@ MUTANTS = [
         """            if not _may_retract(stream, stored) and wanted["computations"][consumer]["kind"] != "archive":""",
         killers=("tests/unit/model/test_versions.py::test_step_cannot_begin_to_read_records_that_may_be_retracted",),
     ),
+    Mutant(
+        "millpy/windowing/firing.py",
+        "            or (self.by_percentile and not firing.expected)\n",
+        "",
+        killers=(
+            "tests/unit/windowing/test_empty_panes.py::test_a_pane_whose_end_has_passed_waits_for_the_percentile",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/firing.py",
+        "        return (last and self._always_final) or (first_since_end and self._always_on_time)",
+        "        return (last and self._always_final) or self._always_on_time",
+        killers=(
+            "tests/unit/windowing/test_empty_panes.py::test_an_empty_pane_is_the_last_one_or_the_first_since_the_end",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/firing.py",
+        '        first_since_end = timing != "early" and firing.on_time_index < 0',
+        '        first_since_end = timing != "early" and firing.on_time_index <= 0',
+        killers=(
+            "tests/unit/windowing/test_empty_panes.py::test_an_empty_pane_is_the_last_one_or_the_first_since_the_end",
+        ),
+    ),
+    Mutant(
+        "millpy/windowing/sliding_state.py",
+        "            self._queue(start, emitted=False)  # for other keys it may not have fired",
+        "            self._queue(start, emitted=True)",
+        equivalent="a key whose window has not fired has records in a later slice, which is queued",
+    ),
+    Mutant(
+        "millpy/hosting/replay.py",
+        "        requests[:] = [request for request in requests if id(request) not in late_again]",
+        "        pass",
+        killers=(
+            "tests/unit/hosting/test_request_outcomes.py"
+            "::test_a_record_that_is_late_again_has_one_outcome_however_many_windows_it_missed",
+        ),
+    ),
 ]
