@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import psycopg
-from psycopg import AsyncCursor, AsyncRawCursor
+from psycopg import AsyncCursor
 from psycopg.rows import TupleRow
 
 from millpy.errors import CommitUnknownError, PaneOrderError, StoreUnavailableError, TransientError
@@ -51,6 +51,7 @@ from millpy.store.postgres.results import (
     retract_parameters,
 )
 from millpy.store.postgres.sink_statements import SinkRun, runs_of, translate_statement
+from millpy.store.postgres.statement_runs import DEFERRED, ChangedSessionError, CommitProgress, StatementRunner
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import CommitFailpoint
 
@@ -61,8 +62,8 @@ STATEMENT_BYTES = 4_000_000
 """About this many bytes of deltas go into one statement, and of one interval into one document."""
 BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 """Names isolation level and access mode, because a user's trigger may have changed the session's defaults."""
-DEFERRED, COMMIT = b"SET CONSTRAINTS ALL IMMEDIATE", b"COMMIT"
-"""The user's deferred constraints and triggers run in these statements."""
+COMMIT = b"COMMIT"
+"""The user's deferred constraints and triggers run in this statement, or in DEFERRED."""
 DURABLE = b"SET synchronous_commit TO on"
 """Comes before COMMIT: a user's trigger, or a statement of a sink, may have set it off, as functions that log do."""
 
@@ -374,6 +375,7 @@ class Committer:
         self._tables = tables
         self._statements = statements
         self._slots: list[int] | None = None
+        self.runner = StatementRunner()
 
     async def commit(
         self, checkpoints: Sequence[Checkpoint], graph_version: int, inside: CommitFailpoint | None, trial: bool
@@ -405,7 +407,7 @@ class Committer:
 
         Nothing is committed then: the turn has to renumber these panes.
         """
-        sending = _CommitProgress()
+        sending = CommitProgress()
         try:
             async with self._channel.use_raw() as connection:
                 slots = await self._current_slots(connection)
@@ -419,8 +421,11 @@ class Committer:
                     await _pipeline(connection, [(BEGIN, []), *commands, (DURABLE, []), (COMMIT, [])], sending)
                 else:
                     await self._send_in_parts(connection, commands, turn, inside, sending)
+                    restoring = self.runner.restoring() if turn.statements else []
                     sending.commit_sent = True
-                    await _pipeline(connection, [(DURABLE, []), (COMMIT, [])], sending)
+                    found = await _pipeline(connection, [(DURABLE, []), *restoring, (COMMIT, [])], sending)
+                    if restoring and not (await found[-2].fetchone() or (True,))[-1]:
+                        await self._channel.drop()  # triggers do not fire in its session any more
         except psycopg.Error as error:
             return await self._react(error, turn, sending)
         except asyncio.CancelledError as cancelled:
@@ -429,13 +434,15 @@ class Committer:
             raise
         return None
 
-    async def _react(self, error: psycopg.Error, turn: EncodedTurn, sending: _CommitProgress) -> ResultTable:
+    async def _react(self, error: psycopg.Error, turn: EncodedTurn, sending: CommitProgress) -> ResultTable:
         """Return the table whose history has panes of windows that have come back, or raise what the error means."""
         if is_queue_full(error):
             async with self._channel.use() as connection:
                 await connection.execute(statement("read_queue_usage"))
         sink = next((run.sink for run in turn.statements if run.query == sending.failed_statement), "")
         if sink:
+            if self.runner.begins_again(error, turn.statements):
+                raise ChangedSessionError(f"the statement of sink {sink!r} failed") from error
             raise translate_statement(error, sink, commit_sent=sending.commit_sent) from error
         table = next((t for t in self._tables.values() if sending.failed_statement in t.writes), None)
         if table is not None and table.time_place is not None and is_missing(error) and not turn.lacked_partitions:
@@ -508,7 +515,7 @@ class Committer:
         commands: list[Command],
         turn: EncodedTurn,
         inside: CommitFailpoint | None,
-        sending: _CommitProgress,
+        sending: CommitProgress,
     ) -> None:
         fence, *appends = commands
         if inside is None:
@@ -529,9 +536,7 @@ class Committer:
                     table.copies = table.copies and copy_sql not in (table.copy, table.history and table.history.copy)
                 raise
 
-        for run in turn.statements:
-            sending.failed_statement = run.query
-            await AsyncRawCursor(connection).executemany(run.query, run.rows)
+        await self.runner.run(connection, turn.statements, sending)
 
     async def _current_slots(self, connection: Connection) -> list[int]:
         if self._slots is None:
@@ -541,19 +546,6 @@ class Committer:
                 raise translate(error) from error
             self._slots = [row[0] for row in rows]
         return self._slots
-
-
-@dataclass(slots=True)
-class _CommitProgress:
-    """The progress of a commit.
-
-    Attributes:
-        commit_sent: whether COMMIT may have left this machine.
-        failed_statement: the statement that failed, if an error was raised.
-    """
-
-    commit_sent: bool = False
-    failed_statement: bytes = b""
 
 
 def _commands(turn: EncodedTurn, slots: list[int]) -> list[Command]:
@@ -576,8 +568,13 @@ def _commands(turn: EncodedTurn, slots: list[int]) -> list[Command]:
     return commands + turn.appends
 
 
-async def _pipeline(connection: Connection, commands: Sequence[Command], sending: _CommitProgress) -> None:
-    """Send commands in one round trip. Raise the first error, and set `sending.failed_statement` to its statement."""
+async def _pipeline(
+    connection: Connection, commands: Sequence[Command], sending: CommitProgress
+) -> list[AsyncCursor[TupleRow]]:
+    """Send commands in one round trip, and return a cursor of each.
+
+    Raise the first error, and set `sending.failed_statement` to its statement.
+    """
     cursors: list[AsyncCursor[TupleRow]] = []
     try:
         async with connection.pipeline():
@@ -587,3 +584,4 @@ async def _pipeline(connection: Connection, commands: Sequence[Command], sending
         done = next((place for place, cursor in enumerate(cursors) if cursor.pgresult is None), len(cursors))
         sending.failed_statement = commands[min(done, len(commands) - 1)][0]
         raise
+    return cursors

@@ -16,7 +16,7 @@ from psycopg.rows import tuple_row
 
 from millpy.store.postgres.session_settings import ENCODING, REPLICATION_ROLE, settings_query
 
-_UNHURRIED = b"SET SESSION statement_timeout TO 0"
+UNHURRIED = b"SET SESSION statement_timeout TO 0"
 _UNHURRIED_HERE = b"SET LOCAL statement_timeout TO 0"
 """Runs before the other settings, which may take longer than a limit that is in force; this one takes no time."""
 _TRIGGERS_FIRE = f"SELECT pg_catalog.set_config('{REPLICATION_ROLE}', 'origin', false)".encode()
@@ -26,7 +26,7 @@ async def pin_async(connection: AsyncConnection[Any], own: Mapping[str, str]) ->
     """Apply the settings to an autocommit connection that is millpy's alone."""
     query = settings_query(own, local=False)
     async with connection.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute(_UNHURRIED, prepare=False)
+        await cursor.execute(UNHURRIED, prepare=False)
         row = await (await cursor.execute(query, prepare=False)).fetchone()
         if row is not None and row[-1] != "origin":
             try:
@@ -39,7 +39,7 @@ def pin(connection: psycopg.Connection[Any], own: Mapping[str, str]) -> None:
     """Apply the settings to a synchronous autocommit connection that is millpy's alone."""
     query = settings_query(own, local=False)
     with connection.cursor(row_factory=tuple_row) as cursor:
-        cursor.execute(_UNHURRIED, prepare=False)
+        cursor.execute(UNHURRIED, prepare=False)
         row = cursor.execute(query, prepare=False).fetchone()
         if row is not None and row[-1] != "origin":
             try:

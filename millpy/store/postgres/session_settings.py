@@ -6,7 +6,7 @@ Functions in the database pin their own path, because users call them from their
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 SEARCH_PATH = "pg_catalog, pg_temp"
@@ -106,6 +106,41 @@ def settings_query(own: Mapping[str, str], *, local: bool) -> bytes:
     given = [f"pg_catalog.set_config('{name}', {value}, {scope})" for name, value in values.items()]
     given += [_SET_LATER.format(name=name, value=_quoted(value), scope=scope) for name, value in LATER.items()]
     return f"SELECT {', '.join(given)}, pg_catalog.current_setting('{REPLICATION_ROLE}')".encode()
+
+
+_IDENTITY = ("session_authorization", "role")
+"""Settings that say who the session is. The first also resets the second, so it is restored first."""
+
+
+_RESTORED = (*_IDENTITY, REPLICATION_ROLE, "synchronous_commit", "work_mem", *PINNED, *LATER)
+
+
+def state_query() -> bytes:
+    """Return a SELECT of one row with one array: what `restore_query` needs."""
+    values = ", ".join(f"pg_catalog.current_setting('{name}', true)" for name in _RESTORED)
+    return f"SELECT ARRAY[{values}]".encode()
+
+
+def restore_query(state: Sequence[str | None]) -> bytes:
+    """Return a SELECT that restores role and settings as `state_query` has read them.
+
+    Its first column tells whether all of them were unchanged; the last one, whether `session_replication_role` was. It
+    is not restored, because only a superuser may.
+    """
+    wanted = {name: _quoted(value) for name, value in zip(_RESTORED, state, strict=True) if value is not None}
+    current = {name: f"pg_catalog.current_setting('{name}')" for name in wanted}
+    is_same = (
+        f"ARRAY[{', '.join(current.values())}]"
+        f" OPERATOR(pg_catalog.=) ARRAY[{', '.join(wanted.values())}]::pg_catalog.text[]"
+    )
+    given = [
+        f"CASE WHEN {current[name]} OPERATOR(pg_catalog.<>) {value}"
+        f" THEN pg_catalog.set_config('{name}', {value}, false) END"
+        for name, value in wanted.items()
+        if name != REPLICATION_ROLE
+    ]
+    fires = f"{current[REPLICATION_ROLE]} OPERATOR(pg_catalog.=) {wanted[REPLICATION_ROLE]}"
+    return f"SELECT {is_same}, {', '.join(given)}, {fires}".encode()
 
 
 def _quoted(value: str) -> str:

@@ -538,7 +538,7 @@ class PostgresStore:
         return {int(row[0]): str(row[1]) for row in rows}
 
     async def _record_backend(self, connection: Connection) -> None:
-        """Record the backend of a new commit connection.
+        """Record the backend of a new commit connection, and learn the state of its session.
 
         Other workers can then terminate it when it is frozen, and this worker can when it has lost the connection.
         """
@@ -546,6 +546,7 @@ class PostgresStore:
         del self._backends[:-LOST_BACKENDS_MAX]
         if self._worker_id is not None:
             await connection.execute(statement("record_backend"), {"worker_id": self._worker_id})
+        await self._committer.runner.learn(connection)
 
 
 def _ignore_progress() -> None:

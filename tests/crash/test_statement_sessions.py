@@ -1,0 +1,101 @@
+"""The session of the commit after statements of `to_sql` that change it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.crash.graph_files import rows
+from tests.crash.test_lookups import execute, until
+from tests.crash.test_sinks import reading, statement_graph, working
+from tests.feed import Feed
+
+SCHEMA = """
+CREATE SCHEMA app;
+CREATE TABLE app.log (
+    number bigint GENERATED ALWAYS AS IDENTITY, device text CHECK (device <> 'refused'), role text, path text, zone text
+);
+CREATE FUNCTION app.log(device text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO app.log (device, role, path, zone)
+    VALUES (device, current_user, current_setting('search_path'), current_setting('timezone'));
+    IF device <> 'plain' THEN {change}; END IF;
+    IF device = 'fails' THEN RAISE 'as it was told'; END IF;
+END$$;
+CREATE PROCEDURE app.log_by_procedure(device text) LANGUAGE plpgsql AS $$BEGIN PERFORM app.log(device); END$$;
+CREATE TABLE app.triggering (device text);
+CREATE FUNCTION app.changes() RETURNS trigger LANGUAGE plpgsql AS
+$$BEGIN PERFORM app.log(NEW.device); RETURN NULL; END$$;
+CREATE CONSTRAINT TRIGGER changes AFTER INSERT ON app.triggering DEFERRABLE INITIALLY DEFERRED
+   FOR EACH ROW EXECUTE FUNCTION app.changes();
+"""
+CHANGES = {
+    "role": "SET ROLE {role}",
+    "session": "SET SESSION AUTHORIZATION {role}",
+    "settings": "SET statement_timeout = 1; SET search_path = app; PERFORM set_config('timezone', 'Asia/Tokyo', false)",
+    "all": "SET statement_timeout = 1; SET search_path = app; SET timezone = 'Asia/Tokyo'; SET work_mem = '64kB';"
+    " SET default_transaction_read_only = on; SET session_replication_role = replica; SET ROLE {role}",
+}
+"""What the function does, without a right in its way: the workers of these tests are superusers."""
+FUNCTION = "SELECT app.log(%(device)s)"
+CALLS = {
+    "function": FUNCTION,
+    "procedure": "CALL app.log_by_procedure(%(device)s)",
+    "deferred trigger": "INSERT INTO app.triggering VALUES (%(device)s)",
+}
+
+
+def prepare(url: str, change: str) -> str:
+    """Create what the statements use; return a role that may use nothing of it."""
+    ((database,),) = rows(url, "SELECT current_database()::text")
+    role = f"powerless_{database}"
+    execute(url, f"CREATE ROLE {role}")
+    execute(url, SCHEMA.format(change=CHANGES[change].format(role=role)))
+    return role
+
+
+def logged(url: str) -> list[Any]:
+    return rows(url, "SELECT DISTINCT role, path, zone FROM app.log")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("how", CALLS)
+async def test_statements_that_change_role_and_settings_leave_none_of_them(
+    database_url: str, how: str, change: str
+) -> None:
+    role = prepare(database_url, change)
+    feed = Feed()
+    devices = [f"d{number}" for number in range(20)]
+    try:
+        async with working(database_url, lambda: statement_graph(feed, CALLS[how])):
+            if how != "deferred trigger":  # those of one transaction run one behind the other
+                feed.push(*[reading(device, 1.0) for device in devices])
+                await until(database_url, "SELECT count(DISTINCT device) FROM app.log", [(20,)])
+            for count in range(1, 4):  # in turns of their own
+                feed.push(reading("plain", 1.0), reading(f"later{count}", 1.0))
+                await until(database_url, "SELECT count(*) FROM app.log WHERE device ~ 'later'", [(count,)])
+        assert rows(database_url, "SELECT count(*) FROM app.log WHERE device = 'plain'") == [(3,)]
+        worker = rows(database_url, "SELECT current_user::text")[0][0]
+        assert logged(database_url) == [(worker, "pg_catalog, pg_temp", "UTC")]
+        assert rows(database_url, "SELECT count(*) FROM millpy.dead_letters") == [(0,)]
+    finally:
+        execute(database_url, f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_statement_that_fails_behind_a_change_is_a_dead_letter_and_no_other_is(
+    database_url: str, change: str
+) -> None:
+    role = prepare(database_url, change)
+    feed = Feed()
+    try:
+        async with working(database_url, lambda: statement_graph(feed, FUNCTION)):
+            feed.push(*[reading(device, 1.0) for device in ("a", "fails", "b", "plain", "refused", "c")])
+            await until(database_url, "SELECT device FROM app.log ORDER BY 1", [("a",), ("b",), ("c",), ("plain",)])
+            feed.push(reading("plain", 1.0), reading("plain", 1.0))
+            await until(database_url, "SELECT count(*) FROM app.log", [(6,)])
+        letters = rows(database_url, "SELECT payload FROM millpy.dead_letters ORDER BY payload")
+        assert letters == [(reading("fails", 1.0),), (reading("refused", 1.0),)]
+    finally:
+        execute(database_url, f"DROP OWNED BY {role}; DROP ROLE {role}")
