@@ -12,7 +12,7 @@ from millpy.model.finding import Finding, Severity
 from millpy.sources.postgres.polled import PolledTable
 from millpy.sources.postgres.polled_thread import look_at_polled_table
 from millpy.sources.postgres.table import PostgresTable, table_name
-from millpy.sources.postgres.table_checks import Connection, look_at_table
+from millpy.sources.postgres.table_checks import Connection, check_changeable, look_at_table
 from millpy.sources.postgres.table_reader import database_of
 from millpy.store.postgres.errors import translate
 from millpy.store.postgres.session import connect
@@ -56,6 +56,7 @@ def _examine(source: Table, own: str, worker: str | None) -> str:
         if isinstance(source, PolledTable):
             look_at_polled_table(connection, source)
         else:
+            check_changeable(connection, source)
             look_at_table(connection, source, creates=False)
         return _role_with_rights(connection, source, worker if is_own else None)
 

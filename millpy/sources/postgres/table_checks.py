@@ -176,8 +176,10 @@ def _check_publication(source: PostgresTable, lacking: list[str], is_filtered: b
 
 
 def _create_publication(connection: Connection, source: PostgresTable) -> None:
-    query = sql.SQL("CREATE PUBLICATION {} FOR TABLE ONLY {} WITH (publish_via_partition_root = true)").format(
-        sql.Identifier(publication_name(source)), sql.Identifier(source.schema, source.name)
+    # Otherwise the server would refuse to update rows whose replica identity has a generated column.
+    generated = ", publish_generated_columns = stored" if connection.info.server_version >= 180000 else ""
+    query = sql.SQL("CREATE PUBLICATION {} FOR TABLE ONLY {} WITH (publish_via_partition_root = true{})").format(
+        sql.Identifier(publication_name(source)), sql.Identifier(source.schema, source.name), sql.SQL(generated)
     )
     try:
         connection.execute(query)
@@ -198,7 +200,8 @@ def _check_publishable(connection: Connection, source: PostgresTable) -> None:
     """
     table = f"{source.schema}.{source.name}"
     named = {"schema": source.schema, "table": source.name}
-    is_unlogged, lacks_identity = connection.execute(statement("look_at_identity"), named).fetchone() or (False, False)
+    found = connection.execute(statement("look_at_identity"), named).fetchone() or (False, False, False)
+    is_unlogged, lacks_identity, is_virtual = found
     if is_unlogged:
         raise ConfigError(
             f"table {table} is unlogged, so its changes are not in the log", hint=f"ALTER TABLE {table} SET LOGGED"
@@ -207,6 +210,29 @@ def _check_publishable(connection: Connection, source: PostgresTable) -> None:
         raise ConfigError(
             f"table {table} has no replica identity: PostgreSQL would refuse to update its rows once it is published",
             hint="ALTER TABLE … REPLICA IDENTITY DEFAULT; with a primary key that is DEFERRABLE, REPLICA IDENTITY FULL",
+        )
+    if is_virtual:
+        raise ConfigError(
+            f"table {table} has a virtual column and REPLICA IDENTITY FULL: PostgreSQL would refuse to update its rows"
+            " once it is published",
+            hint="ALTER TABLE … REPLICA IDENTITY DEFAULT, or make the column STORED",
+        )
+
+
+def check_changeable(connection: Connection, source: PostgresTable) -> None:
+    """Check that no publication forbids to update and delete rows of the table.
+
+    Raises:
+        ConfigError: one does, because it lacks a generated column of the replica identity.
+    """
+    named = {"schema": source.schema, "table": source.name}
+    for publication, table, column, is_virtual in connection.execute(statement("find_unpublished_identity"), named):
+        raise ConfigError(
+            f"PostgreSQL refuses to update and delete rows of table {table}: generated column {column} of its replica"
+            f" identity is not in publication {publication}",
+            hint="ALTER TABLE … REPLICA IDENTITY DEFAULT, or make the column STORED"
+            if is_virtual
+            else f"ALTER PUBLICATION {publication} SET (publish_generated_columns = stored)",
         )
 
 

@@ -25,11 +25,14 @@ SELECT current_setting('wal_level'), pg_is_in_recovery(), c.relkind = 'p',
 
 -- name: look_at_identity
 -- Reads what would forbid to publish a table: without a replica identity, the server refuses to update and delete rows of
--- a table that is published. Zero rows: there is no such table.
+-- a table that is published, and with a virtual column in the identity, too, as virtual columns are never published. Zero
+-- rows: there is no such table.
 SELECT coalesce(bool_or(r.relpersistence <> 'p'), false), coalesce(bool_or(r.relreplident <> 'f' AND NOT EXISTS (
            SELECT FROM pg_index AS i
             WHERE i.indrelid = r.oid AND i.indisvalid AND i.indimmediate
-              AND CASE r.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END)), false)
+              AND CASE r.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END)), false),
+       coalesce(bool_or(r.relreplident = 'f' AND EXISTS (
+           SELECT FROM pg_attribute AS a WHERE a.attrelid = r.oid AND a.attgenerated = 'v' AND NOT a.attisdropped)), false)
   FROM pg_class AS r
  WHERE r.relkind = 'r' AND r.oid IN (
        SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -38,6 +41,32 @@ SELECT coalesce(bool_or(r.relpersistence <> 'p'), false), coalesce(bool_or(r.rel
        SELECT p.relid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
         CROSS JOIN pg_partition_tree(c.oid) AS p
         WHERE n.nspname = %(schema)s AND c.relname = %(table)s);
+
+-- name: find_unpublished_identity
+-- Finds publications that lack a generated column of the replica identity of a table, or of a partition of it: from version
+-- 18 on, the server refuses to update or delete its rows then. Zero rows: all can be changed.
+SELECT o.pubname::text, r.oid::regclass::text, a.attname::text, a.attgenerated = 'v'
+  FROM pg_class AS c
+  JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ CROSS JOIN LATERAL (SELECT c.oid UNION SELECT t.relid FROM pg_partition_tree(c.oid) AS t) AS p (oid)
+  JOIN pg_class AS r ON r.oid = p.oid AND r.relkind = 'r'
+  JOIN pg_attribute AS a ON a.attrelid = r.oid AND a.attgenerated <> '' AND NOT a.attisdropped
+ CROSS JOIN pg_publication AS o
+ WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND current_setting('server_version_num')::integer >= 180000
+   AND (o.pubupdate OR o.pubdelete)
+   AND (r.relreplident = 'f' OR EXISTS (
+        SELECT FROM pg_index AS i
+         WHERE i.indrelid = r.oid AND a.attnum = ANY (i.indkey::int2[])
+           AND CASE r.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END))
+   AND EXISTS (
+       SELECT FROM (SELECT r.oid UNION SELECT x.relid FROM pg_partition_ancestors(r.oid) AS x) AS u (oid)
+         JOIN pg_class AS f ON f.oid = u.oid
+         LEFT JOIN pg_publication_rel AS l ON l.prpubid = o.oid AND l.prrelid = u.oid
+        WHERE (l.oid IS NOT NULL OR o.puballtables OR EXISTS (
+               SELECT FROM pg_publication_namespace AS s WHERE s.pnpubid = o.oid AND s.pnnspid = f.relnamespace))
+          AND NOT CASE WHEN l.prattrs IS NULL THEN a.attgenerated = 's' AND to_jsonb(o) ->> 'pubgencols' = 's'
+                       ELSE a.attnum = ANY (l.prattrs::int2[]) END)
+ ORDER BY 1, 2, 3 LIMIT 1;
 
 -- name: look_at_polled_table
 -- Reads the columns of a table that is polled. Zero rows: there is no such table.
