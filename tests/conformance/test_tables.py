@@ -231,7 +231,7 @@ async def test_what_an_operator_has_to_do_is_said(database_url: str, secret: str
                 await found.take()
 
 
-async def test_columns_that_the_log_lacks_are_not_copied_either(database_url: str, secret: str) -> None:
+async def test_generated_columns_are_copied_exactly_where_the_log_has_them(database_url: str, secret: str) -> None:
     columns = "id int PRIMARY KEY, value int, twice int GENERATED ALWAYS AS (value * 2) STORED"
     with table_of(database_url, columns) as connection:
         connection.execute("INSERT INTO t VALUES (1, 10)")
@@ -239,7 +239,8 @@ async def test_columns_that_the_log_lacks_are_not_copied_either(database_url: st
             copied = await found.records(1)
             connection.execute("INSERT INTO t VALUES (2, 10)")
             inserted = await found.records(1)
-        assert (copied, inserted) == ([{"id": 1, "value": 10}], [{"id": 2, "value": 10}])
+        more = {"twice": 20} if connection.info.server_version >= 180000 else {}
+        assert (copied, inserted) == ([{"id": 1, "value": 10} | more], [{"id": 2, "value": 10} | more])
 
 
 async def test_publication_without_the_primary_key_is_refused(database_url: str, secret: str) -> None:

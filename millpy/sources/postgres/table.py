@@ -15,6 +15,8 @@ from millpy.model.identity_text import GraphPart
 from millpy.model.record import RecordType
 
 OPERATIONS = ("snapshot", "insert", "update", "delete", "truncate")
+NAME_BYTES_MAX = 63
+"""PostgreSQL cuts longer names."""
 DEFAULT_OPERATIONS = ("snapshot", "insert", "update", "delete")
 
 
@@ -73,7 +75,9 @@ def table_name(table: str, kind: str) -> tuple[str, str]:
         ConfigError: it is no such name.
     """
     parts = table.split(".") if isinstance(table, str) else []
-    if not 1 <= len(parts) <= 2 or not all(0 < len(part.encode()) < 64 and "\0" not in part for part in parts):
+    if not 1 <= len(parts) <= 2 or not all(
+        0 < len(part.encode()) <= NAME_BYTES_MAX and "\0" not in part for part in parts
+    ):
         raise ConfigError(
             f"{kind} needs the name of a table, not {table!r}", hint="name it with its schema: sales.orders"
         )
@@ -118,6 +122,12 @@ class PostgresTable(Source):
         if unknown or not self.operations or isinstance(self.operations, str):
             raise ConfigError(
                 f"unknown value operations={self.operations!r}", hint=f"choose among {', '.join(OPERATIONS)}"
+            )
+        if self.publication is not None and not 0 < len(self.publication.encode()) <= NAME_BYTES_MAX:
+            raise ConfigError(
+                f"publication={self.publication!r} has {len(self.publication.encode())} bytes, and a name in PostgreSQL"
+                f" has 1 to {NAME_BYTES_MAX}",
+                hint="pg_publication shows the name that PostgreSQL has made of a longer one",
             )
 
     @property

@@ -16,7 +16,7 @@ from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import SourceSetup
 from millpy.sources.postgres import column_json
 from millpy.sources.postgres.column_json import ToJson
-from millpy.sources.postgres.table import PostgresTable
+from millpy.sources.postgres.table import NAME_BYTES_MAX, PostgresTable
 from millpy.store.postgres.statements import statement
 
 log = logging.getLogger(__name__)
@@ -98,8 +98,17 @@ def slot_name(setup: SourceSetup, *, is_own: bool) -> str:
 
 
 def publication_name(source: PostgresTable) -> str:
-    """Return the name of the publication: the given one, or one for the table."""
-    return source.publication or f"millpy_{source.schema}_{source.name}"[:63]
+    """Return the name of the publication: the given one, or one for the table.
+
+    PostgreSQL cuts a name of more than 63 bytes, so a longer one ends with a digest of the table.
+    """
+    if source.publication:
+        return source.publication
+    name = f"millpy_{source.schema}_{source.name}"
+    if len(name.encode()) <= NAME_BYTES_MAX:
+        return name
+    digest = xxhash.xxh3_64_hexdigest(f"{source.schema}.{source.name}".encode())
+    return f"{name.encode()[: NAME_BYTES_MAX - 13].decode(errors='ignore')}_{digest[:12]}"
 
 
 def look_at_table(
