@@ -15,7 +15,7 @@ from millpy.embedded import EmbeddedPostgres
 from millpy.errors import ConfigError
 from millpy.limits import Limits
 from millpy.sources.postgres.table_checks import TableFacts, look_at_key
-from millpy.sources.postgres.table_copy import QUERY_ROWS_MAX, begin_snapshot, pieces
+from millpy.sources.postgres.table_copy import QUERY_ROWS_MAX, KeyRange, begin_snapshot, pieces
 from millpy.store.postgres.session import connect
 from tests.conformance.table_reading import reader, reader_of, table_of
 
@@ -193,7 +193,7 @@ def test_pieces_of_a_copy_are_bounded_when_rows_get_a_thousand_times_larger(fore
         )
         facts = TableFacts(look_at_key(connection, "public", "t"), ("a", "b"))
         table = sql.Identifier("public", "t")
-        found = list(pieces(connection, table, facts, None, rows_max=65_536, bytes_max=500_000))
+        found = list(pieces(connection, table, facts, KeyRange(), rows_max=65_536, bytes_max=500_000))
 
     sizes = [sum(len(value or b"") for row in piece.rows for value in row) for piece in found]
     assert [key for piece in found for (key,) in piece.keys] == [str(a) for a in range(1, 14001)]

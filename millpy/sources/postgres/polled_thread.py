@@ -1,12 +1,16 @@
 """The thread that polls a table by a column that grows.
 
-At each look it notes the greatest value. A value that was noted `lag` ago is safe: the transactions that took a smaller
-one have committed since. Rows up to it are read behind the last one, in the order of the column and the primary key.
+At each look it notes the last row in the order of the column and the primary key. A row that was noted `lag` ago is
+safe: the transactions that took a smaller value have committed since, and where keys grow, too, those that took the
+same value and a smaller key. The rows up to it are read in this order, behind the last one that was read. Keys need not
+grow: rows of the same value that have come before the last one since are read, too (`polled_position.py`).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,26 +22,15 @@ from millpy.ingest.protocol import SourceSetup
 from millpy.sources.postgres.change_records import ChangeRecords
 from millpy.sources.postgres.page_thread import PageThread
 from millpy.sources.postgres.polled import PolledTable
+from millpy.sources.postgres.polled_position import Key, PolledPosition
 from millpy.sources.postgres.table import NO_CHANGE_FIELDS, table_name
 from millpy.sources.postgres.table_checks import TableFacts, forms, look_at_key
-from millpy.sources.postgres.table_copy import pieces
+from millpy.sources.postgres.table_copy import CopyPiece, KeyRange, pieces
 from millpy.sources.postgres.table_reader import Call, PageReader, database_of
 from millpy.store.postgres.statements import statement
 
 TOPS_MAX = 10_000
-"""Values that are kept until they are safe; with more, some are left out, and reading lags a little more."""
-
-
-class PolledPosition(msgspec.Struct, frozen=True):
-    """The last row that was read.
-
-    Attributes:
-        key: its value of the column, then its primary key, as text.
-        order: the order of these (`TableFacts.order`).
-    """
-
-    key: tuple[str, ...]
-    order: tuple[str, ...]
+"""Rows that are kept until they are safe; with more, some are left out, and reading lags a little more."""
 
 
 def poll_table(setup: SourceSetup, source: PolledTable) -> PageReader:
@@ -96,15 +89,15 @@ class PolledThread(PageThread):
     def _read(self, connection: psycopg.Connection[Any]) -> None:
         facts = self._look_at_table(connection)
         records = ChangeRecords(self._setup.record_type, NO_CHANGE_FIELDS, forms(connection))
-        tops: deque[tuple[float, str]] = deque()
+        tops: deque[tuple[float, Key]] = deque()
         lag_s, every_s = self._source.lag.total_seconds(), self._source.every.total_seconds()
         self._connected()
-        done: str | None = None
+        done: Key | None = None
         while not self.stopped():
-            looked_at, top = self.now, self._top(connection)
+            looked_at, top = self.now, self._top(connection, facts)
             if top is not None and len(tops) < TOPS_MAX and (not tops or tops[-1][1] != top):
                 tops.append((self.now, top))  # it may be as new as the answer
-            safe: str | None = None
+            safe: Key | None = None
             while tops and tops[0][0] <= looked_at - lag_s:
                 safe = tops.popleft()[1]
             if safe is not None:
@@ -124,26 +117,52 @@ class PolledThread(PageThread):
             )
         return facts
 
-    def _top(self, connection: psycopg.Connection[Any]) -> str | None:
-        query = sql.SQL(
-            "SELECT t.{column}::text FROM {table} AS t WHERE t.{column} IS NOT NULL"
-            " ORDER BY t.{column} DESC LIMIT 1"  # without `t.`, it would be the order of the text
-        ).format(column=sql.Identifier(self._source.column), table=sql.Identifier(self._schema, self._name))
-        (top,) = connection.execute(query).fetchone() or (None,)
-        return top if top is None else str(top)
+    def _top(self, connection: psycopg.Connection[Any], facts: TableFacts) -> Key | None:
+        key = [sql.SQL("t.{}").format(sql.Identifier(name)) for name in facts.key_names]
+        query = sql.SQL("SELECT {texts} FROM {table} AS t WHERE {column} IS NOT NULL ORDER BY {order} LIMIT 1").format(
+            texts=sql.SQL(", ").join(sql.SQL("{}::text").format(column) for column in key),
+            table=sql.Identifier(self._schema, self._name),
+            column=key[0],
+            order=sql.SQL(", ").join(sql.SQL("{} DESC").format(column) for column in key),  # without `t.`: of the texts
+        )
+        found = connection.execute(query).fetchone()
+        return None if found is None else tuple(map(str, found))
 
     def _read_to(
-        self, connection: psycopg.Connection[Any], facts: TableFacts, records: ChangeRecords, upto: str
+        self, connection: psycopg.Connection[Any], facts: TableFacts, records: ChangeRecords, upto: Key
+    ) -> None:
+        before = self._position
+        after = None if before is None else before.key
+        if before is not None:  # of the value that is about to be passed
+            self._read_rows(connection, facts, records, KeyRange(before.floor, before.key, of_one_value=True))
+        self._read_rows(connection, facts, records, KeyRange(after, upto))
+
+    def _read_rows(
+        self, connection: psycopg.Connection[Any], facts: TableFacts, records: ChangeRecords, wanted: KeyRange
     ) -> None:
         limits, place = self._setup.limits, sql.Identifier(self._schema, self._name)
         rows_max, bytes_max = limits.bundle_records_max, limits.bundle_bytes_max // 2
-        after = None if self._position is None else self._position.key
-
-        def position(key: tuple[str, ...]) -> PolledPosition:
-            return PolledPosition(key, facts.order)
-
-        for piece in pieces(connection, place, facts, after, rows_max=rows_max, bytes_max=bytes_max, upto=upto):
-            self._put_page(self._copied_page(records, piece, int(self._setup.clock.now_us()), position))
+        for piece in pieces(connection, place, facts, wanted, rows_max=rows_max, bytes_max=bytes_max):
             if self.stopped():
                 return
-            self._position = position(piece.keys[-1])
+            before = self._position or PolledPosition((), facts.order)
+            advance = before.advance
+            if wanted.of_one_value:
+                piece, advance = _unread(piece, before), before.advance_late
+            if not piece.keys:
+                continue
+            page = self._copied_page(records, piece, int(self._setup.clock.now_us()), lambda key: key)
+            page.position_of = partial(_position_behind, advance, piece.keys)
+            self._put_page(page)
+            self._position = advance(piece.keys)
+
+
+def _unread(piece: CopyPiece, position: PolledPosition) -> CopyPiece:
+    rows = position.unread(piece.keys)
+    return CopyPiece(piece.columns, [piece.rows[row] for row in rows], [piece.keys[row] for row in rows])
+
+
+def _position_behind(
+    advance: Callable[[Sequence[Key]], PolledPosition], keys: Sequence[Key], row: int
+) -> PolledPosition:
+    return advance(keys[: row + 1])

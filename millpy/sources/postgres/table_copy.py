@@ -31,6 +31,21 @@ class CopyPiece:
     keys: list[tuple[str, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """The rows to read.
+
+    Attributes:
+        after: the key behind which they are; None for all.
+        upto: the greatest key; None for all.
+        of_one_value: whether to read only rows that have the value of `upto` in the first column.
+    """
+
+    after: tuple[str, ...] | None = None
+    upto: tuple[str, ...] | None = None
+    of_one_value: bool = False
+
+
 def begin_snapshot(
     connection: psycopg.Connection[Any], table: sql.Identifier, *, is_partitioned: bool
 ) -> tuple[str, int, int]:
@@ -53,24 +68,18 @@ def pieces(
     connection: psycopg.Connection[Any],
     table: sql.Identifier,
     facts: TableFacts,
-    after: tuple[str, ...] | None,
+    wanted: KeyRange,
     *,
     rows_max: int,
     bytes_max: int,
-    upto: str | None = None,
 ) -> Iterator[CopyPiece]:
-    """Yield the rows behind a key, in pieces of about these bounds, which a statement exceeds by what it reads.
-
-    `upto` is the greatest value of the key's first column; None for no bound.
-    """
-    queries = [
-        _query(table, facts, has_begun=has_begun, has_end=upto is not None).as_bytes(connection)
-        for has_begun in (False, True)
-    ]
+    """Yield the rows of a range, in pieces of about these bounds, which a statement exceeds by what it reads."""
+    queries = [_query(table, facts, wanted, has_begun=has_begun).as_bytes(connection) for has_begun in (False, True)]
+    after = wanted.after
     count, size, largest = min(QUERY_ROWS_MAX, rows_max), 0, 1
     piece = CopyPiece([], [], [])
     while True:
-        given = {"count": count, "upto": upto, **_bound(after or ())}
+        given = {"count": count, **_bound(after or ()), **_bound(wanted.upto or (), "upto")}
         found = _read_rows(connection, queries[after is not None], given, facts)
         if found.columns != piece.columns and piece.rows:  # of a table that was altered
             yield piece
@@ -109,13 +118,15 @@ def _read_rows(
     return CopyPiece(named, rows, [tuple((row[place] or b"").decode() for place in places) for row in rows])
 
 
-def _query(table: sql.Identifier, facts: TableFacts, *, has_begun: bool, has_end: bool) -> sql.Composed:
+def _query(table: sql.Identifier, facts: TableFacts, wanted: KeyRange, *, has_begun: bool) -> sql.Composed:
     key = [sql.Identifier(column.name) for column in facts.key]
     conditions: list[sql.Composable] = [sql.SQL("true")]
     if has_begun:
         conditions.append(_is_behind(facts, key))
-    if has_end:
-        conditions.append(_compared(facts.key[0], key[0], "<=", _given(facts.key[0], "upto")))
+    if wanted.upto is not None:  # the first condition serves the index
+        operator = "=" if wanted.of_one_value else "<="
+        conditions.append(_compared(facts.key[0], key[0], operator, _given(facts.key[0], "upto0")))
+        conditions.append(sql.SQL("NOT {}").format(_is_behind(facts, key, "upto")))
     return sql.SQL("SELECT {columns} FROM {table} WHERE {where} ORDER BY {key} LIMIT {count}").format(
         columns=sql.SQL(", ").join(map(sql.Identifier, facts.columns)),
         table=_rows_of(table, facts.is_partitioned),
@@ -135,16 +146,16 @@ def is_upto(
     return [bool((connection.execute(query, given | _bound(bound)).fetchone() or (False,))[0]) for bound in bounds]
 
 
-def _bound(values: Sequence[str]) -> dict[str, str]:
-    return {f"bound{place}": value for place, value in enumerate(values)}
+def _bound(values: Sequence[str], name: str = "bound") -> dict[str, str]:
+    return {f"{name}{place}": value for place, value in enumerate(values)}
 
 
-def _is_behind(facts: TableFacts, values: Sequence[sql.Composable]) -> sql.Composed:
-    """Return the condition that values are behind the bound, in the order of the key."""
-    bounds = [_given(column, f"bound{place}") for place, column in enumerate(facts.key)]
+def _is_behind(facts: TableFacts, values: Sequence[sql.Composable], name: str = "bound") -> sql.Composed:
+    """Return the condition that values are behind the bound of this name, in the order of the key."""
+    bounds = [_given(column, f"{name}{place}") for place, column in enumerate(facts.key)]
     if len({column.operators for column in facts.key}) == 1:
         rows = [sql.SQL("({})").format(sql.SQL(", ").join(side)) for side in (values, bounds)]
-        return _compared(facts.key[0], rows[0], ">", rows[1])
+        return sql.SQL("({})").format(_compared(facts.key[0], rows[0], ">", rows[1]))
     *first, (column, value, bound) = zip(facts.key, values, bounds, strict=True)
     condition = _compared(column, value, ">", bound)
     for column, value, bound in reversed(first):

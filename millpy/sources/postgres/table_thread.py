@@ -25,7 +25,7 @@ from millpy.sources.postgres.table_checks import (
     look_at_table,
     publication_name,
 )
-from millpy.sources.postgres.table_copy import begin_snapshot, is_upto, pieces
+from millpy.sources.postgres.table_copy import KeyRange, begin_snapshot, is_upto, pieces
 from millpy.sources.postgres.table_position import CopiedPart, TablePosition
 from millpy.store.postgres.statements import statement
 
@@ -157,7 +157,7 @@ class TableThread(PageThread):
             if "snapshot" in self._source.operations:
                 limits = self._setup.limits
                 rows_max, bytes_max = limits.bundle_records_max, limits.bundle_bytes_max // 2
-                for piece in pieces(connection, table, facts, after, rows_max=rows_max, bytes_max=bytes_max):
+                for piece in pieces(connection, table, facts, KeyRange(after), rows_max=rows_max, bytes_max=bytes_max):
                     self._put_page(self._copied_page(records, piece, at, position))
                     self._position = position(piece.keys[-1])
                     self._is_new = False

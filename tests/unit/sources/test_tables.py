@@ -23,6 +23,7 @@ from millpy.sources.postgres import column_json
 from millpy.sources.postgres import table_thread as table_thread_module
 from millpy.sources.postgres.change_records import ChangeRecords
 from millpy.sources.postgres.pgoutput import UNCHANGED, Begin, Change, PgoutputDecoder, Relation
+from millpy.sources.postgres.polled_position import Key
 from millpy.sources.postgres.polled_thread import PolledThread
 from millpy.sources.postgres.replication import is_readable
 from millpy.sources.postgres.table_checks import look_at_table
@@ -192,11 +193,11 @@ class SlowPolling(PolledThread):
     def _look_at_table(self, connection: Any) -> Any:
         return None
 
-    def _top(self, connection: Any) -> str:
+    def _top(self, connection: Any, facts: Any) -> Key:
         self.clock.advance(1.5)
-        return "10"
+        return ("10", "a")
 
-    def _read_to(self, connection: Any, facts: Any, records: Any, upto: str) -> None:
+    def _read_to(self, connection: Any, facts: Any, records: Any, upto: Key) -> None:
         self.read_at.append(self.clock.monotonic())
         self._stopping.set()
 
