@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from millpy.clock import SystemClock
 from millpy.config.addresses import client_of
@@ -32,7 +33,9 @@ SPARE_FILES = 200
 IDLE_S = 30.0
 """Seconds until a connection ends on which no request is complete; also the time that a client has for its head."""
 LINGER_S = 2.0
-"""Seconds for which a client may still send a body that was refused, so that it reads the answer."""
+"""Seconds for which a client may still send what was refused, so that it reads the answer."""
+LINGER_BYTES_MAX = 1_000_000
+"""Bytes of a request that is not HTTP, or has too long a head, that a client may still send."""
 HANDSHAKE_S = 10.0
 LEAVE_S = 2.0
 """Seconds for which the last answers may take when a worker ends."""
@@ -65,6 +68,8 @@ class Connection(web.RequestHandler):
         host: its client: an address, or a network of IPv6.
         phase: whether it has a request, and has read its body.
         opening: the task that accepts it; None afterwards.
+        request: the one that is answered.
+        has_ended: whether the client has sent all that it will send; it may still wait for answers.
     """
 
     def __init__(self, server: BoundedServer, host: str, **settings: Any) -> None:
@@ -73,6 +78,70 @@ class Connection(web.RequestHandler):
         self.host = host
         self.phase = Phase.IDLE
         self.opening: asyncio.Task[None] | None = None
+        self.request: web.BaseRequest | None = None
+        self.has_ended = False
+        self._drained: asyncio.Future[None] | None = None
+        self._drained_bytes = 0
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the client has sent further requests."""
+        return bool(self._messages)
+
+    def begin(self, request: web.BaseRequest) -> None:
+        """Note the request that is answered."""
+        self.phase, self.request = Phase.READING, request
+        self._cut_off()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override] # asyncio reads what it returns
+        """Keep a connection on which a client that sends nothing more waits for an answer; TLS has no such state."""
+        self.has_ended = True
+        self._cut_off()
+        is_idle = self._waiter is not None and not self._waiter.done()
+        if self._drained is not None or is_idle or self.ssl_context is not None:
+            self._end_draining()
+            return None
+        return True
+
+    def _cut_off(self) -> None:
+        """Let the reader of a body fail that will not be complete."""
+        if self.has_ended and self.request is not None and not self.request.content.is_eof():
+            self.request.content.set_exception(web.RequestPayloadError("the client has stopped sending"))
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what a client sends; after a head that was refused, drop a bounded amount of it."""
+        if self._drained is None:
+            super().data_received(data)
+            return
+        self._drained_bytes += len(data)
+        if self._drained_bytes > LINGER_BYTES_MAX:
+            self._end_draining()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """End what waits for the client."""
+        self._end_draining()
+        super().connection_lost(exc)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer. The one to a malformed head waits until the client has read it.
+
+        Closing a socket with unread data resets the connection, and the client may lose the answer.
+        """
+        found = await super().finish_response(request, resp, start_time)
+        if self._drained is not None and self.transport is not None and not self.has_ended:
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self.transport.resume_reading()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    await self._drained
+        return found
+
+    def _end_draining(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -87,7 +156,10 @@ class Connection(web.RequestHandler):
         else:
             log.debug("malformed request of %s: %s", self.host, message)
             why = (message or "").partition("\n")[0].rstrip(": ")[:_REASON_CHARACTERS_MAX]
-            error = RefusedRequestError(400, f"the request is malformed: {why}", closes=True, reason="malformed")
+            is_long = isinstance(exc, LineTooLong) or (isinstance(exc, BadHttpMessage) and "Too many headers" in why)
+            detail = f"the head is too long: {why}" if is_long else f"the request is malformed: {why}"
+            error = RefusedRequestError(431 if is_long else 400, detail, closes=True, reason="malformed")
+            self._drained = asyncio.get_running_loop().create_future()
         self._server.on_refusal(error.status, error.reason)
         return self._server.signed(error.answer())
 
@@ -207,11 +279,13 @@ class BoundedServer(web.Server):
     async def _handle(self, request: web.BaseRequest) -> web.Response:
         connection = request.protocol
         assert isinstance(connection, Connection)
-        connection.phase = Phase.READING
+        connection.begin(request)
         try:
             answer = await self._answer(request)
         finally:
-            connection.phase = Phase.IDLE
+            connection.phase, connection.request = Phase.IDLE, None
+        if connection.has_ended and not connection.has_more:
+            answer.force_close()
         return self.signed(answer)
 
     def signed(self, answer: web.Response) -> web.Response:

@@ -204,11 +204,11 @@ async def test_records_of_a_client_that_has_gone_are_committed() -> None:
         post = asyncio.create_task(client.post([reading()]))
         await until(lambda: len(client.batches) == 1)
         post.cancel()
-        await until(lambda: client.traffic.connections == 0)
+        await until(post.done)
         assert client.traffic.waiting_requests == 1
 
         await client.injectors[0].acknowledge(client.batches[0].token)
-        await until(lambda: client.traffic.waiting_requests == 0)
+        await until(lambda: client.traffic.waiting_requests == client.traffic.connections == 0)
         assert client.traffic.records == 1
         client.committing = True
         assert (await client.post(reading())).status == 200
