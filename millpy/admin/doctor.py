@@ -11,6 +11,7 @@ from millpy.admin.doctor_connections import judge_connections
 from millpy.admin.doctor_disorder import judge_disorder
 from millpy.admin.doctor_injections import judge_injections
 from millpy.admin.doctor_lookups import judge_lookups
+from millpy.admin.doctor_results import judge_refused_results
 from millpy.admin.doctor_retention import judge_references
 from millpy.admin.doctor_sinks import judge_sinks
 from millpy.admin.doctor_sites import judge_sites
@@ -47,8 +48,8 @@ def examine(facts: Facts, limits: Limits) -> list[Finding]:
         _version, _durability, _settings, _connections, _write_ahead_log, _disk, _pooler, _encryption, _clock,
         _snapshots, _tables, _rights, _roles, _result_tables, _workers, _unfolded, _rings, _dead_letters,
         _standstills, judge_disorder, judge_sites, judge_units, _balance, _archives, _audits, _joins, judge_lookups,
-        judge_windows, judge_connections, judge_sinks, judge_injections, judge_slots,
-        judge_references,
+        judge_windows, judge_connections, judge_sinks, judge_injections, judge_slots, judge_references,
+        judge_refused_results,
     )  # fmt: skip
     return [finding for check in checks for finding in check(facts, limits)]
 

@@ -29,6 +29,7 @@ from millpy.errors import (
 from millpy.model.time import Instant
 from millpy.store.archive.reader import ListedFile
 from millpy.store.postgres.engine import make_engine
+from millpy.store.postgres.statements import statement
 from millpy.store.postgres.unreachable import unreachable_error
 from millpy.store.revision import check_revision
 
@@ -203,6 +204,10 @@ class Admin:
     def silences(self, graph: str | None = None) -> list[Row]:
         """Return the number of silent devices of each `silent_after` step that has some, and the first of them."""
         return self.ask(SILENCES, graph=graph)
+
+    def refused_results(self, graph: str | None = None) -> list[Row]:
+        """Return the result tables and sinks that refuse the turns of a live worker, and why."""
+        return self._of_graph(f"SELECT * FROM ({statement('look_at_refused_results').decode()}) AS r", graph)  # noqa: S608 - a statement of ours
 
     def injections(self, graph: str | None = None) -> list[Row]:
         """Return the sources of injected records: what waits for each, and which transactions are open."""

@@ -62,6 +62,8 @@ def _documents(admin: Admin, name: str | None) -> dict[str, list[Row]]:
     }
     if sinks := admin.sinks(name):
         found["sinks"] = sinks
+    if refused := admin.refused_results(name):
+        found["refused_results"] = refused
     if injections := admin.injections(name):
         found["injections"] = injections
     return {**found, "silences": admin.silences(name)}
@@ -83,6 +85,7 @@ def status_sections(now: Look, before: Look | None) -> list[Section]:
     rates = Rates(now, before)
     found = [
         _workers(now.answers["workers"]),
+        *_refused_results(now.answers.get("refused_results", ())),
         source_section(now, before),
         _steps(now.answers, rates),
         _accounts(now.answers["accounting"]),
@@ -228,6 +231,12 @@ def _accounts(rows: Sequence[Row]) -> Section:
     if not wrong:
         return Section("accounts", notes=[f"{len(rows)} of {len(rows)} balanced" if rows else "(none)"])
     return Section("accounts", wrong, [f"{len(wrong)} of {len(rows)} are NOT balanced: run `millpy doctor`"])
+
+
+def _refused_results(rows: Sequence[Row]) -> list[Section]:
+    lines = [{name: row[name] for name in ("graph", "refused", "since", "attempts")} for row in rows]
+    notes = [f"{row['refused']}: {row['why']}" for row in rows]
+    return [Section("refused results", lines, notes)] if lines else []
 
 
 def _sinks(rows: Sequence[Row]) -> list[Section]:

@@ -21,6 +21,7 @@ from millpy.runtime.lease import HeartbeatSender, HeartbeatThread, Lease
 from millpy.runtime.lookups import Lookups
 from millpy.runtime.observer import Observer, Observers
 from millpy.runtime.outbox_drains import OutboxDrains
+from millpy.runtime.refused_results import RefusedResults
 from millpy.runtime.source_growth import SourceGrowth
 from millpy.runtime.source_health import SourceHealth
 from millpy.runtime.step_thread import StepThread
@@ -49,6 +50,7 @@ class WorkerContext:
         sources: the connections of the sources, and whether the database answers.
         thread: the thread for steps that are not quick.
         events: events that wait to be stored for operators.
+        refused_results: the result table that the worker waits for, if any.
         latencies: the durations of the turns of the last minute.
     """
 
@@ -75,6 +77,7 @@ class WorkerContext:
     sources: SourceHealth = field(init=False)
     thread: StepThread = field(init=False, default_factory=StepThread)
     events: EventQueue = field(init=False)
+    refused_results: RefusedResults = field(init=False)
     latencies: TurnLatencies = field(init=False, default_factory=TurnLatencies)
 
     def __post_init__(self) -> None:
@@ -93,6 +96,9 @@ class WorkerContext:
         object.__setattr__(self, "drains", OutboxDrains(*parts))
         health = SourceHealth(self.store, self.worker_id, self.clock, self.host_clock, events)
         object.__setattr__(self, "sources", health)
+        tell, table_ids = events.add_of_worker, self.plan.deployment.table_ids
+        refused = RefusedResults(table_ids, self.limits, self.clock, self.rng, tell)
+        object.__setattr__(self, "refused_results", refused)
 
     @property
     def graph_id(self) -> int:

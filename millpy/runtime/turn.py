@@ -18,6 +18,7 @@ turns, take over from itself what no other worker owns, and read its state again
     TransientError                           make turns smaller, back off, recover
     CommitUnknownError                       the same; recovery finds the turn either committed or not
     ArchiveUnavailableError                  recover; archives take nothing until their place can be written
+    ResultTableError                         back off, longer each time until the table is written; store an event
     StepStuckError                           make turns smaller, hand all intervals to other workers
     PoisonError                              find the refused record, dead-letter it, commit the rest; if the turn may
                                              be too large, first as TransientError
@@ -185,6 +186,7 @@ class TurnCycle:
         )
         await context.failpoints.reach(Failpoint.AFTER_COMMIT)
         context.drains.committed(turn.checkpoints)
+        context.refused_results.committed(turn.checkpoints)
         await self.acknowledge(turn)
         times = TurnTimes(turn.inbox.monotonic, *stepped, sent, context.clock.monotonic())
         self._report_committed(turn, times)

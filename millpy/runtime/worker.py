@@ -17,6 +17,7 @@ from millpy.errors import (
     MillError,
     OwnershipError,
     PoisonError,
+    ResultTableError,
     StepStuckError,
     TransientError,
     UsageError,
@@ -61,6 +62,7 @@ class Worker:
         self._needs_recovery = False
         self._gap_seen = False
         self._tried_to_read_on = False
+        self._stop = asyncio.Event()
 
     @property
     def graph_version(self) -> int:
@@ -76,6 +78,7 @@ class Worker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Take turns until `stop` is set, an operator requests a drain, or the graph has finished; then release all."""
+        self._stop = stop
         background = BackgroundTasks(self.context, self.maintenance, self.cycle, stop)
         background.start()
         try:
@@ -185,6 +188,9 @@ class Worker:
             self._shrink_turns()
             self.cycle.note_loss(error)
             await self.recover()
+        elif isinstance(error, ResultTableError):  # a smaller turn would be refused, too
+            await self._await_table(error)
+            await self.recover()
         else:  # all records of a turn that is too large may be good: search only one that cannot get smaller
             self._shrink_turns()
             await self._back_off()
@@ -198,7 +204,7 @@ class Worker:
             log.warning("recovery failed: %s", error)
             self._hold_archives(error)
             self._needs_recovery = True
-            await self._back_off()
+            await (self._await_table(error) if isinstance(error, ResultTableError) else self._back_off())
 
     def _hold_archives(self, error: MillError) -> None:
         """Let archives take nothing if the error is that their files cannot be written or named."""
@@ -210,6 +216,14 @@ class Worker:
     async def _back_off(self) -> None:
         self._retry_s = min(self.context.limits.retry_s_max, self._retry_s * 2)
         await self.context.clock.sleep(self._retry_s * self.context.rng.uniform(0.5, 1.0))
+
+    async def _await_table(self, error: ResultTableError) -> None:
+        """Wait before the next attempt to write to a result table, or until the worker is to stop."""
+        clock, lease = self.context.clock, self.context.lease
+        until = clock.monotonic() + self.context.refused_results.refused(error)
+        while (left_s := until - clock.monotonic()) > 0.001 and not self._is_stopping(self._stop):
+            lease.progressed()
+            await clock.sleep(min(1.0, left_s))
 
     def _shrink_turns(self) -> None:
         """Halve the budget of turns, unless a recovery has failed: the failed turn may have been too large or slow."""

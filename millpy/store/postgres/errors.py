@@ -201,6 +201,7 @@ def altered_table_error(table: str, detail: str) -> ResultTableError:
     """Return the error for a result table that differs from its deployment."""
     return ResultTableError(
         f"result table {table!r} is not as it was deployed: {detail}",
+        table=table,
         hint="restore the table, or deploy the graph as a new generation; nothing is lost, and workers try again",
     )
 

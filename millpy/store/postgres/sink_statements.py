@@ -106,5 +106,7 @@ def translate_statement(error: psycopg.Error, sink: str, *, commit_sent: bool) -
         error.sqlstate or "", "restore what the statement names, or deploy the graph with another statement"
     )  # fmt: skip
     return ResultTableError(
-        f"the statement of sink {sink!r} cannot run: {said}", hint=f"{hint}; nothing is lost, and workers try again"
+        f"the statement of sink {sink!r} cannot run: {said}",
+        table=sink,
+        hint=f"{hint}; nothing is lost, and workers try again",
     )

@@ -310,6 +310,17 @@ SELECT a.graph, a.archive, a.pending, a.pending_bytes, a.live, last.why
                       ORDER BY e.at DESC LIMIT 1) AS last ON true
  ORDER BY a.graph, a.archive;
 
+-- name: look_at_refused_results
+-- Finds the result tables and sinks that a live worker waits for, because they refuse its turns. Zero rows: none does.
+SELECT last.graph, last.refused, last.detail ->> 'since' AS since, (last.detail ->> 'attempts')::bigint AS attempts,
+       last.detail ->> 'why' AS why, last.detail ->> 'hint' AS hint
+  FROM (SELECT DISTINCT ON (e.graph, e.detail ->> 'table', e.detail ->> 'worker')
+               e.graph, e.detail ->> 'table' AS refused, e.detail ->> 'worker' AS worker, e.kind, e.detail
+          FROM millpy.events AS e WHERE e.kind IN ('results_refused', 'results_written')
+         ORDER BY e.graph, e.detail ->> 'table', e.detail ->> 'worker', e.event_id DESC) AS last
+  JOIN millpy.workers AS w ON w.worker_id::text = last.worker AND w.live
+ WHERE last.kind = 'results_refused' ORDER BY last.graph, last.refused, since;
+
 -- name: look_at_disorder
 -- Reads each source partition that learns its disorder bound. `within` is the share of its newest records that
 -- max_disorder covers, with the whole of the bucket in which max_disorder is. Zero rows: no source has a percentile.
