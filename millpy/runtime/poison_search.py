@@ -74,7 +74,7 @@ class PoisonSearch:
             if is_over():
                 break
             if await find_refused(self._trial, self._isolation, found.records, refused) is not None:
-                final = await self._without_refused_rows(found, records_max, is_over)
+                final = await self._without_refused_rows(found, refused.message, records_max, is_over)
                 if final is not None:
                     return final
                 break
@@ -89,16 +89,22 @@ class PoisonSearch:
         found = await self._step(isolation)
         return None if found is None else await self._refusal(found.checkpoints)
 
-    async def _without_refused_rows(self, found: Turn, rows_max: int, is_over: Callable[[], bool]) -> Turn | None:
+    async def _without_refused_rows(
+        self, found: Turn, reason: str, rows_max: int, is_over: Callable[[], bool]
+    ) -> Turn | None:
         """Return the turn without the refused rows, whatever made them; None when there are more.
+
+        `reason` is why the database refuses all of them.
 
         A row is identified by its place, so it is left out of the same checkpoints in which it was found.
         """
         for _ in range(rows_max):
-            await self._find_row(found.checkpoints)
+            await self._find_row(found.checkpoints, reason)
             checkpoints = self._cut(found.checkpoints, EVERYTHING)
-            if await self._refusal(checkpoints) is None:
+            refused = await self._refusal(checkpoints)
+            if refused is None:
                 return replace(found, checkpoints=checkpoints)
+            reason = refused.message
             if is_over():
                 break
         return None
@@ -106,8 +112,11 @@ class PoisonSearch:
     def _cut(self, checkpoints: Sequence[Checkpoint], upto: int) -> list[Checkpoint]:
         return without_rows(checkpoints, upto, self._rows, self._computations)
 
-    async def _find_row(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Find one more row that the database refuses by itself, by bisection, and add it to the refused rows."""
+    async def _find_row(self, checkpoints: Sequence[Checkpoint], reason: str) -> None:
+        """Find one more row that the database refuses by itself, by bisection, and add it to the refused rows.
+
+        `reason` is why it refuses the last row, if no other.
+        """
         error = await self._refusal(self._cut(checkpoints, 0))
         if error is not None:
             raise CorruptionError(
@@ -115,7 +124,6 @@ class PoisonSearch:
                 hint="nothing is lost; please report this error with the statement in the server's log",
             )
         passes, fails = 0, rows_of(checkpoints)
-        reason = "refused by the database"
         while fails - passes > 1:
             middle = (passes + fails) // 2
             error = await self._refusal(self._cut(checkpoints, middle))

@@ -58,6 +58,18 @@ async def test_worker_waits_for_a_table_that_refuses_tells_it_and_continues(data
     assert rows(database_url, "SELECT count(*) FROM millpy.dead_letters") == [(0,)]
 
 
+async def test_dead_letter_of_a_single_row_has_the_reason_of_the_database(database_url: str) -> None:
+    execute(database_url, TABLE)
+    feed = Feed()
+    async with working(database_url, lambda: windows(feed)):
+        feed.push(reading("a", 1.0, 0))
+        await until(database_url, "SELECT device FROM app.log", [("a",)])
+        execute(database_url, "ALTER TABLE plant.counts ADD CONSTRAINT none_at_all CHECK (n < 0)")
+        feed.push(reading("b", 2.0, 100))
+        letters = "SELECT computation, detail ~ 'none_at_all' FROM millpy.dead_letters"
+        await until(database_url, letters, [("windows", True)])
+
+
 async def test_attempts_become_rare_although_each_begins_with_a_turn_that_is_stepped(database_url: str) -> None:
     execute(database_url, TABLE)
     feed = Feed()
