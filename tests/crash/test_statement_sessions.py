@@ -1,4 +1,4 @@
-"""The session of the commit after statements of `to_sql` that change it."""
+"""The session of the commit after statements of `to_sql`, and triggers of result tables, that change it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from millpy import Count, FixedWindows, Graph, seconds
+from millpy.process.assembly import deploy
 from tests.crash.graph_files import rows
 from tests.crash.test_lookups import execute, until
-from tests.crash.test_sinks import reading, statement_graph, working
+from tests.crash.test_sinks import reading, readings, statement_graph, working
 from tests.feed import Feed
 
 SCHEMA = """
@@ -78,6 +80,32 @@ async def test_statements_that_change_role_and_settings_leave_none_of_them(
         assert rows(database_url, "SELECT count(*) FROM app.log WHERE device = 'plain'") == [(3,)]
         worker = rows(database_url, "SELECT current_user::text")[0][0]
         assert logged(database_url) == [(worker, "pg_catalog, pg_temp", "UTC")]
+        assert rows(database_url, "SELECT count(*) FROM millpy.dead_letters") == [(0,)]
+    finally:
+        execute(database_url, f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_role_or_setting_that_a_trigger_of_a_result_table_leaves_does_not_end_a_worker(
+    database_url: str, change: str
+) -> None:
+    role = prepare(database_url, change)
+    feed, graph = Feed(), Graph("plant")
+    windows = readings(graph, feed).key_by("device").window(FixedWindows(seconds(10)))
+    windows.aggregate(n=Count()).to_table("counts")
+    await deploy(graph, database_url)
+    execute(
+        database_url,
+        "CREATE FUNCTION app.log_row() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN PERFORM app.log('window'); RETURN NULL; END$$;"
+        "CREATE TRIGGER log_row AFTER INSERT ON plant.counts FOR EACH ROW EXECUTE FUNCTION app.log_row()",
+    )
+    try:
+        async with working(database_url, lambda: graph):
+            for count in range(1, 4):  # in turns of their own
+                feed.push(reading("a", 1.0, 10 * count))
+                await until(database_url, "SELECT count(*) FROM plant.counts", [(count - 1,)])
+        assert rows(database_url, "SELECT count(*) FROM app.log WHERE device = 'window'") == [(2,)]
         assert rows(database_url, "SELECT count(*) FROM millpy.dead_letters") == [(0,)]
     finally:
         execute(database_url, f"DROP OWNED BY {role}; DROP ROLE {role}")

@@ -398,6 +398,17 @@ class Committer:
                 if attempt == SLOT_ATTEMPTS_MAX - 1:
                     raise
 
+    async def _session_was_changed(self) -> bool:
+        """Tell whether role or settings are not those of a new connection, and drop the connection then."""
+        async with self._channel.use_raw() as connection:
+            try:
+                changed = await self.runner.is_changed(connection)
+            except psycopg.Error:
+                changed = True  # for example by a time limit that is too short for anything
+            if changed:
+                await self._channel.drop()
+        return changed
+
     def forget_slots(self) -> None:
         """Read the slots again before the next commit, because the rings may have turned."""
         self._slots = None
@@ -444,6 +455,8 @@ class Committer:
             if self.runner.begins_again(error, turn.statements):
                 raise ChangedSessionError(f"the statement of sink {sink!r} failed") from error
             raise translate_statement(error, sink, commit_sent=sending.commit_sent) from error
+        if error.sqlstate and await self._session_was_changed():
+            raise ChangedSessionError(f"a trigger has changed the role or a setting of the session: {error}") from error
         table = next((t for t in self._tables.values() if sending.failed_statement in t.writes), None)
         if table is not None and table.time_place is not None and is_missing(error) and not turn.lacked_partitions:
             turn.lacked_partitions = True

@@ -48,14 +48,23 @@ class StatementRunner:
     """Runs the statements of sinks on the commit channel."""
 
     def __init__(self) -> None:
+        self._state: list[str | None] = []
         self._restore = b""
         self._record_by_record = False
 
     async def learn(self, connection: Connection) -> None:
         """Read role and settings of a new connection, which are restored later."""
+        self._state = await self._read(connection)
+        self._restore = restore_query(self._state)
+
+    async def is_changed(self, connection: Connection) -> bool:
+        """Tell whether role or settings differ from those that `learn` has read: a user's trigger may set them, too."""
+        return await self._read(connection) != self._state
+
+    async def _read(self, connection: Connection) -> list[str | None]:
         row = await (await connection.execute(state_query(), prepare=False)).fetchone()
         assert row is not None
-        self._restore = restore_query(row[0])
+        return list(row[0])
 
     async def run(self, connection: Connection, runs: Sequence[SinkRun], sending: CommitProgress) -> None:
         """Run the statements of a turn.
