@@ -157,7 +157,7 @@ class StepStuckError(TransientError):
 
 
 class ResultTableError(TransientError):
-    """A result table is not as deployed (dropped, altered), or refuses too much: retry until an operator restores it.
+    """A result table is not as deployed (dropped, altered, rights revoked): retry until an operator restores it.
 
     Attributes:
         table: the table, or the sink whose statement cannot run.

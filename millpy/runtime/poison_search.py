@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
-from millpy.errors import CorruptionError, PoisonError, ResultTableError
+from millpy.errors import CorruptionError, PoisonError, TransientError
 from millpy.hosting.isolation import EVERYTHING, Isolation
 from millpy.model.checkpoint import Checkpoint
 from millpy.model.keys import Key
@@ -60,7 +60,7 @@ class PoisonSearch:
             is_over: tells whether the time is used up; called before each search for another record or row.
 
         Raises:
-            ResultTableError: there are more, or the search took too long; a smaller turn has less of them.
+            TransientError: there are more, or the search took too long; a smaller turn has less of them.
             CorruptionError: the database refuses the turn without any record or result row: millpy's own data is at
                 fault.
         """
@@ -79,9 +79,8 @@ class PoisonSearch:
                     return final
                 break
         self.is_exhausted = True
-        raise ResultTableError(
+        raise TransientError(
             f"the database refuses {self.records} records and {self.rows} rows of one turn, and more: {error}",
-            table=error.table,
             hint="check the constraints of the result tables; nothing is lost, millpy tries a smaller turn",
         )
 

@@ -48,6 +48,8 @@ async def test_more_refused_records_than_one_search_finds_reject_only_themselves
 
     assert len(world.database.rows("largest")) == sum(record.value % 10 >= of_ten for record in records)
     assert len(world.database.dead_letters) == sum(record.value % 10 < of_ten for record in records)
+    kinds = {event.kind for _, event in world.database.events}
+    assert "refused" in kinds and "results_refused" not in kinds, "a smaller turn helps, so none waits for a minute"
 
 
 async def test_a_small_turn_that_is_refused_for_too_much_is_not_searched_twice(
