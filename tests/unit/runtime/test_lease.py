@@ -1,12 +1,13 @@
 """The heartbeat continues after any failed beat."""
 
+import asyncio
 import threading
 from uuid import UUID
 
 import pytest
 
 from millpy.clock import SystemClock
-from millpy.errors import ConfigError, CorruptionError, MillError, StoreUnavailableError
+from millpy.errors import ConfigError, CorruptionError, LeaseExpiredError, MillError, StoreUnavailableError
 from millpy.limits import Limits
 from millpy.model.lease import Renewal, WorkerUsage
 from millpy.runtime.lease import Heartbeat, HeartbeatThread, Lease
@@ -111,3 +112,38 @@ def test_a_heartbeat_reports_what_was_used_and_learns_of_a_drain() -> None:
 
     assert (sender.reported, lease.drain_requested) == ([used], True)
     assert lease.is_trusted()
+
+
+async def test_a_lease_that_was_lost_and_renewed_is_waited_for_again() -> None:
+    limits, clock = Limits(lease_ttl_s=5.0), ManualClock()
+    lease = Lease(limits, clock)
+    lease.lost()
+    with pytest.raises(LeaseExpiredError, match="has expired"):
+        await lease.await_trust()
+
+    lease.renewed(clock.monotonic())
+    clock.advance(4.5)  # beyond the trust; the next heartbeat is late
+
+    waiting = asyncio.create_task(lease.await_trust())
+    await asyncio.sleep(0)
+    lease.renewed(clock.monotonic())
+    clock.advance(limits.heartbeat_s)
+    await waiting
+
+
+def test_thread_that_is_stopped_has_ended_and_closed_its_connection() -> None:
+    sender = Closing()
+    thread = HeartbeatThread(sender, UUID(int=1), Lease(LIMITS, SystemClock()), Limits(lease_ttl_s=60), SystemClock())
+    thread.start()
+
+    thread.stop()
+
+    assert not thread.is_alive()
+    assert sender.closed
+
+
+class Closing(Reading):
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
