@@ -16,7 +16,8 @@ from millpy.admin.queries import Admin, Row
 SEEN_MAX = 2_000
 """Events that are looked at again at most."""
 _OLDEST_OPEN = "SELECT CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint) AS xid"
-_NEXT = "SELECT CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint) AS xid"
+_NEXT = "SELECT CAST(CAST(pg_current_xact_id() AS text) AS bigint) AS xid"
+"""The xmax of a snapshot would not do: transactions with greater numbers may run already."""
 _IDS = "SELECT event_id FROM millpy.events WHERE event_id > :settled ORDER BY event_id DESC LIMIT :seen_max"
 _EVENTS = "SELECT * FROM millpy.events WHERE event_id = ANY (CAST(:ids AS bigint[])) ORDER BY event_id"
 

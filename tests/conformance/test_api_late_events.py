@@ -68,6 +68,21 @@ def test_an_event_that_commits_late_is_told_once(admin: Admin, database_url: str
     assert [told(events, admin) for _ in range(4)] == [[]] * 4
 
 
+def test_an_event_of_a_transaction_younger_than_the_last_that_ended_is_told(admin: Admin, database_url: str) -> None:
+    events = NewEvents()
+    told(events, admin)
+    with psycopg.connect(database_url) as older, psycopg.connect(database_url) as younger:
+        older.execute("SELECT pg_current_xact_id()")
+        younger.execute(NOTE.encode(), ["late"])
+        older.execute(NOTE.encode(), ["early"])
+        older.commit()  # no snapshot names the younger one
+        assert told(events, admin) == ["early"]
+        assert [told(events, admin) for _ in range(4)] == [[]] * 4
+        younger.commit()
+
+    assert told(events, admin) == ["late"]
+
+
 def test_what_is_settled_is_not_looked_at_again(admin: Admin, database_url: str) -> None:
     events = NewEvents()
     told(events, admin)
