@@ -8,6 +8,7 @@ import pytest
 
 from millpy import Count, FixedWindows, Graph, seconds
 from millpy.process.assembly import deploy
+from millpy.store.postgres.statement_runs import StatementRunner
 from tests.crash.graph_files import rows
 from tests.crash.test_lookups import execute, until
 from tests.crash.test_sinks import reading, readings, statement_graph, working
@@ -109,6 +110,44 @@ async def test_role_or_setting_that_a_trigger_of_a_result_table_leaves_does_not_
         assert rows(database_url, "SELECT count(*) FROM millpy.dead_letters") == [(0,)]
     finally:
         execute(database_url, f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_all_records_run_in_one_go_if_their_statement_changes_nothing(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(database_url, "role")
+    runs: list[int] = []
+
+    async def run_each(*_: Any) -> list[Any]:
+        runs.append(1)
+        return []
+
+    monkeypatch.setattr(StatementRunner, "_run_each", run_each)
+    feed = Feed()
+    async with working(database_url, lambda: statement_graph(feed, FUNCTION)):
+        for count in (1, 2):
+            feed.push(*[reading("plain", 1.0)] * 20)
+            await until(database_url, "SELECT count(*) FROM app.log", [(20 * count,)])
+    assert runs == []
+
+
+async def test_encoding_that_a_trigger_sets_does_not_reach_the_next_turn(database_url: str) -> None:
+    feed, graph = Feed(), Graph("plant")
+    windows = readings(graph, feed).key_by("device").window(FixedWindows(seconds(10)))
+    windows.aggregate(n=Count()).to_table("counts")
+    await deploy(graph, database_url)
+    execute(
+        database_url,
+        "CREATE SCHEMA app; CREATE FUNCTION app.set() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN SET client_encoding = 'LATIN1'; RETURN NULL; END$$;"
+        "CREATE TRIGGER sets AFTER INSERT ON plant.counts FOR EACH ROW EXECUTE FUNCTION app.set()",
+    )
+    async with working(database_url, lambda: graph):
+        for count in range(1, 5):  # in turns of their own
+            feed.push(reading("ü", 1.0, 10 * count))
+            await until(
+                database_url, "SELECT device, count(*) FROM plant.counts GROUP BY 1", [("ü", count - 1)][: count - 1]
+            )
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -32,6 +32,7 @@ from millpy.store.postgres.connection import Channel, Connection
 from millpy.store.postgres.errors import (
     SlotMovedError,
     altered_table_error,
+    connection_lost,
     is_queue_full,
     translate,
     translate_commit,
@@ -437,6 +438,9 @@ class Committer:
                     found = await _pipeline(connection, [(DURABLE, []), *restoring, (COMMIT, [])], sending)
                     if restoring and not (await found[-2].fetchone() or (True,))[-1]:
                         await self._channel.drop()  # triggers do not fire in its session any more
+                        return None
+                if self.runner.has_told_of_change(connection):
+                    await self._channel.drop()
         except psycopg.Error as error:
             return await self._react(error, turn, sending)
         except asyncio.CancelledError as cancelled:
@@ -455,7 +459,8 @@ class Committer:
             if self.runner.begins_again(error, turn.statements):
                 raise ChangedSessionError(f"the statement of sink {sink!r} failed") from error
             raise translate_statement(error, sink, commit_sent=sending.commit_sent) from error
-        if error.sqlstate and await self._session_was_changed():
+        if error.sqlstate and not connection_lost(error) and await self._session_was_changed():
+            self.runner.tell_change(error)
             raise ChangedSessionError(f"a trigger has changed the role or a setting of the session: {error}") from error
         table = next((t for t in self._tables.values() if sending.failed_statement in t.writes), None)
         if table is not None and table.time_place is not None and is_missing(error) and not turn.lacked_partitions:

@@ -75,7 +75,7 @@ def translate(error: psycopg.Error) -> MillError:
     state = error.sqlstate or ""
     if state.startswith("MW"):
         return _ours(error, state)
-    if _connection_lost(error, state) or state[:2] in ("53", "58"):
+    if connection_lost(error) or state[:2] in ("53", "58"):
         return StoreUnavailableError(
             f"the database is not available: {_line(error)}",
             hint="try again when it is available; nothing of an uncommitted transaction was stored",
@@ -159,7 +159,7 @@ def translate_commit(
         return _queue_full(error)
     if users and state and _raised(error):
         return PoisonError(_line(error), table=error.diag.table_name or table, sqlstate=state)
-    if _connection_lost(error, state):
+    if connection_lost(error):
         if commit_sent:
             return CommitUnknownError(f"the connection was lost around COMMIT: {_line(error)}")
         return StoreUnavailableError(f"the connection was lost before COMMIT: {_line(error)}")
@@ -236,7 +236,9 @@ def _constraint(error: psycopg.Error, state: str) -> MillError:
     return CorruptionError(f"{_line(error)} in {OUR_SCHEMA}.{diag.table_name}")
 
 
-def _connection_lost(error: psycopg.Error, state: str) -> bool:
+def connection_lost(error: psycopg.Error) -> bool:
+    """Tell whether an error is that of a connection that has ended; what it was sent may have happened."""
+    state = error.sqlstate or ""
     if state[:2] == "08" or state[:3] == "57P":
         return True
     return not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)

@@ -124,14 +124,16 @@ def state_query() -> bytes:
 def restore_query(state: Sequence[str | None]) -> bytes:
     """Return a SELECT that restores role and settings as `state_query` has read them.
 
-    Its first column tells whether all of them were unchanged; the last one, whether `session_replication_role` was. It
-    is not restored, because only a superuser may.
+    Its first column tells whether all of them but `statement_timeout` were unchanged, which may have been set to let
+    this query run; the last one, whether `session_replication_role` was. It is not restored, because only a superuser
+    may.
     """
     wanted = {name: _quoted(value) for name, value in zip(_RESTORED, state, strict=True) if value is not None}
     current = {name: f"pg_catalog.current_setting('{name}')" for name in wanted}
+    compared = [name for name in wanted if name != "statement_timeout"]
     is_same = (
-        f"ARRAY[{', '.join(current.values())}]"
-        f" OPERATOR(pg_catalog.=) ARRAY[{', '.join(wanted.values())}]::pg_catalog.text[]"
+        f"ARRAY[{', '.join(current[name] for name in compared)}]"
+        f" OPERATOR(pg_catalog.=) ARRAY[{', '.join(wanted[name] for name in compared)}]::pg_catalog.text[]"
     )
     given = [
         f"CASE WHEN {current[name]} OPERATOR(pg_catalog.<>) {value}"

@@ -8,6 +8,7 @@ session restored behind each record. This continues until a turn changes nothing
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +24,14 @@ from millpy.store.postgres.session import UNHURRIED
 from millpy.store.postgres.session_settings import restore_query, state_query
 from millpy.store.postgres.sink_statements import SinkRun
 
+log = logging.getLogger(__name__)
 DEFERRED = b"SET CONSTRAINTS ALL IMMEDIATE"
 """Runs the user's deferred constraints and triggers. What is deferred otherwise runs in COMMIT."""
+
+
+REPORTED = ("client_encoding", "session_authorization", "default_transaction_read_only", "search_path", "TimeZone",
+            "DateStyle", "IntervalStyle", "standard_conforming_strings")  # fmt: skip
+"""Settings of whose changes servers tell, the fourth since PostgreSQL 18."""
 
 
 class ChangedSessionError(SlotMovedError):
@@ -49,17 +56,30 @@ class StatementRunner:
 
     def __init__(self) -> None:
         self._state: list[str | None] = []
+        self._reported: list[bytes | None] = []
         self._restore = b""
         self._record_by_record = False
+        self._is_told = False
 
     async def learn(self, connection: Connection) -> None:
         """Read role and settings of a new connection, which are restored later."""
         self._state = await self._read(connection)
+        self._reported = _reported(connection)
         self._restore = restore_query(self._state)
 
     async def is_changed(self, connection: Connection) -> bool:
         """Tell whether role or settings differ from those that `learn` has read: a user's trigger may set them, too."""
         return await self._read(connection) != self._state
+
+    def has_told_of_change(self, connection: Connection) -> bool:
+        """Tell whether the server has told that a setting changed; this costs no round trip, and not all are told."""
+        return _reported(connection) != self._reported
+
+    def tell_change(self, error: psycopg.Error) -> None:
+        """Log once that triggers leave a session that our statements cannot use: each turn costs a new connection."""
+        if not self._is_told:
+            log.warning("a trigger of a result table has left a role or setting: %s", " ".join(str(error).split()))
+        self._is_told = True
 
     async def _read(self, connection: Connection) -> list[str | None]:
         row = await (await connection.execute(state_query(), prepare=False)).fetchone()
@@ -111,3 +131,7 @@ class StatementRunner:
     async def _restored(self, connection: Connection) -> AsyncCursor[TupleRow]:
         await connection.execute(UNHURRIED)
         return await connection.execute(self._restore)
+
+
+def _reported(connection: Connection) -> list[bytes | None]:
+    return [connection.pgconn.parameter_status(name.encode()) for name in REPORTED]
