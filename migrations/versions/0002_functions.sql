@@ -405,7 +405,8 @@ BEGIN
 END $$;
 
 -- Drops the partitions of a result table, and of its history, whose rows are all older than its retention: at most 16.
--- `dropped` is their number; `kept_because` says why others could not be dropped, and is empty otherwise.
+-- `dropped` is their number; `kept_because` says why others could not be dropped, and is empty otherwise. The 16 oldest
+-- are tried, and then up to 16 others by chance, so that those which stay hold up no others for ever.
 --
 -- Age is counted from the input watermark of the table's computation. A window takes records until its allowed lateness
 -- has passed, so it is never dropped before. After the end of the input there is no watermark: age is then counted from
@@ -449,10 +450,12 @@ BEGIN
         END LOOP;
     END IF;
     FOR part IN
-        SELECT p.*, c.reltuples,
+        SELECT p.range_lo, p.range_hi, p.name, c.reltuples,
                CASE WHEN parent.has_history THEN ARRAY[p.name, p.name || '_history'] ELSE ARRAY[p.name] END AS relations
-          FROM mill.partitions AS p LEFT JOIN pg_class AS c ON c.oid = to_regclass(format('mill.%I', p.name))
-         WHERE p.table_id = p_table_id AND p.range_hi <= reference - parent.kept_us ORDER BY p.range_lo
+          FROM (SELECT e.*, row_number() OVER (ORDER BY e.range_lo) AS place FROM mill.partitions AS e
+                 WHERE e.table_id = p_table_id AND e.range_hi <= reference - parent.kept_us) AS p
+          LEFT JOIN pg_class AS c ON c.oid = to_regclass(format('mill.%I', p.name))
+         ORDER BY CASE WHEN p.place <= 16 THEN p.place ELSE 17 + random() END LIMIT 32
     LOOP
         EXIT WHEN dropped = 16;
         DECLARE
@@ -490,8 +493,8 @@ BEGIN
             dropped := dropped + 1;
             gone_rows := gone_rows + held;
             gone_bytes := gone_bytes + size;
-            gone_from := coalesce(gone_from, part.range_lo);
-            gone_to := part.range_hi;
+            gone_from := least(gone_from, part.range_lo);
+            gone_to := greatest(gone_to, part.range_hi);
         EXCEPTION WHEN lock_not_available THEN
             kept_because := 'a transaction reads or writes the table';
             EXIT;

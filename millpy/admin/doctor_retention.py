@@ -17,5 +17,14 @@ def judge_references(facts: Facts, _: Limits) -> Iterator[Finding]:
             "retention",
             f"{row['result_table']}: foreign key {row['name']} of {row['referring']} refers to its rows",
             "a partition with such rows stays after its retention",
-            f"delete rows of {row['referring']} that refer to expired rows",
+            f"delete rows of {row['referring']} that refer to expired rows, and give it an index on the columns of the"
+            " key: commits wait while they are looked for",
         )
+        if not row["is_read"]:
+            yield Finding(
+                Severity.WARNING,
+                "retention",
+                f"{row['result_table']}: its owner {row['owner']} may not read {row['referring']}, which refers to it",
+                "none of its partitions is dropped",
+                f"GRANT SELECT ON {row['referring']} TO {row['owner']}",
+            )

@@ -8,6 +8,7 @@ the table can help, and each attempt computes the turn again. It tells `results_
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 
 from millpy.clock import Clock
@@ -23,8 +24,26 @@ REPEAT_S_MIN, REPEAT_S_MAX = 30.0, 3_600.0
 Tell = Callable[[str, dict[str, object]], None]
 
 
+@dataclass(slots=True)
+class _Refusal:
+    """What one table, or the statement of one sink, refuses.
+
+    Attributes:
+        since: the time of the first refusal.
+        repeat_at: monotonic time from which the next refusal is told.
+        attempts: the refused turns.
+        retry_s, repeat_s: the present delays.
+    """
+
+    since: Instant
+    repeat_at: float
+    attempts: int = 0
+    retry_s: float = 0.0
+    repeat_s: float = REPEAT_S_MIN / 2
+
+
 class RefusedResults:
-    """The refusal that a worker waits for, if any.
+    """The refusals that a worker waits for, by table or sink.
 
     Args:
         table_ids: result table -> its id.
@@ -40,37 +59,32 @@ class RefusedResults:
         self._clock = clock
         self._rng = rng
         self._tell = tell
-        self._table: str | None = None
-        self._since = Instant(0)
-        self._attempts = 0
-        self._retry_s = self._repeat_s = self._repeat_at = 0.0
+        self._refusals: dict[str, _Refusal] = {}
 
     def refused(self, error: ResultTableError) -> float:
         """Note a refusal, and tell it if that is due. Return the seconds until the next attempt."""
-        now = self._clock.monotonic()
-        if self._table != error.table:
-            self._table, self._since, self._attempts = error.table, self._clock.now_us(), 0
-            self._retry_s, self._repeat_s, self._repeat_at = self._limits.retry_s_min, REPEAT_S_MIN / 2, now
-        self._attempts += 1
-        self._retry_s = min(RETRY_S_MAX, self._retry_s * 2)
-        if now >= self._repeat_at:
-            self._repeat_s = min(REPEAT_S_MAX, self._repeat_s * 2)
-            self._repeat_at = now + self._repeat_s
-            self._tell("results_refused", self._detail() | {"why": error.message, "hint": error.hint})
-        return self._retry_s * self._rng.uniform(0.5, 1.0)
+        now, table = self._clock.monotonic(), error.table
+        refusal = self._refusals.get(table)
+        if refusal is None:
+            refusal = self._refusals[table] = _Refusal(self._clock.now_us(), now, retry_s=self._limits.retry_s_min)
+        refusal.attempts += 1
+        refusal.retry_s = min(RETRY_S_MAX, refusal.retry_s * 2)
+        if now >= refusal.repeat_at:
+            refusal.repeat_s = min(REPEAT_S_MAX, refusal.repeat_s * 2)
+            refusal.repeat_at = now + refusal.repeat_s
+            self._tell("results_refused", _detail(table, refusal) | {"why": error.message, "hint": error.hint})
+        return refusal.retry_s * self._rng.uniform(0.5, 1.0)
 
     def committed(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Note a committed turn. One that has not written to the table says nothing about it."""
-        if self._table is not None and self._has_written(checkpoints):
-            self._tell("results_written", self._detail())
-            self._table = None
-
-    def _has_written(self, checkpoints: Sequence[Checkpoint]) -> bool:
-        table_id = self._table_ids.get(self._table or "")
+        """Note a committed turn. One that has not written to a table says nothing about it."""
+        if not self._refusals:
+            return
         written = {rows.table_id for part in checkpoints for rows in part.results if rows.count}
         written |= {rows.table_id for part in checkpoints for rows in part.deleted if rows.count}
         sinks = {rows.sink for part in checkpoints for rows in part.statements}
-        return table_id in written or self._table in sinks or (not self._table and bool(written or sinks))
+        for table in [t for t in self._refusals if t in sinks or self._table_ids.get(t) in written]:
+            self._tell("results_written", _detail(table, self._refusals.pop(table)))
 
-    def _detail(self) -> dict[str, object]:
-        return {"table": self._table, "since": describe(self._since), "attempts": self._attempts}
+
+def _detail(table: str, refusal: _Refusal) -> dict[str, object]:
+    return {"table": table, "since": describe(refusal.since), "attempts": refusal.attempts}

@@ -30,6 +30,7 @@ from millpy.errors import GraphError, PaneOrderError, PoisonError
 from millpy.limits import Limits
 from millpy.model.checkpoint import LateRows, ResultRows
 from millpy.model.deployment import Deployment, GraphSpec
+from millpy.model.finding import Severity
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_graph, alarm_rows, panes
@@ -373,3 +374,11 @@ async def test_a_foreign_key_keeps_the_partitions_to_which_it_refers_and_no_othe
     assert [total for _, total in rows(database_url, SUMS)] == [*expired[2:16], 30.5]
     with pytest.raises(psycopg.errors.ForeignKeyViolation):
         run(database_url, "DELETE FROM factory.sums_1m")
+    ((role,),) = rows(database_url, "SELECT 'keeper_' || current_database()")
+    run(database_url, f"CREATE ROLE {role}", f"ALTER TABLE factory.sums_1m OWNER TO {role}")
+    try:
+        severity, text = found(database_url)["retention"]
+        assert severity is Severity.WARNING
+        assert f"its owner {role} may not read" in text
+    finally:
+        run(database_url, "ALTER TABLE factory.sums_1m OWNER TO CURRENT_USER", f"DROP ROLE {role}")

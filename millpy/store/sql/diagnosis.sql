@@ -311,12 +311,14 @@ SELECT a.graph, a.archive, a.pending, a.pending_bytes, a.live, last.why
  ORDER BY a.graph, a.archive;
 
 -- name: look_at_refused_results
--- Finds the result tables and sinks that a live worker waits for, because they refuse its turns. Zero rows: none does.
+-- Finds the result tables and sinks that a live worker waits for, because they refuse its turns. It tells that again
+-- after an hour at most, unless another worker writes the table now. Zero rows: none does.
 SELECT last.graph, last.refused, last.detail ->> 'since' AS since, (last.detail ->> 'attempts')::bigint AS attempts,
        last.detail ->> 'why' AS why, last.detail ->> 'hint' AS hint
   FROM (SELECT DISTINCT ON (e.graph, e.detail ->> 'table', e.detail ->> 'worker')
                e.graph, e.detail ->> 'table' AS refused, e.detail ->> 'worker' AS worker, e.kind, e.detail
-          FROM millpy.events AS e WHERE e.kind IN ('results_refused', 'results_written')
+          FROM millpy.events AS e
+         WHERE e.kind IN ('results_refused', 'results_written') AND e.at > clock_timestamp() - interval '90 min'
          ORDER BY e.graph, e.detail ->> 'table', e.detail ->> 'worker', e.event_id DESC) AS last
   JOIN millpy.workers AS w ON w.worker_id::text = last.worker AND w.live
  WHERE last.kind = 'results_refused' ORDER BY last.graph, last.refused, since;

@@ -19,13 +19,16 @@ SELECT range_lo, range_hi FROM mill.make_partitions(%(table_id)s, %(instants)s);
 SELECT dropped, kept_because FROM mill.drop_partitions(%(table_id)s);
 
 -- name: look_at_references
--- Finds foreign keys to result tables with a retention, and to their histories. Zero rows: there are none.
-SELECT c.confrelid::regclass::text AS result_table, c.conrelid::regclass::text AS referring, c.conname::text AS name
+-- Finds foreign keys to result tables with a retention, and to their histories, and whether the owner of the result table
+-- may look for rows that refer to it. Zero rows: there are none.
+SELECT c.confrelid::regclass::text AS result_table, c.conrelid::regclass::text AS referring, c.conname::text AS name,
+       has_table_privilege(r.relowner, c.conrelid, 'SELECT') AS is_read, r.relowner::regrole::text AS owner
   FROM mill.result_tables AS t
   JOIN mill.graphs AS g USING (graph_id)
  CROSS JOIN (VALUES (''), ('_history')) AS e (ending)
   JOIN pg_constraint AS c
     ON c.contype = 'f' AND c.conparentid = 0 AND c.confrelid = to_regclass(quote_ident(g.name) || '.' || quote_ident(t.name || e.ending))
+  JOIN pg_class AS r ON r.oid = c.confrelid
  WHERE t.retention_us IS NOT NULL
  ORDER BY 1, 2, 3;
 

@@ -65,6 +65,17 @@ def test_refusal_is_told_at_growing_intervals_and_then_that_it_is_over() -> None
     assert told[-1][1]["attempts"] == 24 * 60
 
 
+def test_each_of_several_refusals_is_over_when_its_own_table_is_written() -> None:
+    refused, _, told = refusals()
+    for table in ("counts", "others", "to_app"):
+        refused.refused(ResultTableError("no such table", table=table))
+    refused.committed(writing(4))
+    refused.committed([*writing(3), *writing(sink="to_app")])
+    assert [(kind, detail["table"]) for kind, detail in told[3:]] == [
+        ("results_written", "others"), ("results_written", "counts"), ("results_written", "to_app")
+    ]  # fmt: skip
+
+
 def test_sink_is_over_when_its_statement_has_run() -> None:
     refused, _, told = refusals()
     refused.refused(ResultTableError("cannot run", table="to_app"))
