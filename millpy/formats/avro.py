@@ -25,10 +25,10 @@ from millpy.model.record import RecordType
 AVRO_BYTES_MAX = 1_000_000
 """The most bytes of one message: its values take many times as much in memory."""
 _DECIMAL = "millpy-decimal"
+VALUES_OF_A_BYTE = 16
+"""Values that a byte of a message may make."""
 VALUES_MAX = 10_000
-"""Values of which a record may consist, with those of the records in it: a message of no bytes may have them all."""
-VALUES_OF_A_BYTE_MAX = 1_000
-"""Values that a byte of an array or map may make."""
+"""Values that a record may have beyond these, with those of the records in it."""
 _PRIMITIVE = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 
 
@@ -169,11 +169,11 @@ def parsed(text: str, references: Iterable[str] = ()) -> AvroSchema:
         for other in references:
             parse_schema(json.loads(other), named_schemas=named)
         found = parse_schema(json.loads(text), named_schemas=named)
+        _SchemaWalk(named).excess(found)
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
     except Exception as error:
         raise ValueError(str(error) or type(error).__name__) from error
-    _SchemaWalk(named).size(found)
     LOGICAL_READERS[f"bytes-{_DECIMAL}"] = LOGICAL_READERS[f"fixed-{_DECIMAL}"] = _decimal
     _read_decimals(found)
     return AvroSchema(found, message_check(found, named))
@@ -244,10 +244,10 @@ class _SchemaWalk:
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named
-        self._known: dict[tuple[str, int], tuple[int, int]] = {}
+        self._known: dict[tuple[str, int], int] = {}
 
-    def size(self, schema: Any, outer: tuple[str, ...] = (), levels: int = NESTING_MAX) -> tuple[int, int]:
-        """Return the least bytes of a value of a schema, and of how many values it is made outside of arrays and maps.
+    def excess(self, schema: Any, outer: tuple[str, ...] = (), levels: int = NESTING_MAX) -> int:
+        """Return by how many values a value of a schema may exceed VALUES_OF_A_BYTE for each of its bytes.
 
         Args:
             schema: the schema.
@@ -260,35 +260,33 @@ class _SchemaWalk:
         if not levels:
             raise ValueError(f"the schema is nested more than {NESTING_MAX} deep")
         if isinstance(schema, list):
-            parts = [self.size(part, outer, levels - 1) for part in schema]
-            return 1 + min((size for size, _ in parts), default=0), max((values for _, values in parts), default=0)
+            return max((self.excess(part, outer, levels - 1) for part in schema), default=0) - VALUES_OF_A_BYTE
         if isinstance(schema, str):
             if schema in _PRIMITIVE:
-                return 0 if schema == "null" else {"float": 4, "double": 8}.get(schema, 1), 1
-            return self.size(self._named[schema], outer, levels - 1)
+                size = 0 if schema == "null" else {"float": 4, "double": 8}.get(schema, 1)
+                return 1 - VALUES_OF_A_BYTE * size
+            return self.excess(self._named[schema], outer, levels - 1)
         kind = schema["type"]
         if kind in ("array", "map"):
-            size, values = self.size(schema["items" if kind == "array" else "values"], outer, levels - 1)
-            if values > VALUES_OF_A_BYTE_MAX * (size if kind == "array" else size + 1):
-                what = "items without bytes" if not size else f"items of {values:,} values in {size:,} bytes"
-                raise ValueError(f"{'an' if kind == 'array' else 'a'} {kind} has {what}")
-            return 1, 1
+            of_item = self.excess(schema["items" if kind == "array" else "values"], outer, levels - 1)
+            if of_item > (0 if kind == "array" else VALUES_OF_A_BYTE):  # a key has a byte of its own
+                raise ValueError(f"{'an' if kind == 'array' else 'a'} {kind} has items of almost no bytes")
+            return 1 - VALUES_OF_A_BYTE
         if kind in ("record", "error"):
-            return self._size_of_record(schema, outer, levels)
+            return self._excess_of_record(schema, outer, levels)
         if kind in ("fixed", "enum"):
-            return int(schema.get("size", 1)), 1
-        return self.size(kind, outer, levels - 1)
+            return 1 - VALUES_OF_A_BYTE * int(schema.get("size", 1))
+        return self.excess(kind, outer, levels - 1)
 
-    def _size_of_record(self, schema: Any, outer: tuple[str, ...], levels: int) -> tuple[int, int]:
+    def _excess_of_record(self, schema: Any, outer: tuple[str, ...], levels: int) -> int:
         name = schema["name"]
         if name in outer:
             raise ValueError(f"{name} contains itself, which has no form in a record")
         if (name, levels) not in self._known:
-            parts = [self.size(field["type"], (*outer, name), levels - 1) for field in schema["fields"]]
-            values = 1 + sum(values for _, values in parts)
-            if values > VALUES_MAX:
-                raise ValueError(f"{name} has more than {VALUES_MAX:,} fields, with those of the records in it")
-            self._known[name, levels] = sum(size for size, _ in parts), values
+            fields = [self.excess(field["type"], (*outer, name), levels - 1) for field in schema["fields"]]
+            found = self._known[name, levels] = 1 + sum(fields)
+            if found > VALUES_MAX:
+                raise ValueError(f"{name} may have more than {VALUES_MAX:,} values in almost no bytes")
         return self._known[name, levels]
 
 

@@ -220,8 +220,10 @@ def _blocks(item: Check | int, where: str) -> Check:
         return place
 
     def check(data: bytes, place: int) -> int:
-        while number := data[place]:
-            number, place = (number, place + 1) if number < _ONE_BYTE else _long_number(data, place, where)
+        while True:
+            number, place = (data[place], place + 1) if data[place] < _ONE_BYTE else _long_number(data, place, where)
+            if not number:
+                return place
             if not number & 1:
                 place = items(data, place, number >> 1)
                 continue
@@ -229,6 +231,5 @@ def _blocks(item: Check | int, where: str) -> Check:
             place = items(data, begin, -_signed(number))
             if place != end:
                 raise ValueError(f"{where}: a block has {place - begin} bytes, and says {end - begin}")
-        return place + 1
 
     return check

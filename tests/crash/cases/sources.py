@@ -138,8 +138,11 @@ def _kafka(world: World, point: Failpoint, graph: Path, server: KafkaServer | No
 
 async def _send(address: str, topic: str, records: Sequence[kafka.Record]) -> None:
     async with started(lambda: AIOKafkaProducer(bootstrap_servers=address, linger_ms=5)) as producer:
-        for device, at_ms, value in records:
+        sent = [
             await producer.send(topic, b'{"value":%d}' % value, key=device.encode(), timestamp_ms=at_ms)
+            for device, at_ms, value in records
+        ]
+        await asyncio.gather(*sent)
 
 
 def _kafka_faults(url: str, records: list[kafka.Record]) -> list[Fault]:

@@ -171,16 +171,32 @@ def doubling(levels: int) -> dict[str, Any]:
     return dict(schema)
 
 
+def items(nulls: int) -> dict[str, Any]:
+    """A schema of records with a boolean and some nulls."""
+    fields = [{"name": f"n{number}", "type": "null"} for number in range(nulls)]
+    return {
+        "type": "array",
+        "items": {"type": "record", "name": "E", "fields": [{"name": "a", "type": "boolean"}, *fields]},
+    }
+
+
 @pytest.mark.parametrize(
     ("schema", "payload", "why"),
     [
         (LIST, b"\2" * 200_000 + b"\0", "Node contains itself"),
-        ({"type": "array", "items": "null"}, b"\x80\x94\xeb\xdc\x03\0", "an array has items without bytes"),
-        ({"type": "array", "items": {"type": "record", "name": "E", "fields": []}}, b"\2\0", "items without bytes"),
+        ({"type": "array", "items": "null"}, b"\x80\x94\xeb\xdc\x03\0", "an array has items of almost no bytes"),
+        (
+            {"type": "array", "items": {"type": "record", "name": "E", "fields": []}},
+            b"\2\0",
+            "items of almost no bytes",
+        ),
         (json.loads('{"type":"array","items":' * 120 + '"int"' + "}" * 120), b"\0", "nested more than 100 deep"),
-        (doubling(60), b"", "R47 has more than 10,000 fields"),
-        ({"type": "array", "items": doubling(12)}, b"\2\0\0", "an array has items without bytes"),
-        ({"type": "map", "values": doubling(12)}, b"\2\0\0", "a map has items without bytes"),
+        (doubling(60), b"", "R47 may have more than 10,000 values in almost no bytes"),
+        ({"type": "array", "items": doubling(12)}, b"\2\0\0", "an array has items of almost no bytes"),
+        ({"type": "map", "values": doubling(12)}, b"\2\0\0", "a map has items of almost no bytes"),
+        (items(997), b"\2\0\0", "an array has items of almost no bytes"),
+        ({"type": "array", "items": "int"}, b"\x80\0\2", "bytes follow"),
+        ({"type": "fixed", "name": "F", "size": None}, b"", "NoneType"),
         ({"type": "record"}, b"", "required"),
         ("bytes", b"\xfe\xff\xff\xff\xff\xff\xff\x7f", "cut off"),
         (["null", "int"], b"\x64", "50 is no index of a union of 2"),
@@ -194,6 +210,12 @@ def test_hostile_avro_is_a_dead_letter(schema: Any, payload: bytes, why: str) ->
 
     assert why in reason(Avro(registry=registry), b"\0\0\0\0\7" + payload)
     assert "more than 1000000 bytes" in reason(Avro(registry=registry), bytes(1_000_001))
+
+
+def test_values_of_few_bytes_are_read() -> None:
+    assert len(objects(Avro(items(14)), b"\2\1\0")[0]) == 15
+    fields = [{"name": "a", "type": {"type": "array", "items": "int"}}, {"name": "b", "type": "int"}]
+    assert objects(Avro({"type": "record", "name": "R", "fields": fields}), b"\x80\0\2") == [{"a": [], "b": 1}]
 
 
 def test_a_registry_that_is_away_delays_messages_and_is_shown() -> None:
