@@ -30,7 +30,7 @@ class _Refusal:
 
     Attributes:
         since: the time of the first refusal.
-        repeat_at: monotonic time from which the next refusal is told.
+        repeat_at: monotonic time of the next event.
         attempts: the refused turns.
         retry_s, repeat_s: the present delays.
     """

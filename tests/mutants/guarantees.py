@@ -29,7 +29,7 @@ MUTANTS = [
               "test_unknown_commit_is_resolved_by_taking_over_from_oneself",
               OWNERSHIP, "AS i SET sequencer = i.sequencer + 1", "AS i SET sequencer = i.sequencer"),
     _of("Workers come back by themselves", "crash/test_database_faults.py::test_sessions_terminated_at_random", ERRORS,
-        '    if _connection_lost(error, state) or state[:2] in ("53", "58"):', '    if state[:2] in ("53", "58"):'),
+        '    if connection_lost(error) or state[:2] in ("53", "58"):', '    if state[:2] in ("53", "58"):'),
     _of("A full disk, a statement timeout or a deadlock delays and costs nothing",
         "crash/test_database_faults.py::test_deadlock", ERRORS, '    if state[:2] in ("40", "25") or state in (', "    if state in ("),
     _of("Another worker takes over within the lease and about a second",

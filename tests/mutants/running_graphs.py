@@ -88,7 +88,7 @@ MUTANTS = [
     _of(DROPPED, f"{RETENTION}test_a_longer_lateness_than_the_retention_keeps_rows", FUNCTIONS,
         "greatest(t.retention_us, t.allowed_lateness_us) AS kept_us", "t.retention_us AS kept_us"),
     _of(DROPPED, f"{RETENTION}test_what_may_still_change_is_kept_and_no_reader_holds_up_a_commit", FUNCTIONS,
-        "p.range_hi <= reference - parent.kept_us", "p.range_lo <= reference - parent.kept_us"),
+        "e.range_hi <= reference - parent.kept_us", "e.range_lo <= reference - parent.kept_us"),
     _of(DROPPED, f"{RETENTION}test_a_window_whose_rows_were_dropped_says_so_to_its_late_records",
         "millpy/store/sql/replay.sql", "coalesce(l.window_end < t.dropped_to, false)", "false"),
     _of(GROWN, f"{UNIT}test_windows_that_the_end_has_closed_stay_as_they_are_and_later_ones_are_whole",

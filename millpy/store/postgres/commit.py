@@ -399,17 +399,6 @@ class Committer:
                 if attempt == SLOT_ATTEMPTS_MAX - 1:
                     raise
 
-    async def _session_was_changed(self) -> bool:
-        """Tell whether role or settings are not those of a new connection, and drop the connection then."""
-        async with self._channel.use_raw() as connection:
-            try:
-                changed = await self.runner.is_changed(connection)
-            except psycopg.Error:
-                changed = True  # for example by a time limit that is too short for anything
-            if changed:
-                await self._channel.drop()
-        return changed
-
     def forget_slots(self) -> None:
         """Read the slots again before the next commit, because the rings may have turned."""
         self._slots = None
@@ -439,7 +428,7 @@ class Committer:
                     if restoring and not (await found[-2].fetchone() or (True,))[-1]:
                         await self._channel.drop()  # triggers do not fire in its session any more
                         return None
-                if self.runner.has_told_of_change(connection):
+                if self.runner.server_reports_change(connection):
                     await self._channel.drop()
         except psycopg.Error as error:
             return await self._react(error, turn, sending)
@@ -459,7 +448,7 @@ class Committer:
             if self.runner.begins_again(error, turn.statements):
                 raise ChangedSessionError(f"the statement of sink {sink!r} failed") from error
             raise translate_statement(error, sink, commit_sent=sending.commit_sent) from error
-        if error.sqlstate and not connection_lost(error) and await self._session_was_changed():
+        if error.sqlstate and not connection_lost(error) and await self.runner.drop_if_changed(self._channel):
             self.runner.tell_change(error)
             raise ChangedSessionError(f"a trigger has changed the role or a setting of the session: {error}") from error
         table = next((t for t in self._tables.values() if sending.failed_statement in t.writes), None)

@@ -18,7 +18,7 @@ from psycopg import AsyncCursor, AsyncRawCursor
 from psycopg.rows import TupleRow
 
 from millpy.errors import StoreUnavailableError
-from millpy.store.postgres.connection import Connection
+from millpy.store.postgres.connection import Channel, Connection
 from millpy.store.postgres.errors import SlotMovedError, translate
 from millpy.store.postgres.session import UNHURRIED
 from millpy.store.postgres.session_settings import restore_query, state_query
@@ -31,7 +31,7 @@ DEFERRED = b"SET CONSTRAINTS ALL IMMEDIATE"
 
 REPORTED = ("client_encoding", "session_authorization", "default_transaction_read_only", "search_path", "TimeZone",
             "DateStyle", "IntervalStyle", "standard_conforming_strings")  # fmt: skip
-"""Settings of whose changes servers tell, the fourth since PostgreSQL 18."""
+"""Settings whose changes servers report, the fourth since PostgreSQL 18."""
 
 
 class ChangedSessionError(SlotMovedError):
@@ -67,12 +67,19 @@ class StatementRunner:
         self._reported = _reported(connection)
         self._restore = restore_query(self._state)
 
-    async def is_changed(self, connection: Connection) -> bool:
-        """Tell whether role or settings differ from those that `learn` has read: a user's trigger may set them, too."""
-        return await self._read(connection) != self._state
+    async def drop_if_changed(self, channel: Channel) -> bool:
+        """Drop the connection if role or settings are not those of a new one: a user's trigger may set them, too."""
+        async with channel.use_raw() as connection:
+            try:
+                changed = await self._read(connection) != self._state
+            except psycopg.Error:
+                changed = True  # for example by a time limit that is too short for anything
+            if changed:
+                await channel.drop()
+        return changed
 
-    def has_told_of_change(self, connection: Connection) -> bool:
-        """Tell whether the server has told that a setting changed; this costs no round trip, and not all are told."""
+    def server_reports_change(self, connection: Connection) -> bool:
+        """Tell whether the server has reported a changed setting. This costs no round trip, but it reports only some."""
         return _reported(connection) != self._reported
 
     def tell_change(self, error: psycopg.Error) -> None:

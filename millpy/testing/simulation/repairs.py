@@ -57,10 +57,15 @@ def _late_records(world: World) -> Iterator[tuple[int, str, tuple[Any, ...]]]:
 
 
 def repair_at_the_end(world: World) -> None:
-    """Drop old rows once the faults are over, and request each late record once more."""
+    """Drop old rows once the faults are over, and request each late record once more.
+
+    Nothing is requested of a computation whose worker has finished and ended: it would wait for one that is started.
+    """
     if not {"corrections", "retention"}.isdisjoint(world.schedule.features):
         if world.step % 4 == 0 and drop_rows(world):
             world.count_fault("rows_dropped")
+        if not world.generations[1].is_covered(world.machines):
+            return
         for number, *_ in list(_late_records(world))[len(world.requested) :][:PAYLOADS_MAX]:
             world.requested.add(number)
             if world.database.requests.replay_into_window(number):

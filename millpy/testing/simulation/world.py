@@ -332,7 +332,8 @@ class World:
                 self.error = error
             self.loop.reap(machine.process)
         simulated = self.generations[machine.generation]
-        if not simulated.has_finished():
+        # What was requested between the last look of a worker and its end, an operator starts another one for.
+        if not simulated.has_finished() or self.database.requests.any_of([*self.database.headers]):
             simulated.spawn_at.append(self.step + 3 + int(self.rng.random() * 40))
             simulated.spawn_at.sort()
 
