@@ -79,7 +79,7 @@ class StatementRunner:
         return changed
 
     def server_reports_change(self, connection: Connection) -> bool:
-        """Tell whether the server has reported a changed setting. This costs no round trip, but it reports only some."""
+        """Tell whether the server has reported a changed setting: without a round trip, but it reports only some."""
         return _reported(connection) != self._reported
 
     def tell_change(self, error: psycopg.Error) -> None:
