@@ -90,7 +90,10 @@ async def test_connection_that_ends_between_requests_is_closed() -> None:
     [b"X: " + b"y" * 600_000 + b"\r\n", b"X" * 600_000, b"".join(b"X%d: y\r\n" % number for number in range(60_000))],
     ids=["value", "name", "lines"],
 )
-async def test_answer_to_a_head_that_is_too_long_reaches_a_client_that_sends_all_of_it(head: bytes) -> None:
+async def test_answer_to_a_head_that_is_too_long_reaches_a_client_that_sends_all_of_it(
+    head: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LINGER_S", 60.0)
     async with accepting() as client, asyncio.timeout(60):
         connection = await asyncio.to_thread(socket.create_connection, ("127.0.0.1", client.port), 60)
         with connection:
