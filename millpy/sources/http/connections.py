@@ -96,6 +96,7 @@ class Connection(web.RequestHandler):
     def eof_received(self) -> bool | None:  # type: ignore[override] # asyncio reads what it returns
         """Keep a connection on which a client that sends nothing more waits for an answer; TLS has no such state."""
         self.has_ended = True
+        self._server.note_end(self)
         self._cut_off()
         is_idle = self._waiter is not None and not self._waiter.done()
         if self._drained is not None or is_idle or self.ssl_context is not None:
@@ -167,8 +168,9 @@ class Connection(web.RequestHandler):
 class BoundedServer(web.Server):
     """A server with a bounded number of connections.
 
-    Beyond the bound, the oldest connection without a request ends of the client that has the most connections; else its
-    oldest one that is still sending a body, unless the new one is of the same client. Otherwise the new one is refused.
+    Beyond the bound, the oldest connection without a request ends of the client that has the most connections; else the
+    oldest one, first of that client, whose client sends nothing more, and has mostly gone; else the oldest one of that
+    client that is still sending a body, unless the new one is of the same client. Otherwise the new one is refused.
 
     Args:
         handler: answers requests.
@@ -186,6 +188,7 @@ class BoundedServer(web.Server):
         self._most = most
         self._mark = mark
         self._by_host: dict[str, dict[Connection, None]] = {}
+        self._ended: dict[Connection, None] = {}
         self._open = 0
         self._accepting: list[tuple[socket.socket, asyncio.Task[None]]] = []
         self.on_refusal: Callable[[int, str], None] = lambda _status, _reason: None
@@ -295,21 +298,38 @@ class BoundedServer(web.Server):
             answer.headers[GRAPH_HEADER] = self._mark
         return answer
 
+    def note_end(self, connection: Connection) -> None:
+        """Note that the client of a connection sends nothing more."""
+        if connection in self._by_host.get(connection.host, {}):
+            self._ended[connection] = None
+
     def _make_room(self, host: str) -> bool:
         """End a connection for a new one of this host, and tell whether there was one."""
+        connection = self._to_end(host)
+        if connection is None:
+            return False
+        self._forget(connection)
+        if connection.opening is not None:
+            connection.opening.cancel()
+        connection.force_close()
+        return True
+
+    def _to_end(self, host: str) -> Connection | None:
+        """Return the connection that ends for a new one of this host; None if there is none.
+
+        A client that has gone looks like one that waits for its last answer. Its records are committed all the same.
+        """
         of_host = max(self._by_host, key=lambda host: len(self._by_host[host]))
-        phases = (Phase.IDLE, Phase.READING) if of_host != host else (Phase.IDLE,)
-        for phase in phases:
-            for connection in self._by_host[of_host]:
-                if connection.phase is phase:
-                    self._forget(connection)
-                    if connection.opening is not None:
-                        connection.opening.cancel()
-                    connection.force_close()
-                    return True
-        return False
+        most = self._by_host[of_host]
+        idle = next((x for x in most if x.phase is Phase.IDLE), None)
+        if idle is not None:
+            return idle
+        if self._ended:
+            return next((x for x in self._ended if x.host == of_host), next(iter(self._ended)))
+        return next((x for x in most if x.phase is Phase.READING), None) if of_host != host else None
 
     def _forget(self, connection: Connection) -> None:
+        self._ended.pop(connection, None)
         of_host = self._by_host.get(connection.host, {})
         if connection in of_host:
             del of_host[connection]

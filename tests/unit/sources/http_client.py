@@ -128,9 +128,14 @@ def setups_of(source: Http, limits: Limits, clock: Clock | None = None, **more: 
 
 @asynccontextmanager
 async def accepting(
-    path: str = "/readings", *, limits: Limits | None = None, clock: Clock | None = None, **settings: Any
+    path: str = "/readings",
+    *,
+    url: str = URL,
+    limits: Limits | None = None,
+    clock: Clock | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Client]:
-    source = Http(path, url=URL, **settings)
+    source = Http(path, url=url, **settings)
     events: list[tuple[str, Any]] = []
     setups = setups_of(source, limits or Limits(), clock, tell=lambda kind, detail: events.append((kind, detail)))
     made = [source.connect(setup) for setup in setups]
@@ -161,6 +166,6 @@ async def half_a_body(port: int) -> AsyncIterator[asyncio.StreamReader]:
 
 
 async def until(claim: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not claim():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""HTTP clients that send nothing more, and heads that are too long: each gets its answer."""
+"""HTTP clients that send nothing more, that have gone, or whose heads are too long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import socket
 
 import pytest
 
+from millpy import HttpBounds
 from millpy.sources.http import connections
+from millpy.sources.http import listener as listeners
 from tests.unit.sources.http_client import Client, accepting, reading, until
 
 HEAD = b"POST /readings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -120,3 +122,102 @@ async def test_client_that_never_stops_sending_its_head_is_cut_off(monkeypatch: 
                 await writer.drain()
         writer.close()
         await until(lambda: client.traffic.connections == 0)
+
+
+PATIENT = HttpBounds(answer_s=3600.0)
+
+
+class Waiting:
+    """A client that waits for the commit of one record, and may have shut its sending side down."""
+
+    def __init__(self, client: Client, host: str = "127.0.0.1") -> None:
+        self._client, self._host = client, host
+
+    async def send(self, *, ends: bool) -> Waiting:
+        before = len(self._client.batches)
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self._client.port, local_addr=(self._host, 0), limit=1_000_000
+        )
+        self.reader, self.writer = reader, writer
+        writer.write(request_of(1))
+        if ends:
+            writer.write_eof()
+        await until(lambda: len(self._client.batches) == before + 1)
+        return self
+
+    async def answer(self) -> bytes:
+        """Return the answer; empty if the connection ends without one."""
+        found = await self.reader.readline()
+        self.writer.close()
+        return found
+
+
+async def status_of_new_client(client: Client) -> bytes:
+    """Return the status for a client that connects again while the server has not read the end of others."""
+    while True:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(b"GET /readings HTTP/1.1\r\nHost: x\r\n\r\n")
+        try:
+            status = (await reader.readline()).split()[1:2]
+        except ConnectionError:
+            status = []
+        writer.close()
+        if status and status != [b"503"]:
+            return status[0]
+
+
+async def test_clients_that_have_gone_make_room_and_their_records_are_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listeners, "connections_max", lambda: 3)
+    async with accepting(bounds=PATIENT) as client, asyncio.timeout(60):
+        client.committing = False
+        for _ in range(3):
+            gone = await Waiting(client).send(ends=False)
+            gone.writer.close()
+            await gone.writer.wait_closed()
+
+        assert await status_of_new_client(client) == b"405"
+        for batch in client.batches:
+            await client.injectors[0].acknowledge(batch.token)
+        await until(lambda: client.traffic.records == 3)
+        await until(lambda: (client.traffic.connections, client.traffic.waiting_requests) == (0, 0))
+
+
+async def test_idle_connection_ends_before_that_of_a_client_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "connections_max", lambda: 2)
+    async with accepting(bounds=PATIENT) as client, asyncio.timeout(60):
+        client.committing = False
+        waiting = await Waiting(client).send(ends=True)
+        idle = await asyncio.open_connection("127.0.0.1", client.port)
+        await until(lambda: client.traffic.connections == 2)
+
+        assert await status_of_new_client(client) == b"405"
+        assert await idle[0].read() == b""
+        await client.injectors[0].acknowledge(client.batches[0].token)
+        assert (await waiting.answer()).split()[1] == b"200"
+        idle[1].close()
+
+
+async def test_client_that_sends_nothing_more_gives_room_first_if_its_address_has_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listeners, "connections_max", lambda: 4)
+    async with accepting(bounds=PATIENT) as client, asyncio.timeout(60):
+        client.committing = False
+        other = await Waiting(client, "127.0.0.2").send(ends=True)
+        sends_on = await Waiting(client).send(ends=False)
+        own = [await Waiting(client).send(ends=True) for _ in range(2)]
+
+        assert await status_of_new_client(client) == b"405"
+        assert await own[0].answer() == b""
+        third = await Waiting(client).send(ends=False)
+        assert await status_of_new_client(client) == b"405"
+        assert await own[1].answer() == b""
+        fourth = await Waiting(client).send(ends=False)
+        assert await status_of_new_client(client) == b"405"
+        assert await other.answer() == b"", "of any address, before a client is refused"
+        for batch in client.batches:
+            await client.injectors[0].acknowledge(batch.token)
+        for live in (sends_on, third, fourth):
+            assert (await live.answer()).split()[1] == b"200"
