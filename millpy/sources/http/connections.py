@@ -17,7 +17,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from millpy.clock import SystemClock
@@ -80,6 +80,7 @@ class Connection(web.RequestHandler):
         self.opening: asyncio.Task[None] | None = None
         self.request: web.BaseRequest | None = None
         self.has_ended = False
+        self._rest: StreamReader | None = None
         self._drained: asyncio.Future[None] | None = None
         self._drained_bytes = 0
 
@@ -90,7 +91,7 @@ class Connection(web.RequestHandler):
 
     def begin(self, request: web.BaseRequest) -> None:
         """Note the request that is answered."""
-        self.phase, self.request = Phase.READING, request
+        self.phase, self.request, self._rest = Phase.READING, request, None
         self._cut_off()
 
     def eof_received(self) -> bool | None:  # type: ignore[override] # asyncio reads what it returns
@@ -98,6 +99,7 @@ class Connection(web.RequestHandler):
         self.has_ended = True
         self._server.note_end(self)
         self._cut_off()
+        self._end_rest()
         is_idle = self._waiter is not None and not self._waiter.done()
         if self._drained is not None or is_idle or self.ssl_context is not None:
             self._end_draining()
@@ -106,13 +108,18 @@ class Connection(web.RequestHandler):
 
     def _cut_off(self) -> None:
         """Let the reader of a body fail that will not be complete."""
-        if self.has_ended and self.request is not None and not self.request.content.is_eof():
+        if self.request is None or self.request.content.is_eof():
+            return
+        if self.has_ended:
             self.request.content.set_exception(web.RequestPayloadError("the client has stopped sending"))
+        elif self.has_more:  # what the parser found behind a part of a body is an error
+            self.request.content.set_exception(web.RequestPayloadError("it does not have the form of its head"))
 
     def data_received(self, data: bytes) -> None:
-        """Parse what a client sends; after a head that was refused, drop a bounded amount of it."""
+        """Parse what a client sends; after a head or body that was refused, drop a bounded amount of it."""
         if self._drained is None:
             super().data_received(data)
+            self._cut_off()
             return
         self._drained_bytes += len(data)
         if self._drained_bytes > LINGER_BYTES_MAX:
@@ -121,16 +128,22 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """End what waits for the client."""
         self._end_draining()
+        self._end_rest()
         super().connection_lost(exc)
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer. The one to a malformed head waits until the client has read it.
+        """Send an answer. The one to a malformed head or body waits until the client has read it.
 
-        Closing a socket with unread data resets the connection, and the client may lose the answer.
+        Closing a socket with unread data resets the connection, and the client may lose the answer. aiohttp reads the
+        rest of another body that was answered early, but fails if it will not be complete.
         """
         found = await super().finish_response(request, resp, start_time)
+        self._rest = None if request.content.is_eof() else request.content
+        is_broken = self._rest is not None and self._rest.exception() is not None
+        if is_broken:
+            self._drained = asyncio.get_running_loop().create_future()
         if self._drained is not None and self.transport is not None and not self.has_ended:
             if self.transport.can_write_eof():
                 self.transport.write_eof()
@@ -138,7 +151,16 @@ class Connection(web.RequestHandler):
             with suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):
                     await self._drained
+        if is_broken or self.has_ended or self.transport is None:
+            self._end_rest()
         return found
+
+    def _end_rest(self) -> None:
+        """End a connection whose last request has its answer, and whose body will not be complete."""
+        rest, self._rest = self._rest, None
+        if rest is not None and not rest.is_eof():
+            self.force_close()
+            rest.feed_eof()
 
     def _end_draining(self) -> None:
         if self._drained is not None and not self._drained.done():

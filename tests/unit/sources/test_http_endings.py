@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
+import ssl
+import struct
+from pathlib import Path
 
 import pytest
+import trustme
 
 from millpy import HttpBounds
 from millpy.sources.http import connections
+from millpy.sources.http import endpoint as endpoints
 from millpy.sources.http import listener as listeners
 from tests.unit.sources.http_client import Client, accepting, reading, until
 
@@ -221,3 +227,81 @@ async def test_client_that_sends_nothing_more_gives_room_first_if_its_address_ha
             await client.injectors[0].acknowledge(batch.token)
         for live in (sends_on, third, fourth):
             assert (await live.answer()).split()[1] == b"200"
+
+
+HALVES = {
+    "400": HEAD + b"Content-Length: 900\r\n\r\n[",
+    "400 chunked": HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n[",
+    "400 malformed": HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n[[[[[z",
+    "405": b"PUT /readings HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n[",
+    "413": HEAD + b"Content-Length: 9000000\r\n\r\n[",
+    "503": b"POST /other HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n[",
+}
+
+
+@pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_upload_that_is_broken_off_is_not_logged_as_a_fault(
+    half: bytes, tls: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LINGER_S", 3600.0)  # a client that has gone is not awaited
+    caplog.set_level(logging.WARNING)
+    url, known = "http://127.0.0.1:0", None
+    if tls:
+        authority = trustme.CA()
+        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "pem"))
+        known = ssl.create_default_context()
+        authority.configure_trust(known)
+        url = f"https://127.0.0.1:0?certificate={tmp_path / 'pem'}&key={tmp_path / 'pem'}"
+    async with accepting(url=url) as client, asyncio.timeout(60):
+        traffic = client.traffic
+
+        def is_read() -> bool:
+            return sum(traffic.requests.values()) > before or traffic.waiting_requests > 0
+
+        for ending in ("at once", "close", "answered", "abort", "reset"):
+            before = sum(traffic.requests.values())
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.port, ssl=known)
+            writer.write(half)
+            if ending != "at once":
+                await until(lambda: is_read() or b"/other" in half)
+            if ending == "answered" and not traffic.waiting_requests:
+                assert (await reader.readline()).startswith(b"HTTP/1.")
+            if ending == "abort":
+                writer.transport.abort()
+            elif ending == "reset":
+                connection = writer.get_extra_info("socket")
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+            else:
+                writer.close()
+            await until(lambda: (traffic.connections, traffic.waiting_requests) == (0, 0))
+        if not tls:
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+            writer.write(half)
+            writer.write_eof()
+            answer = await reader.read()
+            writer.close()
+            assert answer.split()[1] in [name.split()[0].encode() for name in HALVES]
+            await until(lambda: traffic.connections == 0)
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+async def test_answer_to_a_malformed_body_comes_at_once_to_a_client_that_sends_all_of_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "BODY_S_MAX", 3600.0)
+    monkeypatch.setattr(connections, "LINGER_S", 60.0)
+    async with accepting() as client, asyncio.timeout(60):
+        connection = await asyncio.to_thread(socket.create_connection, ("127.0.0.1", client.port), 60)
+        with connection:
+            await asyncio.to_thread(connection.sendall, HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\n[")
+            await until(lambda: client.traffic.waiting_requests == 1)
+            await asyncio.to_thread(connection.sendall, b"z" * 600_000)
+            answer = b""
+            while more := await asyncio.to_thread(connection.recv, 65_536):
+                answer += more
+        await until(lambda: client.traffic.connections == 0)
+
+        assert (answer.split()[1], answer.count(b"HTTP/1."), b"cut off or malformed" in answer) == (b"400", 1, True)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
