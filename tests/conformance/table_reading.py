@@ -12,7 +12,7 @@ import psycopg
 
 from millpy import ChangeFields, PostgresTable
 from millpy.clock import SystemClock
-from millpy.ingest.protocol import Source, SourceSetup
+from millpy.ingest.protocol import Source, SourceSetup, TakeBound
 from millpy.limits import Limits
 from millpy.sources.postgres.table_reader import PageReader
 
@@ -79,11 +79,17 @@ async def reader(
 
 @asynccontextmanager
 async def reader_of(
-    source: Source, url: str, position: bytes | None = None, *, secret: str, limits: Limits | None = None
+    source: Source,
+    url: str,
+    position: bytes | None = None,
+    *,
+    secret: str,
+    limits: Limits | None = None,
+    bound: TakeBound | None = None,
 ) -> AsyncIterator[Reader]:
     setup = SourceSetup(
         graph="g", stream="s", partition="public.t", limits=limits or Limits(), clock=SystemClock(),
-        ready=asyncio.Event(), secret=secret, database=url,
+        ready=asyncio.Event(), secret=secret, database=url, bound=bound,
     )  # fmt: skip
     found = Reader(source.connect(setup), setup)  # type: ignore[arg-type]
     async with asyncio.timeout(25):

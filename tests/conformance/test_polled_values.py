@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import random
 from datetime import timedelta
-from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from psycopg import sql
 
 from millpy import PolledTable, milliseconds
+from millpy.ingest.protocol import FixedBound
 from millpy.limits import Limits
-from millpy.sources.postgres import polled_position
-from millpy.sources.postgres.polled_position import Key, PolledPosition
+from millpy.sources.postgres.polled_position import PolledPosition
+from millpy.sources.postgres.polled_rows import late_rows
 from millpy.sources.postgres.polled_thread import look_at_polled_table
 from millpy.sources.postgres.table_copy import KeyRange, pieces
 from tests.conformance.table_reading import reader_of, table_of
@@ -79,56 +79,131 @@ async def test_numbers_that_are_equal_and_written_differently_are_read_once(data
     assert read == [1, 2, 3, 5, 6, 7, 8, 9]
 
 
-def read_behind(position: PolledPosition, rows: list[Key], upto: Key) -> list[tuple[str, list[Key]]]:
-    """Return what a reader gets of a table with these rows, as SQL would: the late rows, and those that follow."""
-    late = [
-        row
-        for row in rows
-        if position.key and row[0] == position.key[0] and row <= position.key and row > (position.floor or ())
-    ]
-    following = [row for row in rows if position.key < row <= upto]
-    return [("late", [late[row] for row in position.unread(late)]), ("following", following)]
+async def test_equal_values_of_different_text_are_one_value(database_url: str, secret: str) -> None:
+    source = PolledTable("t", column="took", lag=timedelta(0), every=milliseconds(10))
+    with table_of(database_url, "id int PRIMARY KEY, took interval") as connection:
+        connection.execute("INSERT INTO t VALUES (4, '1 mon')")
+        async with reader_of(source, database_url, secret=secret) as found:
+            read = [row["id"] for row in await found.records(1)]
+            for number, took in ((6, "30 days"), (8, "720:00:00")):
+                connection.execute("INSERT INTO t VALUES (%s, %s)", [number, took])
+                read += [row["id"] for row in await found.records(1)]
+            connection.execute("INSERT INTO t VALUES (3, '720:00:00'), (5, '1 mon'), (7, '1 mon'), (9, '30 days')")
+            read += [row["id"] for row in await found.records(4)]
+            connection.execute("INSERT INTO t VALUES (1, '2 mon')")
+            read += [row["id"] for row in await found.records(1)]
+
+    assert read == [4, 6, 8, 3, 5, 7, 9, 1]
 
 
-@pytest.mark.parametrize("keys_max", [4, 1_000])
-@pytest.mark.parametrize("seed", range(20))
-def test_each_row_that_commits_within_the_lag_is_read_once(
-    seed: int, keys_max: int, monkeypatch: pytest.MonkeyPatch
+async def test_reader_that_restarts_after_each_partial_take_reads_each_late_row_once(
+    database_url: str, secret: str
 ) -> None:
-    """A model: transactions take a value that grows slowly and any key, and commit within the lag; readers crash."""
-    monkeypatch.setattr(polled_position, "KEYS_MAX", keys_max)
-    rng, lag = random.Random(seed), 10
-    position = PolledPosition((), ())
-    stored = position
-    open_: list[tuple[int, Key]] = []
-    rows: list[Key] = []
-    tops: list[tuple[int, Key]] = []
-    committed: list[Key] = []
-    read: list[Key] = []
-    for now in range(1_000):
-        if now < 900 and rng.random() < 0.7:
-            value = now // 25
-            open_.append((now + rng.randrange(lag), (f"{value:04}", f"{rng.randrange(10**9):09}")))
-        committed += [key for due, key in open_ if due <= now]
-        open_ = [(due, key) for due, key in open_ if due > now]
-        rows = sorted(committed)
-        if rows and (not tops or tops[-1][1] != rows[-1]):
-            tops.append((now, rows[-1]))
-        safe: Any = None
-        while tops and tops[0][0] < now - lag:
-            safe = tops.pop(0)[1]
-        if safe is not None:
-            for kind, found in read_behind(position, rows, safe):
-                while found:
-                    count = rng.randint(1, 5)
-                    position = (position.advance_late if kind == "late" else position.advance)(found[:count])
-                    read += found[:count]
-                    found = found[count:]
-            stored = position
-        elif rng.random() < 0.05:  # a crash; the next reader has the stored position, and notes anew
-            position, tops = stored, []
+    source = PolledTable("t", column="day", lag=timedelta(0), every=milliseconds(10))
+    limits, bound = Limits(bundle_records_max=1_500), FixedBound(700, 10**6)
+    insert = "INSERT INTO t SELECT md5(i::text), '2026-11-28' FROM generate_series(%s::int, %s) AS i"
+    with table_of(database_url, "id text PRIMARY KEY, day date") as connection:
+        connection.execute("CREATE INDEX ON t (day, id)")
+        connection.execute(insert, [1, 800])
+        async with reader_of(source, database_url, secret=secret) as found:
+            read = [row["id"] for row in await found.records(800)]
+        connection.execute(insert, [801, 10_000])
+        position = found.position
+        while len(read) < 10_000:
+            async with reader_of(source, database_url, position, secret=secret, limits=limits, bound=bound) as found:
+                for _ in range(3):
+                    read += [row["id"] for row in await found.take()] if len(read) < 10_000 else []
+            position = found.position
+        connection.execute("INSERT INTO t VALUES ('z', '2026-11-28')")
+        async with reader_of(source, database_url, position, secret=secret) as found:
+            read += [row["id"] for row in await found.records(1)]
 
-    assert len(read) == len(set(read)), "a row was read twice"
-    if keys_max == 1_000:
-        assert set(read) == set(committed)
-    assert len(position.read) + len(position.late) <= keys_max
+    assert len(read) == len(set(read)) == 10_001
+    assert read[-1] == "z"
+
+
+async def test_row_with_fewer_than_the_remembered_rows_behind_it_is_read_after_many_late_ones(
+    database_url: str, secret: str
+) -> None:
+    source = PolledTable("t", column="day", lag=timedelta(0), every=milliseconds(10))
+    with table_of(database_url, "id int PRIMARY KEY, day date") as connection:
+        connection.execute("INSERT INTO t SELECT 10000 + 10 * i, '2026-11-28' FROM generate_series(1, 600) AS i")
+        async with reader_of(source, database_url, secret=secret) as found:
+            read = await found.records(600)
+            connection.execute(
+                "INSERT INTO t SELECT i, '2026-11-28' FROM generate_series(1, 600) AS i;"
+                " INSERT INTO t VALUES (16001, '2026-11-28')"
+            )
+            read += await found.records(601)
+            connection.execute("INSERT INTO t VALUES (0, '2026-11-28'), (9000, '2026-11-28'), (15995, '2026-11-28')")
+            connection.execute("INSERT INTO t VALUES (16002, '2026-11-28')")
+            late = [row["id"] for row in await found.records(3)]
+
+    assert len(read) == 1_201
+    assert late == [9_000, 15_995, 16_002], "0 has more rows behind it than a position remembers"
+
+
+async def test_position_of_a_version_that_did_not_read_late_rows_reads_none_again(
+    database_url: str, secret: str
+) -> None:
+    source = PolledTable("t", column="day", lag=timedelta(0), every=milliseconds(10))
+    with table_of(database_url, "id int PRIMARY KEY, day date") as connection:
+        connection.execute("INSERT INTO t SELECT i, '2026-11-28' FROM generate_series(1, 600) AS i")
+        facts = look_at_polled_table(connection, source)
+        old = msgspec.json.encode({"key": ["2026-11-28", "600"], "order": facts.order})
+        async with reader_of(source, database_url, old, secret=secret) as found:
+            connection.execute("INSERT INTO t VALUES (700, '2026-11-28')")
+            read = [row["id"] for row in await found.records(1)]
+            connection.execute("INSERT INTO t VALUES (650, '2026-11-28'), (701, '2026-11-28')")
+            read += [row["id"] for row in await found.records(2)]
+
+    assert read == [700, 650, 701]
+
+
+async def test_known_rows_are_passed_by_their_keys(database_url: str, secret: str) -> None:
+    source = PolledTable("t", column="n", lag=timedelta(0))
+    with table_of(database_url, "id int PRIMARY KEY, n int, more text") as connection:
+        connection.execute("INSERT INTO t SELECT i, 1, repeat('x', 1000) FROM generate_series(1, 9) AS i")
+        facts = look_at_polled_table(connection, source)
+        position = PolledPosition(("1", "9"), facts.order, (), (("1",), ("2",), ("5",), ("9",))).begin_pass()
+        table = sql.Identifier("public", "t")
+        (found,) = late_rows(connection, table, facts, position, rows_max=10, bytes_max=100_000)
+
+    assert [key for _, key in found.piece.keys] == ["3", "4", "6", "7", "8"]
+    assert [key for _, key in found.seen] == [str(number) for number in range(1, 10)]
+    assert found.behind == [3, 4, 6, 7, 8]
+
+
+async def test_value_with_more_rows_than_a_position_remembers_is_warned_of_once(
+    database_url: str, secret: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = PolledTable("t", column="n", lag=timedelta(0), every=milliseconds(10))
+    with table_of(database_url, "id int PRIMARY KEY, n int") as connection:
+        connection.execute("INSERT INTO t SELECT i, i % 2 FROM generate_series(1, 2200) AS i")
+        async with reader_of(source, database_url, secret=secret) as found:
+            read = await found.records(2_200)
+            for number in range(2_201, 2_204):
+                connection.execute("INSERT INTO t VALUES (%s, 1)", [number])
+                read += await found.records(1)
+            connection.execute("INSERT INTO t SELECT i, 2 FROM generate_series(3001, 4100) AS i")
+            read += await found.records(1_100)
+            connection.execute("INSERT INTO t VALUES (5000, 3)")
+            read += await found.records(1)
+
+    assert len(read) == 3_304
+    warnings = [record.getMessage() for record in caplog.records if "than a position remembers" in record.message]
+    assert [message.split(" than ")[0] for message in warnings] == [
+        "table public.t has more rows with n = 1",
+        "table public.t has more rows with n = 2",
+    ]
+
+
+def test_position_is_bounded_in_bytes() -> None:
+    keys = [("1", f"{number:05}" + "x" * 4_000) for number in range(100)]
+    position = PolledPosition((), (), ()).advance(keys, [0])
+
+    assert 15 <= len(position.read) < 17
+    assert position.floor == keys[-len(position.read) - 1]
+    assert position.forgets
+    longest = PolledPosition((), (), ()).advance([("1", "x" * 70_000)], [0])
+    assert (longest.floor, longest.read) == (longest.key, ())

@@ -21,12 +21,13 @@ class PolledTable(Source):
     """The rows of a table whose column grows, such as a serial number or a time of insertion, once each.
 
     A row is read when the column has had its value, or a greater one, for `lag`: transactions that take a value and
-    commit it later than that are missed. Deletes are not seen, and updates only if they raise the column. The identity
-    has the table and the column.
+    commit it later than that are missed. So are rows that come, by their primary key, before 1,000 or more rows of the
+    same value that were read. Deletes are not seen, and updates only if they raise the column. The identity has the
+    table and the column.
 
     Attributes:
         table: the name, `events` (in schema public) or `plant.events`. It needs a primary key.
-        column: the column; it should have an index that begins with it. Rows with NULL are not read.
+        column: the column; there should be an index on it and then the primary key. Rows with NULL are not read.
         lag: the time within which every transaction commits after it has taken a value, at least 0.
         every: how often to look, at least 10 ms.
         database: the URL of another database than that of the workers; it overrides `MILLPY_SOURCE_DATABASE_URL`.

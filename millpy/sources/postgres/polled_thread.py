@@ -3,11 +3,12 @@
 At each look it notes the last row in the order of the column and the primary key. A row that was noted `lag` ago is
 safe: the transactions that took a smaller value have committed since, and where keys grow, too, those that took the
 same value and a smaller key. The rows up to it are read in this order, behind the last one that was read. Keys need not
-grow: rows of the same value that have come before the last one since are read, too (`polled_position.py`).
+grow: rows of the same value that have come before the last one since are read first (`polled_position.py`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,12 +24,14 @@ from millpy.sources.postgres.change_records import ChangeRecords
 from millpy.sources.postgres.page_thread import PageThread
 from millpy.sources.postgres.polled import PolledTable
 from millpy.sources.postgres.polled_position import Key, PolledPosition
+from millpy.sources.postgres.polled_rows import find_begins, late_rows
 from millpy.sources.postgres.table import NO_CHANGE_FIELDS, table_name
 from millpy.sources.postgres.table_checks import TableFacts, forms, look_at_key
 from millpy.sources.postgres.table_copy import CopyPiece, KeyRange, pieces
 from millpy.sources.postgres.table_reader import Call, PageReader, database_of
 from millpy.store.postgres.statements import statement
 
+log = logging.getLogger(__name__)
 TOPS_MAX = 10_000
 """Rows that are kept until they are safe; with more, some are left out, and reading lags a little more."""
 
@@ -85,6 +88,7 @@ class PolledThread(PageThread):
         self._source = source
         self._schema, self._name = table_name(source.table, "PolledTable")
         self._position = position
+        self._has_warned = False  # of the last value
 
     def _read(self, connection: psycopg.Connection[Any]) -> None:
         facts = self._look_at_table(connection)
@@ -131,38 +135,58 @@ class PolledThread(PageThread):
     def _read_to(
         self, connection: psycopg.Connection[Any], facts: TableFacts, records: ChangeRecords, upto: Key
     ) -> None:
-        before = self._position
-        after = None if before is None else before.key
-        if before is not None:  # of the value that is about to be passed
-            self._read_rows(connection, facts, records, KeyRange(before.floor, before.key, of_one_value=True))
-        self._read_rows(connection, facts, records, KeyRange(after, upto))
-
-    def _read_rows(
-        self, connection: psycopg.Connection[Any], facts: TableFacts, records: ChangeRecords, wanted: KeyRange
-    ) -> None:
-        limits, place = self._setup.limits, sql.Identifier(self._schema, self._name)
+        limits, table = self._setup.limits, sql.Identifier(self._schema, self._name)
         rows_max, bytes_max = limits.bundle_records_max, limits.bundle_bytes_max // 2
-        for piece in pieces(connection, place, facts, wanted, rows_max=rows_max, bytes_max=bytes_max):
+        position, after = self._position or PolledPosition((), facts.order, floor=()), None
+        if self._position is not None:  # of the value that is about to be passed
+            after, position = position.key, position.begin_pass()
+            for late in late_rows(connection, table, facts, position, rows_max=rows_max, bytes_max=bytes_max):
+                position = self._put_rows(records, late.piece, late.seen, late.behind, position.pass_late)
+                if self.stopped():
+                    return
+            self._position = position = position.end_late()
+        for piece in pieces(connection, table, facts, KeyRange(after, upto), rows_max=rows_max, bytes_max=bytes_max):
+            begins = find_begins(connection, facts.key[0], after, piece.keys)
+            advance, counts = partial(position.advance, begins=begins), range(1, len(piece.keys) + 1)
+            position, after = self._put_rows(records, piece, piece.keys, counts, advance), piece.keys[-1]
             if self.stopped():
                 return
-            before = self._position or PolledPosition((), facts.order)
-            advance = before.advance
-            if wanted.of_one_value:
-                piece, advance = _unread(piece, before), before.advance_late
-            if not piece.keys:
-                continue
+            self._has_warned = self._has_warned and not begins
+        self._warn_of_forgotten(position)
+
+    def _put_rows(
+        self,
+        records: ChangeRecords,
+        piece: CopyPiece,
+        seen: Sequence[Key],
+        counts: Sequence[int],
+        advance: Callable[[Sequence[Key]], PolledPosition],
+    ) -> PolledPosition:
+        """Hand rows to the injector.
+
+        Args:
+            records: what makes records of them.
+            piece: the rows.
+            seen: the keys of all rows that were passed.
+            counts: for each row, how many of these are at or before it.
+            advance: returns the position behind some of these.
+
+        Returns:
+            The position behind all.
+        """
+        if piece.rows:
             page = self._copied_page(records, piece, int(self._setup.clock.now_us()), lambda key: key)
-            page.position_of = partial(_position_behind, advance, piece.keys)
+            page.position_of = lambda row: advance(seen[: counts[row]])
             self._put_page(page)
-            self._position = advance(piece.keys)
+        self._position = advance(seen)
+        return self._position
 
-
-def _unread(piece: CopyPiece, position: PolledPosition) -> CopyPiece:
-    rows = position.unread(piece.keys)
-    return CopyPiece(piece.columns, [piece.rows[row] for row in rows], [piece.keys[row] for row in rows])
-
-
-def _position_behind(
-    advance: Callable[[Sequence[Key]], PolledPosition], keys: Sequence[Key], row: int
-) -> PolledPosition:
-    return advance(keys[: row + 1])
+    def _warn_of_forgotten(self, position: PolledPosition) -> None:
+        if position.forgets and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "table %s.%s has more rows with %s = %s than a position remembers: new ones whose primary key comes"
+                " before %s are not read. Let the primary key grow, or choose a finer column",
+                self._schema, self._name, self._source.column, position.key[0],
+                ", ".join((position.floor or position.key)[1:]),
+            )  # fmt: skip

@@ -45,10 +45,14 @@ class SortColumn(NamedTuple):
     operators: str
 
     @property
+    def kind(self) -> str:
+        """The type without a size; one name for all whole numbers."""
+        return "integer" if self.type in _WHOLE_NUMBERS else _SIZE.sub("", self.type)
+
+    @property
     def order(self) -> str:
         """The order of its values: it stays when a number or a text becomes longer."""
-        kind = "integer" if self.type in _WHOLE_NUMBERS else _SIZE.sub("", self.type)
-        return f"{self.name} {kind} {self.collation or ''}".rstrip()
+        return f"{self.name} {self.kind} {self.collation or ''}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

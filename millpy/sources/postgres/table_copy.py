@@ -146,6 +146,19 @@ def is_upto(
     return [bool((connection.execute(query, given | _bound(bound)).fetchone() or (False,))[0]) for bound in bounds]
 
 
+def equal_pairs(connection: psycopg.Connection[Any], column: SortColumn, pairs: Sequence[tuple[str, str]]) -> list[int]:
+    """Return the places of pairs of texts that are equal values of a column, such as the numbers 1.0 and 1.00."""
+    sides = [sql.SQL("CAST({} AS {})").format(sql.SQL(name), sql.SQL(column.type)) for name in ("one", "other")]
+    if column.collation:
+        sides = [sql.SQL("{} COLLATE {}").format(side, sql.SQL(column.collation)) for side in sides]
+    query = sql.SQL(
+        "SELECT place - 1 FROM ROWS FROM (unnest(%(ones)s::text[]), unnest(%(others)s::text[])) WITH ORDINALITY"
+        " AS pair (one, other, place) WHERE {} ORDER BY place"
+    ).format(_compared(column, sides[0], "=", sides[1]))
+    given = {"ones": [one for one, _ in pairs], "others": [other for _, other in pairs]}
+    return [int(place) for (place,) in connection.execute(query, given, prepare=False).fetchall()]
+
+
 def _bound(values: Sequence[str], name: str = "bound") -> dict[str, str]:
     return {f"{name}{place}": value for place, value in enumerate(values)}
 
