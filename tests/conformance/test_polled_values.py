@@ -13,6 +13,7 @@ from psycopg import sql
 from millpy import PolledTable, milliseconds
 from millpy.ingest.protocol import FixedBound
 from millpy.limits import Limits
+from millpy.sources.postgres import table_copy
 from millpy.sources.postgres.polled_position import PolledPosition
 from millpy.sources.postgres.polled_rows import late_rows
 from millpy.sources.postgres.polled_thread import look_at_polled_table
@@ -160,7 +161,7 @@ async def test_position_of_a_version_that_did_not_read_late_rows_reads_none_agai
     assert read == [700, 650, 701]
 
 
-async def test_known_rows_are_passed_by_their_keys(database_url: str, secret: str) -> None:
+async def test_known_rows_are_passed_by_their_keys(database_url: str) -> None:
     source = PolledTable("t", column="n", lag=timedelta(0))
     with table_of(database_url, "id int PRIMARY KEY, n int, more text") as connection:
         connection.execute("INSERT INTO t SELECT i, 1, repeat('x', 1000) FROM generate_series(1, 9) AS i")
@@ -172,6 +173,25 @@ async def test_known_rows_are_passed_by_their_keys(database_url: str, secret: st
     assert [key for _, key in found.piece.keys] == ["3", "4", "6", "7", "8"]
     assert [key for _, key in found.seen] == [str(number) for number in range(1, 10)]
     assert found.behind == [3, 4, 6, 7, 8]
+
+
+async def test_index_ends_a_range(database_url: str) -> None:
+    """Otherwise, each range among the rows of a value would read all rows behind it."""
+    source = PolledTable("t", column="n")
+    with table_of(database_url, "id int PRIMARY KEY, n int") as connection:
+        connection.execute("CREATE INDEX ON t (n, id)")
+        connection.execute("INSERT INTO t SELECT i, 1 FROM generate_series(1, 5000) AS i")
+        connection.execute("ANALYZE t; SET enable_seqscan TO off; SET enable_bitmapscan TO off")
+        facts = look_at_polled_table(connection, source)
+        query = table_copy._query(
+            sql.Identifier("public", "t"), facts, KeyRange(("1", "10"), ("1", "20"), of_one_value=True), has_begun=True
+        )
+        bounds = {"bound0": "1", "bound1": "10", "upto0": "1", "upto1": "20", "count": 1_000}
+        found = connection.execute(sql.SQL("EXPLAIN (ANALYZE) {}").format(query), bounds, prepare=False).fetchall()
+
+    plan = "\n".join(line for (line,) in found)
+    assert "Index" in plan
+    assert "Removed by Filter" not in plan
 
 
 async def test_value_with_more_rows_than_a_position_remembers_is_warned_of_once(

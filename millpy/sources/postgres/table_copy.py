@@ -126,7 +126,7 @@ def _query(table: sql.Identifier, facts: TableFacts, wanted: KeyRange, *, has_be
     if wanted.upto is not None:  # the first condition serves the index
         operator = "=" if wanted.of_one_value else "<="
         conditions.append(_compared(facts.key[0], key[0], operator, _given(facts.key[0], "upto0")))
-        conditions.append(sql.SQL("NOT {}").format(_is_behind(facts, key, "upto")))
+        conditions.append(_is_before(facts, key, "upto"))
     return sql.SQL("SELECT {columns} FROM {table} WHERE {where} ORDER BY {key} LIMIT {count}").format(
         columns=sql.SQL(", ").join(map(sql.Identifier, facts.columns)),
         table=_rows_of(table, facts.is_partitioned),
@@ -166,9 +166,8 @@ def _bound(values: Sequence[str], name: str = "bound") -> dict[str, str]:
 def _is_behind(facts: TableFacts, values: Sequence[sql.Composable], name: str = "bound") -> sql.Composed:
     """Return the condition that values are behind the bound of this name, in the order of the key."""
     bounds = [_given(column, f"{name}{place}") for place, column in enumerate(facts.key)]
-    if len({column.operators for column in facts.key}) == 1:
-        rows = [sql.SQL("({})").format(sql.SQL(", ").join(side)) for side in (values, bounds)]
-        return sql.SQL("({})").format(_compared(facts.key[0], rows[0], ">", rows[1]))
+    if _compare_as_rows(facts):
+        return sql.SQL("({})").format(_compared(facts.key[0], _row(values), ">", _row(bounds)))
     *first, (column, value, bound) = zip(facts.key, values, bounds, strict=True)
     condition = _compared(column, value, ">", bound)
     for column, value, bound in reversed(first):
@@ -176,6 +175,22 @@ def _is_behind(facts: TableFacts, values: Sequence[sql.Composable], name: str = 
             _compared(column, value, ">=", bound), _compared(column, value, ">", bound), condition
         )
     return condition
+
+
+def _is_before(facts: TableFacts, values: Sequence[sql.Composable], name: str) -> sql.Composed:
+    """Return the condition that values are at or before the bound of this name, in a form for which an index serves."""
+    if not _compare_as_rows(facts):
+        return sql.SQL("NOT {}").format(_is_behind(facts, values, name))
+    bounds = [_given(column, f"{name}{place}") for place, column in enumerate(facts.key)]
+    return sql.SQL("({})").format(_compared(facts.key[0], _row(values), "<=", _row(bounds)))
+
+
+def _compare_as_rows(facts: TableFacts) -> bool:
+    return len({column.operators for column in facts.key}) == 1
+
+
+def _row(values: Sequence[sql.Composable]) -> sql.Composed:
+    return sql.SQL("({})").format(sql.SQL(", ").join(values))
 
 
 def _compared(column: SortColumn, left: sql.Composable, operator: str, right: sql.Composable) -> sql.Composed:
