@@ -219,8 +219,8 @@ def test_each_row_that_commits_within_the_lag_is_read_once(
     monkeypatch.setattr(polled_rows, "equal_pairs", equal_pairs)
     world.run()
 
-    assert world.crashes > 5
-    assert world.late > 30
+    assert world.crashes > 3
+    assert world.late > 3
     assert len(world.taken) == len(set(world.taken)), "a row was read twice"
     assert world.owed - world.deleted <= set(world.taken), "a row was missed"
     if keys_max == 1_000:
