@@ -49,6 +49,25 @@ def test_worker_that_holds_none_of_its_intervals_releases_none() -> None:
     assert decided.to_release == ()
 
 
+def test_a_worker_of_some_computations_claims_its_share_of_these_only() -> None:
+    found = snapshot({1: None, 2: None, 3: None}, A, B, only={A: ("c",), B: ("c", "d")})
+
+    assert moves(A, found, {"c": [1, 2], "d": [3]}, frozenset()).to_claim == (1,)
+    assert moves(B, found, {"c": [1, 2], "d": [3]}, frozenset()).to_claim == (1, 3)
+
+
+def test_a_worker_with_a_part_of_its_share_claims_only_the_rest() -> None:
+    decided = moves(A, snapshot({1: A, 2: None, 3: None, 4: None}, A, B), {"c": [1, 2, 3, 4]}, frozenset({1}))
+
+    assert decided.to_claim == (2,)
+
+
+def test_an_interval_that_is_held_counts_although_the_table_names_another_owner() -> None:
+    decided = moves(A, snapshot({1: B, 2: None}, A, B), {"c": [1, 2]}, frozenset({1}))
+
+    assert decided.to_claim == ()
+
+
 @settings(max_examples=1000, deadline=None)
 @given(
     owners=st.lists(st.sampled_from([None, A, B, C, D]), max_size=9),

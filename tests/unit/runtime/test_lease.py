@@ -10,6 +10,7 @@ from millpy.clock import SystemClock
 from millpy.errors import ConfigError, CorruptionError, LeaseExpiredError, MillError, StoreUnavailableError
 from millpy.limits import Limits
 from millpy.model.lease import Renewal, WorkerUsage
+from millpy.runtime.database_health import DatabaseHealth
 from millpy.runtime.lease import Heartbeat, HeartbeatThread, Lease
 from millpy.testing.clock import ManualClock
 
@@ -147,3 +148,41 @@ class Closing(Reading):
 
     def close(self) -> None:
         self.closed = True
+
+
+class Answering(Reading):
+    """Answers with what it is given, or fails with it."""
+
+    def __init__(self, *answers: Renewal | MillError | None) -> None:
+        super().__init__()
+        self._answers = list(answers)
+
+    def beat(self, worker_id: UUID, ttl_s: float, usage: WorkerUsage) -> Renewal | None:  # type: ignore[override]
+        answer = self._answers.pop(0)
+        if isinstance(answer, MillError):
+            raise answer
+        return answer
+
+
+def test_a_lease_that_has_expired_in_the_database_is_lost_at_once() -> None:
+    limits, clock = Limits(), ManualClock()
+    lease = Lease(limits, clock)
+    heartbeat = Heartbeat(Answering(Renewal(), None), UUID(int=1), lease, limits, clock)
+    heartbeat.attempt()
+    assert (lease.is_trusted(), lease.expired, lease.drain_requested) == (True, False, False)
+
+    heartbeat.attempt()
+
+    assert (lease.is_trusted(), lease.expired) == (False, True)
+
+
+def test_heartbeats_tell_whether_the_database_answers() -> None:
+    limits, clock = Limits(), ManualClock()
+    health = DatabaseHealth(clock)
+    sender = Answering(StoreUnavailableError("away"), Renewal())
+    heartbeat = Heartbeat(sender, UUID(int=1), Lease(limits, clock), limits, clock, health)
+
+    heartbeat.attempt()
+    assert (health.answers, health.why) == (False, "away")
+    heartbeat.attempt()
+    assert health.answers
