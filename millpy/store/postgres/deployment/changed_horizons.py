@@ -19,7 +19,9 @@ async def change_horizons(
     for change in changes:
         of: dict[str, Any] = {"graph_id": graph_id, "computation": change.computation}
         if change.grows:
-            raise_floors = statement("raise_id_floors" if change.setting == HORIZON else "raise_watermark_floors")
+            raise_floors = statement("raise_watermark_floors")
+            if change.setting == HORIZON:
+                raise_floors = statement("raise_id_floors")
             await connection.execute(raise_floors, {**of, "before_us": change.floor_us})
         if change.setting == LATENESS:
             lateness = {**of, "allowed_lateness_us": change.after_us}
