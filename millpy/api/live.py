@@ -210,7 +210,10 @@ class Hub:
             with admin.together() as connected:
                 return sentences(connected, list(events_after(connected, number, EVENTS_MAX)))
 
-        events = await self._lane.run(read, None)
+        try:
+            events = await self._lane.run(read, None)
+        except (ProblemError, MillError):
+            return b""  # the stream continues: its client would only connect again
         return _event("events", json_text(events, indent=0), settled) if events else b""
 
     def series(self, graph: str) -> dict[str, Any]:
