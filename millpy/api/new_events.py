@@ -41,7 +41,8 @@ class NewEvents:
         """Return the newest `rows_max` events that have appeared since the last `passed`, oldest first."""
         oldest_open = admin.ask(_OLDEST_OPEN)[0]["xid"]  # before the ids are read: what has ended is among them
         found = [row["event_id"] for row in admin.ask(_IDS, settled=self.settled, seen_max=SEEN_MAX)]
-        self._looks.append((self._newest, admin.ask(_NEXT)[0]["xid"]))
+        if self._newest > (self._looks[-1][0] if self._looks else self.settled):
+            self._looks.append((self._newest, admin.ask(_NEXT)[0]["xid"]))
         new = [] if self._seen is None else [number for number in found if number not in self._seen][:rows_max]
         events: list[Row] = list(admin.ask(_EVENTS, ids=new)) if new else []
         self._passing = frozenset(found), oldest_open
@@ -50,10 +51,10 @@ class NewEvents:
     def passed(self) -> None:
         """Take what was read last as seen: an error before that must not skip it."""
         seen, oldest_open = self._passing
-        while self._looks and self._looks[0][1] <= oldest_open:
-            self.settled = self._looks.popleft()[0]
         if len(seen) == SEEN_MAX:
             self.settled = max(self.settled, min(seen) - 1)
+        while self._looks and (self._looks[0][1] <= oldest_open or self._looks[0][0] <= self.settled):
+            self.settled = max(self.settled, self._looks.popleft()[0])
         self._newest = max(self._newest, max(seen, default=0))
         self._seen = frozenset(number for number in seen if number > self.settled)
 

@@ -112,6 +112,12 @@ def test_a_transaction_that_stays_open_does_not_make_looks_grow(
             assert told(events, admin) == [word]
         assert events._seen is not None
         assert len(events._seen) <= 5
+        assert [told(events, admin) for _ in range(20)] == [[]] * 20
+        assert len(events._looks) <= 5
+        stays.commit()
+
+    for _ in range(4):
+        assert set(told(events, admin)) <= {"stays"}, "what was told is not told again"
 
 
 def test_an_error_skips_no_event(admin: Admin, database_url: str) -> None:

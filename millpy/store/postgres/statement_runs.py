@@ -35,7 +35,7 @@ REPORTED = ("client_encoding", "session_authorization", "default_transaction_rea
 
 
 class ChangedSessionError(SlotMovedError):
-    """A record may have run with the role or the settings that another has left: commit again, record by record."""
+    """A statement ran with the role or the settings that a user's code has left: commit again."""
 
 
 @dataclass(slots=True)
