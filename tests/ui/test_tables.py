@@ -30,13 +30,16 @@ def test_a_window_that_a_late_record_amends_changes_within_two_seconds(world: Wo
         return took_s
 
     assert quickest_s(again_s, CHANGED_S_MAX) < CHANGED_S_MAX
-    row = page.locator("#rows tr", has=page.locator(".state.amended")).first
-    assert "99" in row.inner_text()
+    amended = page.locator("#rows tr", has=page.locator(".state.amended"))
+    expect(amended.filter(has_text="99").first).to_be_visible()
     assert viewer.loads == loads
 
 
 def change_s(world: World, page: Page) -> float:
-    """Send a late record, and return the seconds from its row in SQL until the page shows one more amended window."""
+    """Send a late record, and return the seconds from its row in SQL until the page shows one more amended window.
+
+    It may show two: a record of the feed can be late, too, on a busy machine.
+    """
     amended = page.locator("#rows .state.amended")
     before = amended.count()
     statement = (
@@ -46,7 +49,7 @@ def change_s(world: World, page: Page) -> float:
     world.feed.send("oslo", "sensor-2", 99.0, age_s=15)
     await_true(lambda: world.rows(statement)[0]["n"] > stored, "the amended row in SQL")
     committed = time.monotonic()
-    expect(amended).to_have_count(before + 1)
+    expect(amended.nth(before)).to_be_attached()
     return time.monotonic() - committed
 
 
