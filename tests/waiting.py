@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-WITHIN_S = 60.0
+WITHIN_S = 120.0
+"""Seconds, on a machine that may be slow and busy: only a failure takes them."""
 ATTEMPTS = 3
 
 

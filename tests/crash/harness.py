@@ -17,6 +17,7 @@ import psycopg
 from millpy.hosting.failpoints import Failpoint
 from tests.forked import fork_server
 from tests.processes import state_of
+from tests.waiting import WITHIN_S
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAPH = Path(__file__).with_name("graph.py")
@@ -33,7 +34,7 @@ SETTINGS = {
 }
 
 
-def await_true(condition: Callable[[], bool], what: str, within_s: float = 60.0) -> float:
+def await_true(condition: Callable[[], bool], what: str, within_s: float = WITHIN_S) -> float:
     """Poll until the condition is true, for at most a quarter of the time; return how long that took."""
     started = asked = time.monotonic()
     while not condition():
@@ -99,10 +100,10 @@ class Worker:
     def reached(self, point: Failpoint) -> int:
         return self.points_reached[point]
 
-    def await_reached(self, point: Failpoint, times: int = 1, within_s: float = 60.0) -> None:
+    def await_reached(self, point: Failpoint, times: int = 1, within_s: float = WITHIN_S) -> None:
         self.await_while_running(lambda: self.reached(point) >= times, f"{point} {times} times", within_s)
 
-    def await_while_running(self, condition: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+    def await_while_running(self, condition: Callable[[], bool], what: str, within_s: float = WITHIN_S) -> None:
         """Poll until the condition is true; fail if the worker ends first."""
 
         def holds() -> bool:
@@ -139,16 +140,16 @@ class Worker:
     def drain(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
-    def await_killed(self, within_s: float = 60.0) -> None:
+    def await_killed(self, within_s: float = WITHIN_S) -> None:
         """Its failpoint has killed it."""
         self._await_end(within_s)
         assert self.process.returncode == -signal.SIGKILL, (self.process.returncode, self.log[-3000:])
 
-    def await_frozen(self, within_s: float = 60.0) -> None:
+    def await_frozen(self, within_s: float = WITHIN_S) -> None:
         """Its failpoint has stopped it."""
         await_true(lambda: state_of(self.process.pid) == "T", "frozen", within_s)
 
-    def await_finished(self, within_s: float = 120.0) -> None:
+    def await_finished(self, within_s: float = 2 * WITHIN_S) -> None:
         """The graph has finished and the worker has left in good order."""
         self._await_end(within_s)
         assert self.process.returncode == 0, (self.process.returncode, self.log[-3000:])

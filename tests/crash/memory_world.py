@@ -29,6 +29,7 @@ from millpy.sources.files.source import File
 from millpy.store.memory.store import MemoryDatabase, MemoryStore
 from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows
+from tests.waiting import WITHIN_S
 
 LIMITS = Limits(
     lease_ttl_s=0.5,
@@ -203,7 +204,7 @@ class World:
 
     async def finish(self) -> None:
         """Wait until every running worker has ended by itself."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WITHIN_S):
             await asyncio.gather(*self.running)
 
     def results(self) -> list[tuple[str, int, int]]:
@@ -236,7 +237,7 @@ async def land_for_ever(world: World) -> None:
 
 async def until(world: World, holds: Callable[[], bool], what: str) -> None:
     """Wait for a condition; a worker that ends first raises its error."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WITHIN_S):
         while not holds():
             for task in world.running:
                 if task.done():
