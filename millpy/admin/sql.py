@@ -19,6 +19,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from millpy.errors import UsageError
+from millpy.model.lookup import NAME_BYTES_MAX
 
 READ_ONLY = "25006"
 SYNTAX_ERROR = "42601"
@@ -45,7 +46,6 @@ _PART = re.compile(
 )
 _REMARK_EDGE = re.compile(r"/\*|\*/")
 _UNCLEAR = re.compile(r"""\\'|u&\"""", re.IGNORECASE)
-_NAME_BYTES_MAX = 63
 _UNEXPLAINED = re.compile(r"\s*(show|explain)\b", re.IGNORECASE)
 _RUNS = re.compile(r"\banaly[sz]e\b", re.IGNORECASE)
 _COMMANDS = frozenset(
@@ -173,7 +173,7 @@ def _parts(statement: str) -> Iterator[tuple[str, str]]:
             at = _after_remark(statement, part.start())
         elif part["plain"] is not None or part["quoted"] is not None:
             name = (part["plain"] or "").encode().lower() or part["quoted"].replace('""', '"').encode()
-            yield name[:_NAME_BYTES_MAX].decode(errors="ignore"), ""
+            yield name[:NAME_BYTES_MAX].decode(errors="ignore"), ""
         elif not part[0].startswith("--"):
             yield "", part["sign"] or ""
 

@@ -26,6 +26,7 @@ from millpy.model.record import Records, RecordType
 from millpy.model.time import check_length
 
 NAME_BYTES_MAX = 63
+"""PostgreSQL cuts longer names."""
 REFRESH_MIN = timedelta(milliseconds=100)
 PUBLIC = "public"
 

@@ -12,11 +12,10 @@ from millpy.formats.message import check_field
 from millpy.ingest.protocol import Injector, Source, SourceSetup
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
+from millpy.model.lookup import NAME_BYTES_MAX
 from millpy.model.record import RecordType
 
 OPERATIONS = ("snapshot", "insert", "update", "delete", "truncate")
-NAME_BYTES_MAX = 63
-"""PostgreSQL cuts longer names."""
 DEFAULT_OPERATIONS = ("snapshot", "insert", "update", "delete")
 
 

@@ -14,9 +14,10 @@ from psycopg import sql
 
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import SourceSetup
+from millpy.model.lookup import NAME_BYTES_MAX
 from millpy.sources.postgres import column_json
 from millpy.sources.postgres.column_json import ToJson
-from millpy.sources.postgres.table import NAME_BYTES_MAX, PostgresTable
+from millpy.sources.postgres.table import PostgresTable
 from millpy.store.postgres.statements import statement
 
 log = logging.getLogger(__name__)
