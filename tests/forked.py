@@ -201,10 +201,13 @@ def tell_ends(running: dict[int, int]) -> None:
 
 
 if __name__ == "__main__":
+    import pyarrow as pa
+
     from millpy.cli import app
-    from millpy.process import launcher  # noqa: F401 - what most commands import later
+    from millpy.process import launcher, worker_process  # noqa: F401 - what most commands import later
     from millpy.testing import crash_worker
 
+    pa.array([0.0])  # loads pandas, which takes a third of what a short test's worker needs
     gc.collect()
     gc.freeze()  # no fork scans what all have in common, which would also copy it
     program, given = serve(socket.socket(fileno=int(sys.argv[1])))

@@ -17,7 +17,7 @@ Survives = Callable[[Case], Verdict]
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An NDJSON file; see `workload`."""
-    return write_input(tmp_path_factory.mktemp("crash") / "readings.ndjson", 5_000)
+    return write_input(tmp_path_factory.mktemp("crash") / "readings.ndjson", 2_500)
 
 
 @pytest.fixture(scope="session")
