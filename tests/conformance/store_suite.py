@@ -6,6 +6,7 @@ from tests.conformance.store_change_suite import ChangeSuite
 from tests.conformance.store_commit_suite import FenceSuite, ResultSuite
 from tests.conformance.store_generation_suite import GenerationSuite
 from tests.conformance.store_history_suite import HistorySuite
+from tests.conformance.store_neighbor_suite import NeighborSuite
 from tests.conformance.store_outbox_suite import OutboxSuite
 from tests.conformance.store_ownership_suite import OwnershipSuite
 from tests.conformance.store_polling_suite import PollSuite, RetentionSuite
@@ -22,6 +23,7 @@ class StoreSuite(
     HistorySuite,
     KeyedSuite,
     DedupeSuite,
+    NeighborSuite,
     PollSuite,
     RetentionSuite,
     RequestSuite,
