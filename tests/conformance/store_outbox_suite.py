@@ -109,6 +109,25 @@ class OutboxSuite:
         with pytest.raises(RequestWithdrawnError):
             await owner.commit(owner.checkpoint(interval, settlement=settlement, dead_letters=[LETTER]))
 
+    async def test_outboxes_of_one_report_or_commit_keep_their_own_messages(self, world: World) -> None:
+        """Positions and keys of two intervals may be equal."""
+        owner = await world.owner()
+        first, second = world.sums
+        both = (first, second)
+        await owner.commit(*(owner.checkpoint(each, outbox=messages(0, 6).encode()) for each in both))
+        kept = (refused(1), refused(2), refused(4, parked=True))
+        await owner.store.record_delivered([report(owner, each, 5, *kept) for each in both])
+
+        await owner.store.record_delivered([report(owner, first, 5, accepted=(1,)), report(owner, second, 5)])
+        settled = Settlement({2: LETTER}, [b'"a"'])
+        await owner.commit(owner.checkpoint(first, settlement=settled, dead_letters=[LETTER]), owner.checkpoint(second))
+
+        found = [(await state(owner, each)).refused for each in both]
+        assert [(one.position, one.parked) for one in found[0]] == [(4, False)]
+        assert [(one.position, one.parked) for one in found[1]] == [(1, False), (2, False), (4, True)]
+        grant = owner.grants[second.interval_id]
+        assert [row.position for row in await owner.store.read_outbox(grant, 5, 1_000_000)] == [0]
+
     async def test_an_owner_that_lost_its_interval_reports_in_vain(self, world: World) -> None:
         first = await world.owner()
         interval = await filled(world, first)

@@ -74,6 +74,7 @@ class OtherSide(Sink):
         self.got: list[int] = []
         self.cuts = 0
         self.known = 0
+        self.went_back = False
 
     def identity(self) -> dict[str, Any]:
         return {"kind": "other"}
@@ -118,6 +119,7 @@ class OtherConnection:
             final = [place for place in reasons if int(messages.values[place] or b"") in side.poison]
             raise MessagesRefusedError(reasons, final=final, retry_after_s=rng.choice([None, 0.5]))
         side.got += taken
+        side.went_back |= messages.end < side.known
         side.known = messages.end
         await asyncio.sleep(0)
 
@@ -181,7 +183,7 @@ class Run:
         self.store = ModelStore()
         self.limits = Limits(refused_records_max=rng.choice([4, 50]), outbox_records_max=40)
         self.clock = QuickClock()
-        self.number = self.kills = self.cuts = 0
+        self.number = self.kills = self.cuts = self.held_max = 0
         self.drain = self.take_over()
 
     def take_over(self) -> OutboxDrain:
@@ -259,6 +261,7 @@ class Run:
             await self.kill()
         for _ in range(self.rng.randrange(6)):
             await asyncio.sleep(0)
+        self.held_max = max(self.held_max, self.drain.refused.records)
 
     def is_over(self) -> bool:
         return self.number == MESSAGES and not self.store.rows and not self.store.refused
@@ -285,6 +288,7 @@ async def test_each_message_arrives_or_is_a_dead_letter_whatever_is_killed(block
 def _check(seed: int, run: Run) -> None:
     side, letters = run.side, run.store.letters
     arrived = Counter(side.got)
+    assert run.held_max <= run.limits.refused_records_max + side.bound.records, (seed, "too many are held back")
     assert set(arrived) | set(letters) == set(range(MESSAGES)), (
         seed,
         "lost",
@@ -297,7 +301,9 @@ def _check(seed: int, run: Run) -> None:
         assert first == sorted(first), (seed, key, first)
     if not side.remembers:
         assert len(side.got) - len(arrived) <= (run.kills + side.cuts) * side.bound.records, seed
-    elif side.refusals.then == "dead_letter":
+        return
+    assert not side.went_back, (seed, "the position of the other side has gone back: a successor would send again")
+    if side.refusals.then == "dead_letter":
         assert max(arrived.values()) == 1, (seed, arrived.most_common(3))
         assert not set(letters) & set(arrived), seed
 
@@ -316,3 +322,16 @@ async def test_an_error_of_the_store_is_not_taken_for_one_of_the_sink() -> None:
         await asyncio.sleep(0)
     assert run.drain.connection.is_connected is True
     await run.drain.close()
+
+
+async def test_messages_of_a_commit_without_an_answer_are_delivered_although_no_other_follows() -> None:
+    run = Run(1, remembers=False)
+    run.side.trouble, run.side.poison = False, set()
+    await run.step(may_kill=False)
+    run.store.append(SinkMessages(run.store.head, [b"a"], [b"999"], [0]).encode())
+    run.store.sequencer += 1
+    run.drain.regrant(Grant(1, run.store.sequencer), run.store.state())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    await run.drain.close()
+    assert run.side.got[-1] == run.store.head - 1
