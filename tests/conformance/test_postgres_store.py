@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 
 import psycopg
@@ -11,11 +12,15 @@ import pytest_asyncio
 from psycopg.conninfo import conninfo_to_dict
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.model.checkpoint import OutboxState
+from millpy.errors import StaleSequencerError
+from millpy.model.checkpoint import OutboxState, Segment
+from millpy.store.postgres import poll
 from tests.conformance.postgres_subject import PostgresSubject
-from tests.conformance.store_builders import World, a_world
-from tests.conformance.store_outbox_suite import filled, report, state
+from tests.conformance.store_builders import World, a_segment, a_slice, a_world
+from tests.conformance.store_outbox_suite import filled, refused, report, state
 from tests.conformance.store_suite import StoreSuite
+
+BUNDLES_POLLED = 40
 
 
 @pytest_asyncio.fixture
@@ -56,6 +61,64 @@ async def test_a_report_in_flight_at_a_takeover_is_read_by_the_new_owner(
     await reporting
     found = await taking
     assert (found.head, found.delivered, found.size) == (5, 5, 0)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+async def test_a_report_that_stores_after_a_takeover_changes_nothing(
+    world: World, database_url: str, is_first: bool
+) -> None:
+    """The report has found its grant current, and waits before it stores; meanwhile another owner reads the outbox."""
+    first = await world.owner()
+    interval = await filled(world, first)
+    if not is_first:
+        await first.store.record_delivered([report(first, interval, 1)])
+    with psycopg.connect(database_url, autocommit=True) as blocker:
+        blocker.execute("SELECT pg_advisory_lock(1)")
+        blocker.execute("""
+            CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN IF new.delivered = 5 THEN PERFORM pg_advisory_xact_lock(1); END IF; RETURN new; END';
+            CREATE TRIGGER wait BEFORE INSERT ON mill.deliveries FOR EACH ROW EXECUTE FUNCTION public.wait();
+        """)
+        reporting = asyncio.create_task(first.store.record_delivered([report(first, interval, 5, refused(2))]))
+        await _until_waiting(database_url, 1)
+        await first.expire()
+        second = await world.owner(interval)
+        before = await state(second, interval)
+        blocker.execute("SELECT pg_advisory_unlock(1)")
+    with pytest.raises(StaleSequencerError):
+        await reporting
+    assert before.delivered == (0 if is_first else 1)
+    assert await state(second, interval) == before
+
+
+@pytest.mark.parametrize("segments_max", [2, 3, 7])
+async def test_bounded_polls_read_each_segment_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, segments_max: int
+) -> None:
+    """One subscription has many more segments than the other, and the segments of both are in several slots."""
+    rng, owner = random.Random(segments_max), await world.owner(world.a)
+    stored: list[tuple[int, int, int]] = []
+    last = {world.by_device: 0, world.by_room: 0}
+    for seq in range(1, BUNDLES_POLLED + 1):
+        segments: list[Segment] = []
+        for subscription, share in ((world.by_device, 0.9), (world.by_room, 0.2)):
+            if rng.random() < share:
+                segments.append(a_segment(subscription, seq, [a_slice(seq), None], previous=last[subscription]))
+                stored.append((seq, subscription, last[subscription]))
+                last[subscription] = seq
+        await owner.commit(owner.checkpoint(world.a, segments=segments))
+        if rng.random() < 0.15:
+            await owner.store.turn_rings(epoch_s=0.0, epoch_bytes=1)
+
+    monkeypatch.setattr(poll, "SEGMENTS_MAX", segments_max)
+    after, polls = 0, 0
+    while after < BUNDLES_POLLED:
+        (polled,) = await owner.store.poll([world.query(world.sums[0], world.a, after)], 1_000_000)
+        found = [(segment.seq, segment.subscription_id, segment.previous_seq) for segment in polled.segments]
+        upto = found[-1][0] if polled.truncated else polled.head_seq
+        assert found == sorted(each for each in stored if after < each[0] <= upto)
+        after, polls = upto, polls + 1
+    assert polls > 2
 
 
 async def _until_waiting(url: str, number: int) -> None:
