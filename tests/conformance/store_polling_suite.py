@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -141,6 +142,8 @@ class PollSuite:
     async def test_backlog_counts_records_above_the_cursors(self, world: World) -> None:
         owner = await world.owner()
         await owner.commit(a_bundle_for_sums(world, owner, 1))
+        at = {"input_watermark": Instant(10), "low_watermark": Instant(10)}
+        await owner.commit(owner.checkpoint(world.a, **at))  # without records, ahead of the cursors
         graph_id = world.deployment.graph_id
         counts = [(await owner.store.backlog(graph_id))["readings"].records]
 
@@ -152,8 +155,10 @@ class PollSuite:
         assert counts == [6, 4, 0]
 
     async def test_graph_is_finished_when_every_interval_has_reached_the_end(self, world: World) -> None:
-        owner = await world.owner()
+        owner, nearly = await world.owner(), Instant(INSTANT_MAX - 1)
         found = []
+        for interval in world.deployment.intervals:
+            await owner.commit(owner.checkpoint(interval, input_watermark=nearly, low_watermark=nearly))
         for interval in world.deployment.intervals:
             found.append(await owner.store.finished(world.deployment.graph_id))
             await owner.commit(owner.checkpoint(interval, input_watermark=INSTANT_MAX, low_watermark=INSTANT_MAX))
@@ -316,6 +321,17 @@ class RetentionSuite:
         await turn(owner)
 
         assert list(await owner.store.load_dedupe_runs(owner.grants[world.a.interval_id])) == runs
+
+    async def test_retention_keeps_the_run_that_replaces_those_before_it(self, world: World) -> None:
+        owner = await world.owner()
+        whole = replace(a_run(2, expires_at=90, clock=5), whole=True)
+        for run in (a_run(1, expires_at=90, clock=0), whole):
+            await owner.commit(owner.checkpoint(world.a, dedupe_run=run))
+            await owner.store.turn_rings(epoch_s=0.0, epoch_bytes=1)
+
+        await turn(owner)
+
+        assert list(await owner.store.load_dedupe_runs(owner.grants[world.a.interval_id])) == [whole]
 
     async def test_full_rings_still_take_commits(self, world: World) -> None:
         owner = await world.owner()

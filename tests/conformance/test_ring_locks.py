@@ -59,6 +59,17 @@ async def test_slot_is_not_emptied_while_a_commit_writes_to_it(owner: Owner, dat
     assert len(contents((await owner.opened(owner.deployment.intervals_of("sums")[0])).recovered)) == 2
 
 
+async def test_the_slot_in_use_is_not_emptied(owner: Owner, database_url: str) -> None:
+    """A worker may ask for a slot that others have emptied and filled again since it looked."""
+    await a_filled_slot_that_nobody_needs(owner)
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as user:
+        found = await user.execute(
+            "SELECT ring, slot, mill.free_slot(ring, slot) FROM mill.epochs WHERE state = 'current'"
+        )
+        assert [row[2] for row in await found.fetchall()] == [False] * 3
+    await commit_a_cell(owner, 2)
+
+
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
 async def test_emptying_spares_what_was_committed_while_it_waited(
     owner: Owner, database_url: str, monkeypatch: pytest.MonkeyPatch, isolation: str
