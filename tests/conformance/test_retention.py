@@ -190,6 +190,15 @@ async def test_what_may_still_change_is_kept_and_no_reader_holds_up_a_commit(own
     assert detail["to"] == "1970-01-01T02:00:00+00:00"
 
 
+async def test_the_slowest_interval_decides_what_is_old(owner: Owner, database_url: str) -> None:
+    await store_at(owner, 1)
+    for interval, hour, dropped in ((1, 20, 0), (0, 3.9, 0), (0, 4, 1)):
+        at = Instant(int(hour * HOUR))
+        of = owner.deployment.intervals_of("sums")[interval]
+        await owner.commit(owner.checkpoint(of, input_watermark=at, low_watermark=at))
+        assert rows(database_url, DROPPED) == [(dropped,)]
+
+
 async def test_at_the_end_of_the_input_age_counts_from_the_newest_rows(owner: Owner, database_url: str) -> None:
     await store_at(owner, 1, 5, 8.2, 2_000_000)  # the last one is in the future
     await reach(owner, None)
@@ -367,10 +376,13 @@ async def test_a_foreign_key_keeps_the_partitions_to_which_it_refers_and_no_othe
     assert named in found(database_url)["retention"][1].replace(" of notes ", " of public.notes ")
 
     assert rows(database_url, DROP)[1] == (4, because)
+    dropped_to = "SELECT dropped_to FROM mill.result_tables WHERE name = 'sums_1m'"
+    assert rows(database_url, dropped_to) == [(21 * HOUR,)]
     assert [total for _, total in rows(database_url, SUMS)] == [*expired[:16], 30.5]
 
     run(database_url, "DELETE FROM public.notes WHERE window_end < '1970-01-01 03:00+00'")
     assert rows(database_url, DROP)[1] == (2, because)
+    assert rows(database_url, dropped_to) == [(21 * HOUR,)], "later windows have lost their rows, too"
     assert [total for _, total in rows(database_url, SUMS)] == [*expired[2:16], 30.5]
     with pytest.raises(psycopg.errors.ForeignKeyViolation):
         run(database_url, "DELETE FROM factory.sums_1m")
