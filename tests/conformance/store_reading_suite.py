@@ -149,7 +149,8 @@ class KeyedSuite:
         owner, sums = await world.owner(world.sums[0]), world.sums[0]
         of_a = [("a", [n], f"{30 * n}/{30 * n + 20}", 30 * n + 50) for n in range(40)]
         waiting = ("w", {"firing": {"waits": True}}, "0/9", 39)
-        stored = entries(WINDOW, "", *of_a, ("b", [7], "30/50", 80), ("c", [8], "35/1000", 1_030), waiting)
+        edges = [("c", [8], "35/1000", 1_030), ("d", [9], "900/1001", 1_031)]
+        stored = entries(WINDOW, "", *of_a, ("b", [7], "30/50", 80), *edges, waiting)
         await owner.commit(owner.checkpoint(sums, low_watermark=Instant(1_000), delta=(stored,)))
         await owner.fold(sums)
         later = entries(WINDOW, "", ("a", [50], "0/20", 50), ("b", None, "30/50", 80))
@@ -161,8 +162,8 @@ class KeyedSuite:
             (found,) = await owner.store.read([grant], **bounds, closed=closed)
             return found.recovered
 
-        part, by_pane = await read(42, ClosedKind.SESSIONS), await read(42, ClosedKind.PANES)
-        whole = await read(43, ClosedKind.SESSIONS)
+        part, by_pane = await read(43, ClosedKind.SESSIONS), await read(43, ClosedKind.PANES)
+        whole = await read(44, ClosedKind.SESSIONS)
         keys = [b'"a"', b'"a"', b'"b"', b'"c"', b'"x"']
         spans = TouchedSessions(keys, [45, 200, 0, 40, 0], [60, 210, 31, 41, 10**6])
         touched = await owner.store.query_windows(grant, 1, spans)
@@ -176,13 +177,13 @@ class KeyedSuite:
         assert places == sorted(places)
 
         expected = {("a", f"{30 * n}/{30 * n + 20}"): [n] for n in range(33, 40)}
-        expected |= {("w", "0/9"): waiting[1], ("a", "0/20"): [50]}
+        expected |= {("w", "0/9"): waiting[1], ("a", "0/20"): [50], ("d", "900/1001"): [9]}
         assert panes_of(part.entries) == panes_of(by_pane.entries) == expected
         for of in (part, whole):
             assert [e.subkeys[n] for e in of.entries for n, value in enumerate(e.values) if value is None] == ["30/50"]
         assert part.closed_ends == (9, 1_000)
         assert {"30/50", "35/1000", "960/980"} <= set(by_pane.closed_windows)
-        assert (whole.closed_ends, len(panes_of(whole.entries))) == (None, 42)
+        assert (whole.closed_ends, len(panes_of(whole.entries))) == (None, 43)
         assert panes_of([touched]) == {("a", "30/50"): [1], ("b", "30/50"): [7], ("c", "35/1000"): [8]}
         names = [row for row in [*of_a, ("b", [7], "30/50", 80), waiting] if int(row[2].partition("/")[2]) <= 260]
         assert sorted(ended) == sorted((json.dumps(key).encode(), subkey, at) for key, _, subkey, at in names)
