@@ -198,6 +198,15 @@ class RequestSuite:
         assert await people(world).standing("late_records", 1) == ("replayed", 0)
         assert await people(world).standing("late_records", 2) == ("open", 1)
 
+    async def test_late_record_that_is_in_another_window_is_not_replayed(self, world: World) -> None:
+        """It would be counted there a second time."""
+        owner = await world.owner()
+        await owner.commit(owner.checkpoint(world.sums[0], late=[replace(LATE, whole=[False, True])]))
+
+        assert not await people(world).replay("late_records", 1)
+        assert await people(world).replay("late_records", 2)
+        assert [request.id for request in await asked(owner, world)] == [2]
+
     @pytest.mark.parametrize("table", ["dead_letters", "late_records"])
     async def test_withdrawn_request_is_not_fulfilled(self, world: World, table: RecordTableName) -> None:
         owner = await world.owner()
