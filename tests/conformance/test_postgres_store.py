@@ -13,11 +13,12 @@ from psycopg.conninfo import conninfo_to_dict
 
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import StaleSequencerError
-from millpy.model.checkpoint import OutboxState, Segment
+from millpy.model.checkpoint import DeadLetter, OutboxState, Segment
 from millpy.store.postgres import poll
 from tests.conformance.postgres_subject import PostgresSubject
 from tests.conformance.store_builders import World, a_segment, a_slice, a_world
 from tests.conformance.store_outbox_suite import filled, refused, report, state
+from tests.conformance.store_request_suite import asked, people
 from tests.conformance.store_suite import StoreSuite
 
 BUNDLES_POLLED = 40
@@ -89,6 +90,15 @@ async def test_a_report_that_stores_after_a_takeover_changes_nothing(
         await reporting
     assert before.delivered == (0 if is_first else 1)
     assert await state(second, interval) == before
+
+
+async def test_a_dead_letter_that_is_no_record_cannot_be_requested(world: World) -> None:
+    """Its request would wait for ever, and the graph with it."""
+    owner = await world.owner()
+    row = DeadLetter("refused", "no", b"[1]", "", "sums")
+    await owner.commit(owner.checkpoint(world.sums[0], dead_letters=[row]))
+    assert not await people(world).replay("dead_letters", 1)
+    assert await asked(owner, world) == []
 
 
 @pytest.mark.parametrize("segments_max", [2, 3, 7])
