@@ -106,6 +106,35 @@ def test_what_cannot_be_corrected_is_refused_and_changes_nothing(database_url: s
     assert {row["total"] for row in admin.ask("SELECT total FROM factory.sums_1m")} == {9.0}
 
 
+CORRECT = """SELECT millpy.correct('factory.sums_1m', '{"device": "d1", "window_start": "1970-01-01T00:00:00Z"}',
+                                  '{"total": 1}', 'why', true)"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE mill.intervals SET low_watermark = low_watermark - 1",
+        "UPDATE mill.result_tables SET allowed_lateness_us = 1",
+    ],
+)
+def test_a_window_that_may_get_another_pane_is_still_open(database_url: str, change: str) -> None:
+    """A late record waits in it, or may come."""
+    deployed(database_url, "accumulating")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(change)  # type: ignore[call-overload]
+        with pytest.raises(psycopg.Error, match="the window is still open"):
+            connection.execute(CORRECT)
+
+
+def test_a_correction_follows_the_panes_of_the_history(database_url: str) -> None:
+    """The row of the table may be an older one: users restore rows."""
+    deployed(database_url, "accumulating")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("UPDATE factory.sums_1m_history SET pane_index = 7 WHERE window_start = to_timestamp(0)")
+        ((row,),) = connection.execute(CORRECT).fetchall()
+    assert row["pane_index"] == 8
+
+
 @pytest.mark.parametrize("zone", ["UTC", "America/Lima"])
 def test_a_time_needs_a_zone_whatever_the_zone_of_the_session(database_url: str, zone: str) -> None:
     deployed(database_url, "accumulating")
