@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from millpy import Computation, Context, EventTime, Graph, seconds
-from millpy.errors import GraphError, SinkUnavailableError
+from millpy.errors import GraphError, SegmentChecksumError, SinkUnavailableError
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
 from millpy.sinks.messages import SinkMessages
@@ -267,3 +267,17 @@ def test_a_kill_around_the_commit_of_a_transaction_loses_and_doubles_nothing(
         Case("SIGKILL in a send to Kafka", point, partial(in_send, point=point, server=kafka, number=400))
     )
     assert verdict.kills + verdict.idle_kills == 1  # all may be in the outbox already
+
+
+async def test_a_damaged_outbox_ends_its_worker_with_the_reason(database_url: str) -> None:
+    """A drain that ends alone would leave the messages where they are, and the worker would look well."""
+    feed, sink = Feed(), Recorder()
+    sink.open.clear()
+    async with working(database_url, lambda: outbox_graph(feed, sink)):
+        feed.push(reading("a", 1.0))
+        await until(database_url, "SELECT count(*) FROM mill.outbox", [(1,)])
+    execute(database_url, "UPDATE mill.outbox SET payload = overlay(payload PLACING '\\x00'::bytea FROM 3)")
+    sink.open.set()
+    with pytest.raises(SegmentChecksumError, match="the messages at position 0 of an outbox are damaged"):
+        async with asyncio.timeout(30):
+            await run_worker(outbox_graph(feed, sink), database_url, limits=LIMITS, stop=asyncio.Event())
