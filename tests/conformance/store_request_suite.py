@@ -150,15 +150,17 @@ class RequestSuite:
         await people(world).replay("dead_letters", 1)
         (letter,) = await asked(owner, world)
         expected = ExpectedRecord(1, "sums", 1, 1, b"{}")
-        names = ["readings", "sums", [b'"d"'] * 5, [*[b"{}"] * 4, b"[]"], [1] * 5, [2] * 5]
-        late = LateRows(*names, [0, 0, 30, 0, 0], [60, 60, 90, 61, 60], input=1)  # type: ignore[arg-type]
+        names = ["readings", "sums", [b'"d"'] * 6, [*[b"{}"] * 5, b"[]"], [1] * 6, [2] * 6]
+        bounds: Any = ([0, 0, 30, 90, 0, 0], [60, 60, 90, 120, 61, 60])
+        retracts = [False, False, False, True, False, False]
+        late = LateRows(*names, *bounds, input=1, retracts=retracts)  # type: ignore[arg-type]
 
         replayed = owner.checkpoint(world.a, outcomes=[RequestOutcome(letter)], expected=[expected])
-        await owner.commit(replayed, owner.checkpoint(world.sums[0], late=[late]))
+        await owner.commit(replayed, owner.checkpoint(world.sums[0], late=[late.select(range(4))]))
         await owner.commit(owner.checkpoint(world.sums[0], late=[late]))
 
         found = [(await people(world).standing("late_records", number))[0] for number in range(1, 11)]
-        assert found == ["requested", "open", "requested", "requested", *["open"] * 6]
+        assert found == ["requested", "open", "requested", *["open"] * 5, "requested", "open"]
         requests = await asked(owner, world)
         assert [request.into_window and request.window and request.window.end for request in requests] == [60, 90, 61]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +37,7 @@ from millpy.store.postgres import retention
 from millpy.store.postgres.deployment.migrate import migrate
 from millpy.store.postgres.store import PostgresStore
 from tests.commands import millpy
+from tests.conformance.store_builders import Owner, a_graph, panes
 from tests.crash.graph_files import rows
 from tests.crash.test_versions import fed
 from tests.feed import Feed
@@ -249,6 +251,24 @@ async def test_a_trimmed_history_still_answers_for_the_time_that_is_kept(databas
     left = [row for row in after if row[8] < middle]
     assert len({row[:3] for row in left}) == len(left)  # one pane of each window at most
     assert not any(row[-1] for row in left)
+
+
+async def test_a_trim_in_pieces_deletes_what_one_commit_has_replaced_in_many_windows(database_url: str) -> None:
+    graph = a_graph()
+    sums = replace(graph.tables[0], history="accumulating")
+    async with PostgresStore(database_url) as store:
+        owner = Owner(store, await store.deploy(replace(graph, tables=(sums, *graph.tables[1:]))))
+        await owner.register()
+        await owner.claim()
+        table, interval = owner.deployment.table_ids["sums_1m"], owner.deployment.intervals_of("sums")[0]
+        for pane in range(3):
+            found = panes(table, *((f"d{n}", float(pane), pane) for n in range(5)), first=pane == 0)
+            await owner.commit(owner.checkpoint(interval, results=[found]))
+    while rows(database_url, "SELECT millpy.trim_history('factory.sums_1m', '0 s', 2)") != [(0,)]:
+        pass
+    assert rows(database_url, "SELECT device, total FROM factory.sums_1m_history ORDER BY 1") == [
+        (f"d{n}", 2.0) for n in range(5)
+    ]
 
 
 async def test_workers_trim_a_history_that_is_kept_for_some_time(

@@ -84,7 +84,6 @@ WITH sent AS (
                     AND ((d.interval_id, x.bundle) = (e.interval_id, e.bundle)
                          OR EXISTS (SELECT FROM mill.cursors AS k
                                      WHERE k.consumer = e.interval_id AND k.producer = d.interval_id AND k.seq < x.bundle))
-      JOIN mill.intervals AS o ON o.interval_id = e.interval_id AND o.graph_id = i.graph_id
      WHERE NOT EXISTS (SELECT FROM mill.late_records AS l
                         WHERE l.expected_id = x.expected_id
                           AND (l.window_start, l.window_end) = (e.window_start, e.window_end))
