@@ -1,15 +1,21 @@
 """Poison isolation finds exactly the refused records, with logarithmically many trials."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
 
 from millpy.errors import PoisonError
 from millpy.hosting.isolation import EVERYTHING, Isolation
+from millpy.hosting.step import TurnInput
 from millpy.model.checkpoint import Checkpoint, Grant, ResultRows
 from millpy.model.record import Records, RecordType
 from millpy.model.time import INSTANT_MIN
 from millpy.runtime.poison_filter import find_refused, without_rows
+from millpy.runtime.poison_search import PoisonSearch
+from millpy.runtime.turn import Turn
 
 
 class Reading(msgspec.Struct):
@@ -104,3 +110,29 @@ async def test_record_alone_in_its_turn_is_refused_in_the_words_of_the_database(
 
     assert await find_refused(trial, isolation, 1, PoisonError("violates not_42", table="sums")) is None
     assert isolation.refused == {0: ("violates not_42", "sums")}
+
+
+@pytest.mark.parametrize("named", [0, -1], ids=["first", "last"])
+@pytest.mark.parametrize("whys", [{2: "two", 5: "five"}, {0: "first", 7: "last"}, {3: "three", 4: "four", 6: "six"}])
+async def test_each_refused_row_becomes_a_dead_letter_with_its_own_reason(whys: dict[int, str], named: int) -> None:
+    """Of several refused rows the database names one, which is not always the one that a search finds next."""
+    rows = ResultRows(1, [list(range(8))], 8, True)
+    checkpoint = Checkpoint(Grant(1, 1), 1, INSTANT_MIN, INSTANT_MIN, results=[rows])
+    turn = Turn(TurnInput(clock=Any, monotonic=0.0), [checkpoint], [], 0, {})  # type: ignore[arg-type]
+
+    async def step(_: Isolation) -> Turn:
+        return turn
+
+    async def refusal(checkpoints: Sequence[Checkpoint]) -> PoisonError | None:
+        sent = [place for part in checkpoints[0].results for place in part.columns[0]]
+        refused = [place for place in sent if place in whys]
+        return PoisonError(whys[refused[named]]) if refused else None
+
+    found = await PoisonSearch(step, refusal, {1: "sums"}, {}).run(10, PoisonError("refused"), lambda: False)
+
+    assert found is not None
+    (checkpoint,) = found.checkpoints
+    assert [part.columns for part in checkpoint.results] == [[[place for place in range(8) if place not in whys]]]
+    assert {letter.payload: letter.detail for letter in checkpoint.dead_letters} == {
+        b"[%d]" % place: why for place, why in whys.items()
+    }
