@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 
 from millpy.ingest.settings import ErrorRate
-from tests.crash.memory_world import until
+from tests.crash.memory_world import World, until
 from tests.crash.test_replay import payload, running, source
 from tests.feed import Feed
 
 LIMIT = ErrorRate(share=0.5, minimum=20)
+
+
+def claims(world: World) -> int:
+    """How often workers have claimed intervals, and opened them."""
+    return sum(1 for _, event in world.database.events if event.kind == "claimed")
 
 
 async def test_source_pauses_after_the_bundle_that_exceeds_the_error_rate() -> None:
@@ -26,7 +31,9 @@ async def test_source_pauses_after_the_bundle_that_exceeds_the_error_rate() -> N
         assert world.adds_up()
 
         await world.crash(world.running[0])
+        before = claims(world)
         world.start()
+        await until(world, lambda: claims(world) > before, "another worker owns the source")
         await asyncio.sleep(0.3)
         assert source(world)["injected"] == 50, "a new owner pauses, too"
 
