@@ -10,6 +10,7 @@ import pytest
 
 from millpy import hours
 from millpy.errors import GraphError, UsageError
+from millpy.model.checkpoint import LateRows
 from millpy.model.copied_results import copies_between
 from millpy.model.deployment import ColumnSpec, GraphSpec
 from millpy.model.time import Instant, describe
@@ -119,6 +120,22 @@ async def test_a_table_with_a_retention_gets_rows_as_far_back_as_it_keeps_them(o
 
     found = rows(database_url, "SELECT count(*), min(window_end), max(window_end) FROM factory_2.sums_1m")
     assert (found[0][0], found[0][2] - found[0][1]) == (48, hours(47))
+
+
+async def test_a_late_record_of_a_window_waits_until_its_row_is_copied(owner: Owner, database_url: str) -> None:
+    """Else it would make the row, of itself alone, and the copy would leave that as it is."""
+    ends = [hour * HOUR for hour in (1, 2, 3, 4)]
+    starts = [end - 60_000_000 for end in ends]
+    late = LateRows("readings", "sums", [b'"a"'] * 4, [b"{}"] * 4, starts, ends, starts, ends)  # type: ignore[arg-type]
+    await owner.commit(owner.checkpoint(owner.deployment.intervals_of("sums")[0], late=[late]))
+    ids = [interval.interval_id for interval in owner.deployment.intervals]
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("SELECT millpy.replay_into_window(array_agg(late_record_id), 'x') FROM mill.late_records")
+        for copied_to, read in ((1, [1, 4]), (2, [1, 2, 4]), (3, [1, 2, 3, 4])):
+            change = "UPDATE mill.result_tables SET copied_to = %s, copied_until = %s WHERE name = 'sums_1m'"
+            connection.execute(change, [copied_to * HOUR, 3 * HOUR])
+            found = await owner.store.read_requests(ids, records_max=10, bytes_max=10**6)
+            assert [request.window.end // HOUR for request in found.requests if request.window is not None] == read
 
 
 async def test_a_generation_that_was_deployed_without_a_copy_gets_none(owner: Owner, database_url: str) -> None:

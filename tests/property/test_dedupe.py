@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -120,6 +121,28 @@ def test_changed_horizon_brings_no_forgotten_id_back_in_any_bundles(
         index = DedupeIndex(within, runs, recent_ids_max=recent_max, floor=floor)
 
     assert found == wanted
+
+
+@pytest.mark.parametrize("recent_max", [1, 3, 1_000])
+def test_an_id_is_known_until_the_last_instant_of_the_horizon(recent_max: int) -> None:
+    """On a clock with few values, ids are often exactly as old as the horizon."""
+    rng, within = random.Random(recent_max), 2
+    for _ in range(120):
+        index, clock = DedupeIndex(within, recent_ids_max=recent_max), 0
+        last: dict[int, int] = {}
+        runs: list[Any] = []
+        for _ in range(12):
+            clock += rng.choice([0, 0, 1, 2, 3])
+            numbers = [rng.randrange(8) for _ in range(rng.choice([1, 1, 2, 4]))]
+            wanted = []
+            for number in numbers:
+                wanted.append(clock - last.get(number, -99) <= within)
+                last[number] = clock
+            found, run = index.check(b"".join(map(an_id, numbers)), np.full(len(numbers), clock, np.int64))
+            assert found.tolist() == wanted
+            runs.append(run)
+            if rng.random() < 0.2:  # a new owner
+                index = DedupeIndex(within, [run for run in runs if run.expires_at >= clock], recent_ids_max=recent_max)
 
 
 def test_id_in_a_small_and_then_in_a_large_bundle_keeps_the_later_time() -> None:
