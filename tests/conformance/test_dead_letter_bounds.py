@@ -16,6 +16,7 @@ from millpy.graph import Graph
 from millpy.hosting.failpoints import NoFailpoints
 from millpy.ingest.settings import EventTime
 from millpy.limits import Limits
+from millpy.model.checkpoint import DeadLetter, LateRows
 from millpy.model.time import Instant, minutes, seconds
 from millpy.process.assembly import deploy, run_worker
 from millpy.runtime.guarded_clock import GuardedClock
@@ -24,6 +25,7 @@ from millpy.store.postgres.store import PostgresStore
 from millpy.testing.clock import ManualClock
 from millpy.windowing.aggregates.numeric import Count
 from millpy.windowing.window import FixedWindows
+from tests.conformance.store_builders import Owner
 from tests.feed import Feed
 
 KEPT = 50
@@ -132,6 +134,38 @@ async def test_old_dead_letters_are_removed_in_pieces_and_counted_except_request
     assert fetch(database_url, "SELECT sum(expired)::int FROM millpy.retention WHERE table_name = 'events'") == [
         (before,)
     ]
+
+
+async def test_rows_go_by_their_state_and_only_those_that_were_open_for_too_long_count(
+    owner: Owner, database_url: str
+) -> None:
+    """A row is (id, days since it was recorded, state, days since then): kept for 10 days, if it is settled for 2."""
+    rows = [(1, 5, "open", 3), (2, 5, "requested", 3), (3, 5, "replayed", 3), (4, 5, "discarded", 3)]
+    rows += [(5, 5, "replayed", 1), (6, 11, "open", 11), (7, 11, "requested", 3), (8, 11, "replayed", 1)]
+    starts = list(range(8))
+    late = LateRows("readings", "sums", [b'"a"'] * 8, [b"{}"] * 8, starts, starts, starts, starts)  # type: ignore[arg-type]
+    letters = [DeadLetter("refused", "no", b"{}", "readings", "sums")] * 8
+    step = owner.deployment.intervals_of("sums")[0]
+    await owner.commit(owner.checkpoint(step, late=[late], dead_letters=letters))
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        for number, days, state, since in rows:
+            for table, at in (("dead_letter", "dead_lettered_at"), ("late_record", "recorded_at")):
+                change = (
+                    f"UPDATE mill.{table}s SET {at} = now() - make_interval(days => %s), state = %s,"
+                    f" state_at = now() - make_interval(days => %s) WHERE {table}_id = %s"
+                )
+                connection.execute(change, [days, state, since, number])  # type: ignore[call-overload]
+
+    day = 86_400.0
+    while await owner.store.forget_old(
+        now_us=await owner.store.now_us(), dead_letter_kept_s=10 * day, settled_kept_s=2 * day, events_kept_s=10 * day
+    ):
+        pass
+
+    for table in ("dead_letter", "late_record"):
+        assert fetch(database_url, f"SELECT {table}_id FROM mill.{table}s ORDER BY 1") == [(1,), (2,), (5,), (7,)]
+    counted = "SELECT table_name, count FROM mill.expired WHERE table_name <> 'events' ORDER BY 1"
+    assert fetch(database_url, counted) == [("dead_letters", 2), ("late_records", 2)]
 
 
 async def test_clock_that_jumps_ahead_removes_no_dead_letters(database_url: str) -> None:
