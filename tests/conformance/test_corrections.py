@@ -135,6 +135,34 @@ def test_a_correction_follows_the_panes_of_the_history(database_url: str) -> Non
     assert row["pane_index"] == 8
 
 
+def test_a_window_stays_corrected_when_its_correction_is_forgotten(database_url: str) -> None:
+    """Else an audit finds its row wrong, and a repair puts the old value back."""
+    admin = deployed(database_url, "accumulating")
+    ages = {"dead_letter_kept_s": 1e9, "settled_kept_s": 1e9, "events_kept_s": 60.0}
+
+    async def forget() -> None:
+        async with PostgresStore(database_url) as store:
+            for _ in range(2):  # once with, and once without a correction
+                await store.forget_old(now_us=await store.now_us(), **ages)
+
+    def corrected() -> bool:
+        rows = [("changed", ["d1", "0", "60000000", "9", "a"])]
+        return without_corrected(rows, corrected_windows(admin, "factory", "sums_1m")) == []
+
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(CORRECT)
+        connection.execute("UPDATE mill.corrections SET corrected_at = now() - interval '1 hour'")
+        asyncio.run(forget())
+        assert not admin.ask("SELECT FROM mill.corrections")
+        assert corrected()
+        connection.execute("UPDATE mill.result_tables SET dropped_to = 60000000")
+        asyncio.run(forget())
+        assert corrected(), "the partition that begins there is not dropped"
+        connection.execute("UPDATE mill.result_tables SET dropped_to = 60000001")
+        asyncio.run(forget())
+        assert not corrected(), "its row was dropped"
+
+
 @pytest.mark.parametrize("zone", ["UTC", "America/Lima"])
 def test_a_time_needs_a_zone_whatever_the_zone_of_the_session(database_url: str, zone: str) -> None:
     deployed(database_url, "accumulating")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from collections.abc import Container
 
@@ -49,6 +50,20 @@ def test_items_come_by_due_time_then_name_then_key(
         found.append(item)
         queue.pop()
     assert found == [item for *_, item in wanted][len(due_now) :]
+
+
+def test_items_stay_in_order_when_outdated_ones_are_removed() -> None:
+    """What is left of a heap without some of its entries is no heap yet."""
+    rng = random.Random(7)
+    for _ in range(200):
+        gone: set[int] = set()
+        queue, dues = Numbers(gone), [rng.randrange(100) for _ in range(40)]
+        for item, due in enumerate(dues):
+            queue.add(due, None, item)
+        gone.update(item for item in range(len(dues)) if rng.random() < 0.5)
+        queue.remove_outdated()
+        found = [dues[item] for item in queue.take(50)]
+        assert found == sorted(due for item, due in enumerate(dues) if item not in gone and due <= 50)
 
 
 def test_outdated_items_are_removed_when_there_are_too_many() -> None:
