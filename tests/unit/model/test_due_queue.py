@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from millpy.model.due_queue import DueQueue
 from millpy.model.keys import Key
-from millpy.model.time import INSTANT_MAX
+from millpy.model.time import INSTANT_MAX, Instant
+from millpy.model.timer import Timer
 from millpy.operators.timers import TimerBook
 
 entries = st.lists(
@@ -73,6 +74,23 @@ def test_outdated_items_are_removed_when_there_are_too_many() -> None:
 
     assert len(queue) <= 1_002
     assert queue.first() == 0
+
+
+def test_a_timer_of_a_late_record_holds_no_watermark_back_also_for_a_new_owner() -> None:
+    late = Timer("again", "processing", Instant(90), Instant(5), holds=False)
+    in_time = Timer("flush", "processing", Instant(90), Instant(30))
+    book, successor = TimerBook(), TimerBook()
+    book.replace("a", 0, {late.id: late})
+    assert book.oldest_hold() == INSTANT_MAX
+    book.replace("a", 0, {late.id: late, in_time.id: in_time})
+    assert book.oldest_hold() == 30
+
+    for entries_of in book.take_entries([b'"a"'], [1]):
+        for name, at, value in zip(entries_of.subkeys, entries_of.fire_ats, entries_of.values, strict=True):
+            assert value is not None
+            successor.absorb("a", entries_of.namespace, name, at, value)
+    assert successor.by_key == book.by_key
+    assert (successor.oldest_hold(), successor.next_due()) == (30, (INSTANT_MAX, 90))
 
 
 def test_a_book_of_timers_leaves_memory_without_the_collector() -> None:
