@@ -70,7 +70,7 @@ def test_requests_for_finished_windows_come_apart_from_others_and_letters_for_th
 
 @pytest.mark.parametrize("why", ["nothing", "replay", "held back", "backpressure", "finished", "paused"])
 async def test_a_source_that_gives_nothing_to_a_turn_is_not_read(why: str) -> None:
-    """What is read and not stepped would be lost: the source goes on behind it."""
+    """What is read and not stepped would be lost: the source continues behind it."""
 
     class Source:
         reads = 0
