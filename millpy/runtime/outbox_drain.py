@@ -221,14 +221,24 @@ class OutboxDrain:
             except CorruptionError:
                 raise
             except (TransientError, UsageError) as error:
-                after_s = getattr(error, "retry_after_s", None) or 0.0
+                asked_s = getattr(error, "retry_after_s", None)
+                after_s = asked_s if isinstance(asked_s, float | int) else 0.0  # text of a header says nothing
                 self._lost(f"{error.message} ({error.hint})" if error.hint else error.message)
+            except asyncio.CancelledError as error:
+                if self._is_cancelled():
+                    raise
+                self._lost(f"the sink was cancelled by its own code: {error!r}")  # as clients whose tasks end do
             except Exception as error:  # a defect of a sink must not stop what else the worker runs
                 log.exception("sink %s, interval %d", self._setup.sink, self._setup.interval)
                 self._lost(f"{type(error).__name__}: {error}")
             retry_s = limits.retry_s_min if self.waiting.delivered > before else min(limits.retry_s_max, retry_s * 2)
             delay = retry_s * self._context.rng.uniform(0.5, 1.0)
             await self._context.clock.sleep(max(delay, min(after_s, RETRY_AFTER_S_MAX)))
+
+    def _is_cancelled(self) -> bool:
+        """Return whether the drain itself is cancelled, not only what its sink waits for."""
+        task = asyncio.current_task()
+        return self._closing or task is None or task.cancelling() > 0
 
     async def _prepare(self) -> None:
         """Get what messages need, before the interval takes input."""
@@ -250,7 +260,7 @@ class OutboxDrain:
         connection = self._open_connection or self._sink.connect(self._setup)
         self._open_connection = None
         try:
-            known = await connection.open()
+            known = _position(await connection.open())
             if known is not None and known > self.waiting.head:  # by a new owner, or the database is an old one
                 await self._context.store.record_delivered([self._report({})])
             self._begin(known)
@@ -422,6 +432,19 @@ class OutboxDrain:
         finally:
             for waker in wakers:
                 waker.cancel()
+
+
+def _position(known: object) -> int | None:
+    """Check what `open` has returned.
+
+    Raises:
+        SinkUnavailableError: it is not a position.
+    """
+    if known is None or (isinstance(known, int) and not isinstance(known, bool) and known >= 0):
+        return known
+    raise SinkUnavailableError(
+        f"the sink's `open` returned {known!r}", hint="return the position behind the last message, as an int, or None"
+    )
 
 
 def _refused_places(messages: SinkMessages, error: MessagesRefusedError) -> list[int]:

@@ -392,3 +392,45 @@ def test_a_run_of_a_statement_can_be_left_out_like_a_row() -> None:
     ]
     (nothing,) = without_rows([checkpoint], 0, {}, {})
     assert (list(nothing.results), list(nothing.statements)) == ([], [])
+
+
+class Odd(Shelf):
+    """Its client does something odd first: what it raises, or what its `open` returns."""
+
+    def __init__(self, odd: BaseException | object) -> None:
+        super().__init__(SendBound(), remembers=False, fails=0)
+        self.odd: list[Any] = [odd]
+
+    async def open(self) -> int | None:
+        if self.odd and not isinstance(self.odd[0], BaseException):
+            return self.odd.pop()  # type: ignore[no-any-return]
+        return None
+
+    async def send(self, messages: SinkMessages) -> None:
+        if self.odd:
+            raise self.odd.pop()
+        await super().send(messages)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        asyncio.CancelledError("its task has ended"),
+        SinkUnavailableError("busy", retry_after_s="3"),  # type: ignore[arg-type]
+        True,
+        -1,
+        "3",
+    ],
+)
+async def test_a_drain_outlives_what_the_client_of_a_sink_does(odd: BaseException | object) -> None:
+    sink, outbox = Odd(odd), Outbox()
+    outbox.rows.append(SinkMessages(0, [b"k"], [b"0"], [0]).encode())
+    context = DrainContext(outbox, Limits(), QuickClock(), random.Random(1), lambda: None, lambda: None)  # type: ignore[arg-type]
+    drain = OutboxDrain(context, Grant(1, 1), sink, SinkSetup("g", "s", 0, 1, 1, QuickClock()), OutboxState(1, 0, 1))
+    for _ in range(1_000):
+        if (report := drain.due_report()) is not None:
+            drain.recorded(report)
+        await asyncio.sleep(0)
+    assert (sink.got, drain.waiting.delivered) == ([b"0"], 1)
+    await drain.close()
+    drain.raise_failed()
