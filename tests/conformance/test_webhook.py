@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import itertools
 import logging
 import os
 import sqlite3
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -201,6 +202,34 @@ async def test_a_receiver_that_restarts_gets_everything(receiver: WebhookReceive
         receiver.start()
         await connection.send(messages_of("2"))
     assert [request.body for request in receiver.stored()] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("batch", [None, "json"])
+async def test_an_answer_without_a_request_delivers_nothing(batch: Any) -> None:
+    taken, connections = list[tuple[int, bytes]](), itertools.count(1)
+    ok = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer each request, and the first one twice."""
+        number = next(connections)
+        with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                body = await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+                taken.append((number, body.strip(b"[]")))
+                writer.write(ok)
+                if len(taken) == 1:
+                    await asyncio.sleep(0.05)
+                    writer.write(ok)
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connected(Webhook(f"http://127.0.0.1:{port}/", batch=batch)) as connection:
+            await connection.send(messages_of("1"))
+            await asyncio.sleep(0.2)
+            await connection.send(messages_of("2"))
+        await asyncio.sleep(0.05)  # the server sees the end
+    assert taken == [(1, b"1"), (2, b"2")]
 
 
 @pytest.fixture

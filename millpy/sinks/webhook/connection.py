@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 
 import aiohttp
+from aiohttp.connector import Connection
 from yarl import URL
 
 from millpy.config.secrets import redacted
@@ -30,6 +31,20 @@ ANSWER_BYTES_MAX = 4_000
 REASON_CHARACTERS_MAX = 200
 KEEPALIVE_S = 4.0
 """Seconds that a connection may be idle: less than servers allow, which would close it under a request."""
+
+
+class AnsweredAfterRequest(aiohttp.ClientRequest):
+    """A request that leaves by no connection on which an answer waits already: that would count as its own."""
+
+    async def send(self, conn: Connection) -> aiohttp.ClientResponse:
+        """Send the request.
+
+        Raises:
+            ServerDisconnectedError: an answer without a request waits on the connection, which is closed then.
+        """
+        if conn.protocol is None or conn.protocol.should_close:
+            raise aiohttp.ServerDisconnectedError("an answer came without a request")
+        return await super().send(conn)
 
 
 class WebhookConnection:
@@ -67,6 +82,7 @@ class WebhookConnection:
             timeout=aiohttp.ClientTimeout(total=times.answer_s, connect=times.connect_s),
             headers={"User-Agent": _user_agent(), "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
+            request_class=AnsweredAfterRequest,
             auto_decompress=False,
             trust_env=False,
         )
