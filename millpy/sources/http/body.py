@@ -166,7 +166,8 @@ class BodyReader:
         try:
             return expanded(body.content)
         except ValueError as error:
-            raise RefusedRequestError(413 if "more than" in str(error) else 400, f"the body {error}") from None
+            status = 413 if "more than" in str(error) else 400
+            raise RefusedRequestError(status, f"the body cannot be decompressed: {error}") from None
 
     def _plain(self, content: bytes, *, lines: bool) -> PostedRecords:
         """Return the objects of a JSON text, or of lines."""
