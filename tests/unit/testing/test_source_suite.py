@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -175,6 +176,16 @@ class Waits(LogReader):
         return taken
 
 
+class Blocks(LogReader):
+    """It asks a client that blocks."""
+
+    async def take(self) -> SourceBatch | None:
+        taken = await super().take()
+        if taken is None:
+            threading.Event().wait(0.4)
+        return taken
+
+
 class QuietTooEarly(LogReader):
     def quiet(self) -> bool:
         return True
@@ -239,6 +250,7 @@ FAULTS = [
     (ForgetsPlaces, "test_records_come_once_in_order_and_at_most_a_bundle_at_a_time", "described by the same place"),
     (CountsSeconds, "test_records_come_once_in_order_and_at_most_a_bundle_at_a_time", "is no time in µs of just now"),
     (Waits, "test_take_does_not_wait", "take waits"),
+    (Blocks, "test_take_does_not_wait", "blocks the event loop"),
     (QuietTooEarly, "test_source_is_not_quiet_before_everything_was_taken", "quiet, while 33 records wait"),
     (LeavesATask, "test_closing_ends_all_tasks", "left"),
     (ReadsEverything, "test_memory_is_bounded_while_nothing_is_taken", "bytes are held"),
