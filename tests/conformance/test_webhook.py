@@ -6,7 +6,6 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import itertools
 import logging
 import os
 import sqlite3
@@ -206,12 +205,14 @@ async def test_a_receiver_that_restarts_gets_everything(receiver: WebhookReceive
 
 @pytest.mark.parametrize("batch", [None, "json"])
 async def test_an_answer_without_a_request_delivers_nothing(batch: Any) -> None:
-    taken, connections = list[tuple[int, bytes]](), itertools.count(1)
+    taken, clients = list[tuple[int, bytes]](), list[Any]()
+    delivered, twice = asyncio.Event(), asyncio.Event()
     ok = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer each request, and the first one twice."""
-        number = next(connections)
+        clients.append(asyncio.current_task())
+        number = len(clients)
         with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -219,16 +220,20 @@ async def test_an_answer_without_a_request_delivers_nothing(batch: Any) -> None:
                 taken.append((number, body.strip(b"[]")))
                 writer.write(ok)
                 if len(taken) == 1:
-                    await asyncio.sleep(0.05)
+                    await delivered.wait()
                     writer.write(ok)
+                    twice.set()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with connected(Webhook(f"http://127.0.0.1:{port}/", batch=batch)) as connection:
             await connection.send(messages_of("1"))
-            await asyncio.sleep(0.2)
+            delivered.set()
+            await twice.wait()
+            for _ in range(50):  # until the client has it
+                await asyncio.sleep(0)
             await connection.send(messages_of("2"))
-        await asyncio.sleep(0.05)  # the server sees the end
+        await asyncio.gather(*clients)
     assert taken == [(1, b"1"), (2, b"2")]
 
 
