@@ -51,6 +51,17 @@ async def test_unreachable_database_is_reported() -> None:
     await store.close()
 
 
+def test_a_server_that_refuses_a_session_is_not_said_to_be_away(empty_database_url: str) -> None:
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE preloading LOGIN")
+        connection.execute("ALTER ROLE preloading SET session_preload_libraries = 'no_such_library'")
+        try:
+            with pytest.raises(StoreUnavailableError, match=r'FATAL: could not access file "no_such_library"'):
+                migrate(make_conninfo(empty_database_url, user="preloading"))
+        finally:
+            connection.execute("DROP ROLE preloading")
+
+
 def test_database_in_another_encoding_is_refused(empty_database_url: str) -> None:
     name = "in_latin1"
     with psycopg.connect(empty_database_url, autocommit=True) as connection:

@@ -14,6 +14,8 @@ _URL = "MILLPY_DATABASE_URL (or --database)"
 _AWAY = "cannot reach the database: "
 _SERVER = re.compile(r'server at "([^"]+)"(?: \([^)]*\))?, port (\d+)')
 _SOCKET = re.compile(r'server on socket "([^"]+)"')
+# A severity and two spaces begin what the server itself says: it listens, whatever its words are.
+_ANSWER = re.compile(r"failed: \S+:  ")
 _MISTAKES = {
     # libpq's message: our message, the hint. {0} is the first group of the pattern, {at} the server's address.
     r'password authentication failed for user "([^"]+)"': (
@@ -78,7 +80,7 @@ def unreachable_error(detail: str) -> MillError:
             words = found.groups()
             return ConfigError(message.format(*words, at=_place(detail)), hint=hint.format(*words))
     for pattern, (message, hint) in _OUTAGES.items():
-        if found := re.search(pattern, detail):
+        if not _ANSWER.search(detail) and (found := re.search(pattern, detail)):
             return StoreUnavailableError(_AWAY + message.format(*found.groups(), at=_place(detail)), hint=hint)
     return StoreUnavailableError(_AWAY + " ".join(detail.split()), hint=f"check that it runs, and that {_URL} is right")
 
