@@ -71,9 +71,9 @@ def refuse_changes(
         upgrades: computations whose state a function migrates.
 
     Raises:
-        GraphVersionError: the graph only lacks parts of the deployed one, or has other settings than a version that was
-            changed: it is perhaps an older version.
-        GraphError: a change of meaning or state, or a change of a setting that was not requested.
+        GraphVersionError: the graph only lacks parts of the deployed one, or has other settings and nobody requested
+            them: it is an older version, or a newer one that is not deployed yet.
+        GraphError: a change of meaning or state.
     """
     meanings, settings = of_kind("meaning", changes), of_kind("setting", changes)
     states = [change for change in of_kind("state", changes) if change.computation not in upgrades]
@@ -92,8 +92,8 @@ def refuse_changes(
     if states:
         raise GraphError(f"{cannot_deploy(name, states)}: {changes_text(states)}", hint=MIGRATE)
     if settings and not on_purpose:
-        # Another attempt succeeds once the file is updated or deployed; a version that nothing has changed stays.
-        raise (GraphVersionError if version > 1 else GraphError)(
+        # Another attempt succeeds once the file is updated or deployed.
+        raise GraphVersionError(
             f"graph {name!r} has other settings than deployed version {version}: {changes_text(settings)}",
             hint="if this file is newer, run `millpy deploy`; if not, update it",
         )

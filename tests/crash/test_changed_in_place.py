@@ -74,7 +74,7 @@ async def test_each_record_is_judged_by_the_description_of_its_time(database_url
     north.push(*lines([(1, 10, 5), (2, 70, -5), (3, 130, -7), (4, 150, 1)]))
     await fed(database_url, graph_of(north), north, LIMITS)
     changed = {"lateness": 600, "within": 1_000, "filtered": True, "south": south}
-    with pytest.raises(GraphError, match="other settings than deployed version 1"):
+    with pytest.raises(GraphVersionError, match="other settings than deployed version 1"):
         await run_worker(graph_of(north, **changed), database_url, limits=LIMITS)
 
     await deploy(graph_of(north, **changed), database_url)
