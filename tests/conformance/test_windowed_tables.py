@@ -11,12 +11,13 @@ import msgspec
 import psycopg
 import pytest
 
+from millpy.errors import GraphError
 from millpy.graph import Graph
 from millpy.ingest.settings import EventTime
 from millpy.limits import Limits
 from millpy.model.record import SMALL_RECORDS_MAX
 from millpy.model.time import seconds
-from millpy.process.assembly import run_worker
+from millpy.process.assembly import deploy, run_worker
 from millpy.sources.files.source import File
 from millpy.windowing.accumulator import Aggregate
 from millpy.windowing.aggregates.combiner import Combiner
@@ -171,3 +172,13 @@ async def test_values_of_sums_may_have_more_than_64_bits(database_url: str, devi
     assert (least, most, last) == (0, totals[-1], 0)
     assert first in totals[:2]
     assert abs(distinct - (devices + 1)) <= devices // 20
+
+
+@pytest.mark.parametrize("name", ["ctid", "xmin", "tableoid"])
+async def test_a_column_is_not_named_like_a_system_column(database_url: str, name: str) -> None:
+    graph = Graph("named")
+    stream = graph.inject("readings", Feed(), schema=Reading, event_time=EventTime("at_ms", unit="ms", sorted=True))
+    stream.key_by("device").window(FixedWindows(seconds(1))).aggregate(**{name: Count()}).to_table("minutes")
+
+    with pytest.raises(GraphError, match=f"column '{name}' of 'minutes' has the name of a system column"):
+        await deploy(graph, database_url)

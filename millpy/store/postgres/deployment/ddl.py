@@ -28,6 +28,7 @@ from millpy.store.postgres.statements import statement
 REFUSED_GRAPH_NAMES = frozenset(["mill", "millpy", "public", "information_schema"])
 NAME_BYTES_MAX = 50
 """Bytes of a result table's name, so that `_status` and `_history_pkey` still fit in PostgreSQL's 63 bytes."""
+SYSTEM_COLUMNS = frozenset(["tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"])
 BESIDE = ("_status", "_live", "_pkey")
 FIND_SCHEMA = b"SELECT 1 FROM pg_namespace WHERE nspname = %(schema)s"
 COMMITTED_COLUMNS = ("emitted_at", "interval_id", "bundle")
@@ -316,6 +317,11 @@ def check_names(spec: GraphSpec) -> None:
             )
         for column in table.columns():
             _check_identifier(column.name, "column")
+            if column.name in SYSTEM_COLUMNS:
+                raise GraphError(
+                    f"column {column.name!r} of {table.name!r} has the name of a system column of PostgreSQL",
+                    hint="rename the field or the aggregate",
+                )
             if column.sql_type not in SQL_TYPES:
                 raise GraphError(f"column {column.name!r} of {table.name!r} has the unknown type {column.sql_type!r}")
 
