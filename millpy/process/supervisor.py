@@ -5,6 +5,9 @@ BACKOFF_S_MAX. A worker that has run for STEADY_S begins with the shortest pause
 one worker in a row the run ends, and so it does at once for a reason that a restart does not change: a wrong graph or
 setting (status 2), or corrupt data (status 3). The statuses are those of `process/exit.py`.
 
+A worker that has run before and now fails with status 2 meets a graph or setting that somebody is changing. It is
+started again, too, and does not end the run while another worker runs.
+
 The workers are on a leash, their standard input: they drain when this process ends, also by SIGKILL.
 """
 
@@ -20,7 +23,7 @@ from typing import Any
 import structlog
 
 from millpy.clock import SystemClock
-from millpy.process.exit import EXIT_FAILED, EXIT_INTERRUPTED, Interrupts
+from millpy.process.exit import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Interrupts
 
 log = structlog.get_logger("millpy.process.supervisor")
 BACKOFF_S = 1.0
@@ -39,12 +42,13 @@ def backoff_s(restarts: int) -> float:
     return min(BACKOFF_S * 2.0 ** min(restarts, 32), BACKOFF_S_MAX)
 
 
-def may_restart(code: int) -> bool:
+def may_restart(code: int, *, has_run: bool = False) -> bool:
     """Tell whether a worker that ended with this code, negative for a signal, may do better when it is started again.
 
-    A SIGTERM ends a process only before it has a handler, that is before it has started.
+    A SIGTERM ends a process only before it has a handler, that is before it has started. `has_run` tells whether the
+    worker was started again before: then its graph and settings were right once.
     """
-    return code == EXIT_FAILED or (code < 0 and code != -signal.SIGTERM)
+    return code == EXIT_FAILED or (code < 0 and code != -signal.SIGTERM) or (has_run and code == EXIT_USAGE)
 
 
 def exit_status(codes: Sequence[int]) -> int:
@@ -138,6 +142,10 @@ class Supervisor:
         """Return the process id of each worker; None for one that does not run."""
         return [None if child is None or child.poll() is not None else child.pid for child in self._children]
 
+    def _others_run(self) -> bool:
+        """Tell whether a worker runs; asked for one that has ended."""
+        return any(pid is not None for pid in self.running())
+
     def _send(self, number: signal.Signals) -> None:
         """Send a signal to all workers. It runs in a signal handler, too, so it takes no lock and does not log."""
         # Never SIGINT: a child that is still importing has no handler, and Python would print a traceback.
@@ -156,21 +164,22 @@ class Supervisor:
 
     def _keep(self, slot: int) -> None:
         """Keep one worker running, and record the code of its last process."""
-        restarts, pause = 0, threading.Event()
+        restarts, has_run, pause = 0, False, threading.Event()
         try:
             while self._sent is None:
                 started = self._clock.monotonic()
                 code = self._codes[slot] = self._run_child(slot)
-                if self._sent is not None or not may_restart(code):
+                if self._sent is not None or not may_restart(code, has_run=has_run):
                     return
+                has_run = True
                 if self._clock.monotonic() - started >= STEADY_S:
                     restarts = 0
-                if restarts == RESTARTS_MAX:
+                if restarts >= RESTARTS_MAX and not (code == EXIT_USAGE and self._others_run()):
                     log.error("worker ended too often in a row; ending the run", worker=slot, restarts=restarts)
                     self._codes[slot] = max(code, EXIT_FAILED)
                     return
                 due_s = self._backoff(restarts)
-                restarts += 1
+                restarts = min(restarts + 1, RESTARTS_MAX)
                 self.restarts[slot] += 1
                 log.warning("restarting worker", worker=slot, in_s=due_s, restarts=restarts, of=RESTARTS_MAX)
                 due = self._clock.monotonic() + due_s
@@ -205,8 +214,7 @@ class Supervisor:
         if code == -signal.SIGTERM:
             log.info("worker stopped before it had started", worker=slot, pid=child.pid)
         elif code < 0:
-            others = any(other is not None and other.poll() is None for other in self._children)
-            left = "the others take over" if others else "no other worker runs"
+            left = "the others take over" if self._others_run() else "no other worker runs"
             log.warning("worker killed", worker=slot, pid=child.pid, signal=_signal_name(-code), left=left)
         elif code > 0:
             log.error("worker failed", worker=slot, pid=child.pid, status=code)

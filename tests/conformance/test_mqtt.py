@@ -463,7 +463,7 @@ async def test_broker_that_refuses_the_login_for_a_while_is_an_outage(tmp_path: 
                     assert await injector.take() is None
                     await asyncio.sleep(0)
 
-        await starts_again(anonymous=False, shows=lambda: "refuses user" in state.why and state.attempts > 1)
+        await starts_again(anonymous=False, shows=lambda: "without a user" in state.why and state.attempts > 1)
         await injector.close()  # as after a turn that has failed: this worker opens its source again
         injector = Mqtt("sensors/#", host="127.0.0.1", port=broker.port).connect(injector._setup)
         await injector.open(None)

@@ -13,6 +13,7 @@ import pytest
 import structlog
 
 from millpy.process import supervisor
+from millpy.process.exit import EXIT_USAGE
 from millpy.process.supervisor import BACKOFF_S_MAX, RESTARTS_MAX, Supervisor, backoff_s, exit_status, may_restart
 
 KILLS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
@@ -35,6 +36,23 @@ signal.signal(signal.SIGTERM, lambda *_: {handler})
 os.kill(os.getppid(), signal.SIGTERM)
 while True:
     signal.pause()
+"""
+BROKEN_FOR_A_WHILE = """
+import os, signal, sys
+with open(sys.argv[1], "a+") as starts:
+    starts.write("x")
+    starts.seek(0)
+    started = len(starts.read())
+if started == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+if started <= {mended}:
+    sys.exit(2)
+open(sys.argv[2], "w").close()
+"""
+RUNS_UNTIL_DONE = """
+import os, sys, time
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.01)
 """
 LEAVES_A_PROCESS = """
 import os, signal, subprocess, sys
@@ -82,6 +100,7 @@ def test_pause_doubles_up_to_its_bound() -> None:
 )
 def test_only_what_a_restart_may_change_is_restarted(code: int, again: bool) -> None:
     assert may_restart(code) is again
+    assert may_restart(code, has_run=True) is (again or code == EXIT_USAGE)
 
 
 def test_killed_worker_is_started_again(logged: structlog.testing.LogCapture, tmp_path: Path) -> None:
@@ -122,6 +141,31 @@ def test_wrong_graph_ends_the_run_at_once(logged: structlog.testing.LogCapture) 
     assert run("import sys; sys.exit(2)") == 2
 
     assert events(logged) == ["worker failed"]
+
+
+def test_graph_that_is_broken_while_it_runs_does_not_stop_the_workers_that_run(
+    logged: structlog.testing.LogCapture, tmp_path: Path
+) -> None:
+    """One worker is killed while the file is broken. It fails more often than others may until the file is mended."""
+    mended = RESTARTS_MAX + 3
+    files = [str(tmp_path / "starts"), str(tmp_path / "done")]
+    scripts = [BROKEN_FOR_A_WHILE.format(mended=mended), RUNS_UNTIL_DONE]
+    commands = [[sys.executable, "-I", "-S", "-c", script, *files] for script in scripts]
+
+    made = Supervisor(lambda worker: commands[worker], os.environ, 2, grace_s=30.0, backoff=lambda _: 0.0)
+
+    assert made.run() == 0
+    assert events(logged).count("worker failed") == mended - 1
+    assert made.restarts == [mended, 0]
+
+
+def test_graph_that_stays_broken_ends_the_run_when_no_worker_runs(
+    logged: structlog.testing.LogCapture, tmp_path: Path
+) -> None:
+    assert run(BROKEN_FOR_A_WHILE.format(mended=1_000), str(tmp_path / "starts"), str(tmp_path / "done")) == 2
+
+    assert events(logged).count("worker failed") == RESTARTS_MAX
+    assert events(logged)[-1] == "worker ended too often in a row; ending the run"
 
 
 def test_sigterm_drains_the_workers(logged: structlog.testing.LogCapture) -> None:

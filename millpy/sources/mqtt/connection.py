@@ -151,8 +151,10 @@ class MqttConnection:
                 hint="set tls=Tls(ca=…) to the certificates to trust; the broker's must contain the name in host=",
             )
         if isinstance(error, MqttConnectError) and code in _BAD_CREDENTIALS:
+            user = self.address.username
+            who = "a client without a user" if user is None else f"user {user!r}"
             return ConfigError(
-                f"the MQTT broker at {self.address} refuses user {self.address.username!r}: {error}",
+                f"the MQTT broker at {self.address} refuses {who}: {error}",
                 hint="set login=Login(…), or MILLPY_MQTT_URL=mqtt://user:password@host:port",
             )
         if isinstance(error, MqttConnectError) and code in _BAD_PROTOCOL:
