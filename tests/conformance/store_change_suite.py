@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millpy.errors import GraphError, StaleSequencerError
+from millpy.errors import GraphError, GraphVersionError, StaleSequencerError
 from millpy.model.checkpoint import Checkpoint, Cursor, Entries, Kind
 from millpy.model.deployment import ComputationSpec, DeployedInterval, GraphSpec, StreamSpec, SubscriptionSpec
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
@@ -217,7 +217,7 @@ class ChangeSuite:
     async def test_horizons_change_only_when_an_operator_deploys_them(self, world: World) -> None:
         await deployed(world, with_horizons(10, 100))
 
-        with pytest.raises(GraphError, match="allowed_lateness changed"):
+        with pytest.raises(GraphVersionError, match="allowed_lateness changed"):
             await world.store.deploy(with_horizons(20, 100))
 
     async def test_source_that_joins_a_step_begins_at_its_watermark(self, world: World) -> None:

@@ -171,7 +171,7 @@ class OwnershipSuite:
         readings, *others = a_graph().computations
         changed = replace(a_graph(), computations=(replace(readings, settings={"idle": "Wait()"}), *others))
 
-        with pytest.raises(GraphError, match="idle"):
+        with pytest.raises(GraphVersionError, match="idle"):
             await world.store.deploy(changed)
         deployed = await world.store.deploy(changed, on_purpose=True)
 

@@ -26,7 +26,7 @@ from millpy import (
 )
 from millpy.admin.queries import Admin
 from millpy.admin.repairs import graph_id, repair_rows
-from millpy.errors import GraphError, PaneOrderError, PoisonError
+from millpy.errors import GraphVersionError, PaneOrderError, PoisonError
 from millpy.limits import Limits
 from millpy.model.checkpoint import LateRows, ResultRows
 from millpy.model.deployment import Deployment, GraphSpec
@@ -312,7 +312,7 @@ async def test_another_retention_is_deployed_on_purpose_and_holds_for_old_partit
         await owner.claim()
         await store_at(owner, 1, 7, 99)
         assert rows(database_url, PARTITIONS) == [(0, 6), (6, 12), (96, 102)]
-        with pytest.raises(GraphError, match=r"retention changed from hours\(100\) to hours\(\d+\)"):
+        with pytest.raises(GraphVersionError, match=r"retention changed from hours\(100\) to hours\(\d+\)"):
             await store.deploy(kept())
         deployment: Deployment = await store.deploy(kept(), on_purpose=True)
         owner = Owner(store, deployment)
