@@ -83,7 +83,7 @@ LIVE = (
     _edge(
         *("passes what is in transit when a stream is added", "I3", "changes", (MemoryDatabase, "_united")),
         *("cursors.setdefault(", "cursors.__setitem__("),
-        first=57,
+        first=374,
     ),
     _edge(
         *("begins an added step at the beginning of time", "I5", "resets", (MemoryDatabase, "_subscribe")),
@@ -95,7 +95,7 @@ LIVE = (
         *("max(header.low_watermark, *reached)", "header.low_watermark"),
         first=1557,
     ),
-    Canary("leaves the rows of what is reset", "I7", KeepsRowsOfReset, needs="resets"),
+    Canary("leaves the rows of what is reset", "I7", KeepsRowsOfReset, needs="resets", first=289),
     Canary("adds a late record to its window twice", "I9", KeepsFulfilledRequests, needs="corrections"),
     Canary("settles a correction before it is made", "oracle", SettlesFirst, needs="corrections"),
     _edge(
