@@ -5,7 +5,7 @@ BACKOFF_S_MAX. A worker that has run for STEADY_S begins with the shortest pause
 one worker in a row the run ends, and so it does at once for a reason that a restart does not change: a wrong graph or
 setting (status 2), or corrupt data (status 3). The statuses are those of `process/exit.py`.
 
-A worker that has run before and now fails with status 2 meets a graph or setting that somebody is changing. It is
+A worker that was started again and fails with status 2 has met a graph or setting that somebody is changing. It is
 started again, too, and does not end the run while another worker runs.
 
 The workers are on a leash, their standard input: they drain when this process ends, also by SIGKILL.
@@ -42,13 +42,13 @@ def backoff_s(restarts: int) -> float:
     return min(BACKOFF_S * 2.0 ** min(restarts, 32), BACKOFF_S_MAX)
 
 
-def may_restart(code: int, *, has_run: bool = False) -> bool:
+def may_restart(code: int, *, restarted: bool = False) -> bool:
     """Tell whether a worker that ended with this code, negative for a signal, may do better when it is started again.
 
-    A SIGTERM ends a process only before it has a handler, that is before it has started. `has_run` tells whether the
-    worker was started again before: then its graph and settings were right once.
+    A SIGTERM ends a process only before it has a handler, that is before it has started. `restarted` tells whether this
+    was not the worker's first process: then its graph or settings have changed since.
     """
-    return code == EXIT_FAILED or (code < 0 and code != -signal.SIGTERM) or (has_run and code == EXIT_USAGE)
+    return code == EXIT_FAILED or (code < 0 and code != -signal.SIGTERM) or (restarted and code == EXIT_USAGE)
 
 
 def exit_status(codes: Sequence[int]) -> int:
@@ -164,14 +164,13 @@ class Supervisor:
 
     def _keep(self, slot: int) -> None:
         """Keep one worker running, and record the code of its last process."""
-        restarts, has_run, pause = 0, False, threading.Event()
+        restarts, pause = 0, threading.Event()
         try:
             while self._sent is None:
                 started = self._clock.monotonic()
                 code = self._codes[slot] = self._run_child(slot)
-                if self._sent is not None or not may_restart(code, has_run=has_run):
+                if self._sent is not None or not may_restart(code, restarted=self.restarts[slot] > 0):
                     return
-                has_run = True
                 if self._clock.monotonic() - started >= STEADY_S:
                     restarts = 0
                 if restarts >= RESTARTS_MAX and not (code == EXIT_USAGE and self._others_run()):

@@ -100,7 +100,7 @@ def test_pause_doubles_up_to_its_bound() -> None:
 )
 def test_only_what_a_restart_may_change_is_restarted(code: int, again: bool) -> None:
     assert may_restart(code) is again
-    assert may_restart(code, has_run=True) is (again or code == EXIT_USAGE)
+    assert may_restart(code, restarted=True) is (again or code == EXIT_USAGE)
 
 
 def test_killed_worker_is_started_again(logged: structlog.testing.LogCapture, tmp_path: Path) -> None:
