@@ -121,6 +121,8 @@ def test_a_topic_that_cannot_be_is_refused_when_the_graph_is_built(topic: Any, s
         ({"keepalive_s": 0}, "keepalive_s=0"),
         ({"message_bytes_max": 0}, "lets no message pass"),
         ({"content_type": "text\n"}, "no content type"),
+        ({"host": "broker:1883"}, "host= is neither"),
+        ({"host": "broker", "port": 0}, "port=0 is not"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(how: Any, said: str) -> None:

@@ -25,7 +25,7 @@ from millpy.sinks.messages import TOPIC, field_headers
 from millpy.sinks.mqtt.template import Topic, checked_topic, topic_reader, unsendable, validate
 from millpy.sinks.protocol import SendBound, Sink, SinkConnection, SinkSetup
 from millpy.sinks.refusal_policy import RefusalPolicy
-from millpy.sources.mqtt.address import BrokerAccess, BrokerAddress
+from millpy.sources.mqtt.address import BrokerAccess, BrokerAddress, check_address
 from millpy.sources.mqtt.source import session_name
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class MqttTopic(Sink):
 
     def __post_init__(self) -> None:
         checked_topic(self.topic)
+        check_address(self.host, self.port)
         if self.qos not in get_args(Qos):
             raise ConfigError(
                 f"qos={self.qos!r} is neither 1 nor 2", hint="the broker does not acknowledge messages of QoS 0"

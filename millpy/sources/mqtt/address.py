@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from dataclasses import dataclass, field
+from ipaddress import IPv6Address
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from millpy.config.access import NO_LOGIN, Login, Tls, files_of, text_of
@@ -12,6 +14,7 @@ from millpy.errors import ConfigError
 
 URL_VARIABLE = "MILLPY_MQTT_URL"
 PASSWORD_VARIABLE = "MILLPY_MQTT_PASSWORD"
+_NAME = re.compile(r"[^\s:/@?#\[\]]+")
 _HINT = (
     "write mqtts://user:password@host:8883?ca=FILE&certificate=FILE&key=FILE, "
     "with %40 for @ and %2F for / in a password"
@@ -100,6 +103,25 @@ def _files(url: SplitResult) -> dict[str, str]:
     if said and url.scheme != "mqtts":
         raise ConfigError(f"{URL_VARIABLE} names TLS files, but begins with mqtt://", hint=_HINT)
     return {name: values[-1] for name, values in said.items()}
+
+
+def check_address(host: str | None, port: int | None) -> None:
+    """Check `host=` and `port=` of a source or a sink. Raises ConfigError."""
+    if host is not None and not (_NAME.fullmatch(host) or _is_ipv6(host)):
+        raise ConfigError(
+            "host= is neither the name nor the address of a host",  # it may hold a password
+            hint='write it alone, with port=… and tls=… beside it: host="broker.plant", port=8883, tls=True',
+        )
+    if port is not None and not 1 <= port <= 65_535:
+        raise ConfigError(f"port={port!r} is not between 1 and 65,535", hint="leave it out for 1883, with TLS 8883")
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

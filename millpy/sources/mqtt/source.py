@@ -24,7 +24,7 @@ from millpy.model.deployment import permanent_name
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
-from millpy.sources.mqtt.address import BrokerAccess, BrokerAddress, tls_context
+from millpy.sources.mqtt.address import BrokerAccess, BrokerAddress, check_address, tls_context
 from millpy.sources.mqtt.topics import TopicPattern, overlap
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ class Mqtt(Source):
         if not filters:
             raise ConfigError("Mqtt needs a topic filter", hint='name one or more: Mqtt("sensors/+/reading")')
         _check_apart([TopicPattern.parse(text).filter for text in filters])
+        check_address(host, port)
         if protocol not in (5, 311):
             raise ConfigError(f"unknown MQTT protocol {protocol!r}", hint="choose 5 or 311")
         values = {

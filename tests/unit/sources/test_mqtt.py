@@ -77,6 +77,19 @@ def test_repr_shows_the_topics_but_no_broker_and_no_password() -> None:
     assert repr(Mqtt("a/#", "b/#", host="h", login=Login("u", "secret"))) == "Mqtt('a/#', 'b/#')"
 
 
+@pytest.mark.parametrize(
+    "host", ["", "broker:1883", "mqtt://broker", "me:s3cret@broker", "a broker", "[::1]", "::1:1883:x", "broker/"]
+)
+def test_a_host_is_a_name_or_an_address(host: str) -> None:
+    with pytest.raises(ConfigError, match="host= is neither") as caught:
+        Mqtt("a/#", host=host)
+    assert "s3cret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="port=65536"):
+        Mqtt("a/#", host="broker", port=65_536)
+    for known in ("broker_1.plant.example", "10.0.0.7", "::1", "fe80::1%eth0", "mühle.example"):
+        Mqtt("a/#", host=known, port=65_535)
+
+
 def test_broker_is_read_from_the_environment_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MILLPY_MQTT_URL", raising=False)
     assert str(address(Mqtt("a/#"))) == "localhost:1883"
