@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import astuple
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import psycopg
@@ -12,7 +13,7 @@ import pytest
 from millpy.errors import CommitUnknownError, StoreUnavailableError
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.lease import Renewal, WorkerUsage
-from millpy.store.postgres.arrays import Bigints
+from millpy.store.postgres.arrays import Bigints, Timestamps
 from millpy.store.postgres.heartbeat import HeartbeatConnection
 from millpy.store.postgres.statements import statement
 from millpy.store.postgres.store import PostgresStore
@@ -131,6 +132,34 @@ async def test_commit_of_a_live_owner_is_never_terminated(owner: Owner, database
     await owner.commit(owner.checkpoint(interval, delta=some_state()), inside=end_whoever_is_frozen)
 
     assert (await owner.opened(interval)).recovered.bundle == 1
+
+
+@pytest.mark.parametrize("name", ["terminate_owners", "terminate_backends"])
+async def test_a_process_that_has_the_number_of_an_ended_backend_is_never_terminated(
+    owner: Owner, database_url: str, name: str
+) -> None:
+    """Servers give the number of a process that has ended to another one: its start tells them apart."""
+    begun = "SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+    record = "UPDATE mill.workers SET backend_pid = %s, backend_start = %s WHERE worker_id = %s"
+    await owner.expire()
+    ended = []
+    innocent = await psycopg.AsyncConnection.connect(database_url)
+    async with PostgresStore(database_url) as other, other._admin.use() as connection:
+        ((started,),) = await (await innocent.execute(begun)).fetchall()
+        pid = innocent.info.backend_pid
+        for start in (started - timedelta(microseconds=1), started):
+            await connection.execute(record, [pid, start, owner.worker_id])
+            start_us = (start - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
+            which = {
+                "intervals": Bigints([owner.deployment.intervals[0].interval_id]),
+                "pids": Bigints([pid]),
+                "starts": Timestamps([start_us]),
+            }
+            ended += await (await connection.execute(statement(name), which)).fetchall()
+            ended.append(None)
+
+    await innocent.close()
+    assert ended == [None, (True,), None]
 
 
 async def test_heartbeat_renews_the_lease_and_tells_when_it_has_expired(owner: Owner, database_url: str) -> None:

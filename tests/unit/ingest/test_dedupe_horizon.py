@@ -99,3 +99,16 @@ def test_a_source_that_is_quiet_for_exactly_the_horizon_forgets_nothing() -> Non
     assert duplicates(index, 0, 1, WITHIN) == 1
     assert index.expire(WITHIN + 1) is not None
     assert len(index) == 0
+
+
+@pytest.mark.parametrize(("count", "is_renewed"), [(LARGE, True), (LARGE + 1, False)])
+def test_more_ids_than_a_run_may_have_are_not_renewed(
+    count: int, is_renewed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stay in the runs that they have, and in memory."""
+    monkeypatch.setattr("millpy.ingest.dedupe.RENEWED_IDS_MAX", LARGE)
+    index = DedupeIndex(WITHIN)
+    duplicates(index, 0, count, 0)
+
+    assert (index.renew() is not None) is is_renewed
+    assert duplicates(index, 0, count, WITHIN) == count

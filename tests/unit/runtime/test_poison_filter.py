@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from millpy.errors import PoisonError
+from millpy.errors import PoisonError, TransientError
 from millpy.hosting.isolation import EVERYTHING, Isolation
 from millpy.hosting.step import TurnInput
 from millpy.model.checkpoint import Checkpoint, Grant, ResultRows
@@ -136,3 +136,30 @@ async def test_each_refused_row_becomes_a_dead_letter_with_its_own_reason(whys: 
     assert {letter.payload: letter.detail for letter in checkpoint.dead_letters} == {
         b"[%d]" % place: why for place, why in whys.items()
     }
+
+
+@pytest.mark.parametrize("blamed", ["records", "rows"])
+async def test_a_search_whose_time_is_over_ends_after_one_more_trial(blamed: str) -> None:
+    """Every record or row is refused; the turn becomes smaller, and the next search has time again."""
+    rows = ResultRows(1, [list(range(8))], 8, True)
+    checkpoint = Checkpoint(Grant(1, 1), 1, INSTANT_MIN, INSTANT_MIN, results=[rows])
+    turn = Turn(TurnInput(clock=Any, monotonic=0.0), [checkpoint], [], 8, {})  # type: ignore[arg-type]
+    isolations: list[Isolation] = []
+
+    async def step(isolation: Isolation) -> Turn:
+        isolations.append(isolation)
+        return turn
+
+    async def refusal(checkpoints: Sequence[Checkpoint]) -> PoisonError | None:
+        if blamed == "records" and isolations[-1].upto == 0:
+            return None
+        return PoisonError("refused") if any(part.columns[0] for part in checkpoints[0].results) else None
+
+    search = PoisonSearch(step, refusal, {1: "sums"}, {})
+    answers = iter([False, True])
+
+    with pytest.raises(TransientError, match="and more"):
+        await search.run(100, PoisonError("refused"), lambda: next(answers))
+
+    assert search.is_exhausted
+    assert (search.records, search.rows) == {"records": (1, 0), "rows": (0, 1)}[blamed]
