@@ -80,7 +80,11 @@ def rows(number: int) -> list[OutboxRows]:
 
 
 def drain_of(
-    place: Place, outbox: Outbox | None = None, limits: Limits | None = None, clock: SteppedClock | None = None
+    place: Place,
+    outbox: Outbox | None = None,
+    limits: Limits | None = None,
+    clock: SteppedClock | None = None,
+    interval_id: int = 1,
 ) -> OutboxDrain:
     outbox = outbox or Outbox(rows(3))
     setup = SinkSetup("g", "s", 0, 1, 1, SystemClock())
@@ -94,7 +98,7 @@ def drain_of(
     )
     size = sum(len(row.payload) for row in outbox.rows)
     state = OutboxState(outbox.rows[-1].end, outbox.rows[0].position, size)
-    return OutboxDrain(context, Grant(1, 1), place, setup, state)
+    return OutboxDrain(context, Grant(interval_id, 1), place, setup, state)
 
 
 def is_connected(drain: OutboxDrain) -> bool | None:
