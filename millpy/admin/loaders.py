@@ -1,6 +1,6 @@
 """Loaders for values of PostgreSQL that Python lacks: infinite times, years after 9999, hour 24, long intervals.
 
-Times are texts, as the server prints them, of a class that knows their RFC 3339 form.
+Times are texts, as the server prints them, of a class that knows their RFC 3339 form. Ranges are texts, too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from psycopg.abc import Buffer
 
 TIMES = ("date", "time", "timetz", "timestamp", "timestamptz")
+RANGES = ("int4", "int8", "num", "date", "ts", "tstz")
 _INSTANT = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?)(\+00)?")
 
 
@@ -40,6 +41,9 @@ def load_any_value(connection: psycopg.Connection[Any]) -> None:
     """Register the loaders for a connection, whose time zone is UTC."""
     for name in TIMES:
         connection.adapters.register_loader(name, _TimeLoader)
+    for name in RANGES:
+        connection.adapters.register_loader(f"{name}range", TextLoader)
+        connection.adapters.register_loader(f"{name}multirange", TextLoader)
     connection.adapters.register_loader("interval", _AnyInterval)
 
 

@@ -163,14 +163,16 @@ def test_sql_shows_values_that_python_lacks(made: Project) -> None:
     statement = (
         "SELECT 'infinity'::timestamptz AS a, '20000-01-01'::date AS b, '24:00'::time AS c, 'NaN'::float8 AS d, "
         "ARRAY[timestamptz '2026-11-01 08:00:00Z'] AS e, interval '1 day 2:00:00.5' AS f, '\\x00ff'::bytea AS g, "
-        "interval '99999999 years' AS h"
+        "interval '99999999 years' AS h, int4range(1, 5) AS i, daterange('2026-11-01', 'infinity') AS j, "
+        "int8multirange(int8range(1, 3), int8range(7, NULL)) AS k, ARRAY[numrange(NULL, 1.50, '[]')] AS l"
     )
 
     (row,) = made.json("sql", statement)
 
     assert row == {
         "a": "infinity", "b": "20000-01-01", "c": "24:00:00", "d": "NaN", "e": ["2026-11-01T08:00:00Z"],
-        "f": "P1DT7200.5S", "g": "AP8=", "h": "99999999 years",
+        "f": "P1DT7200.5S", "g": "AP8=", "h": "99999999 years", "i": "[1,5)", "j": "[2026-11-01,infinity)",
+        "k": "{[1,3),[7,)}", "l": ["(,1.50]"],
     }  # fmt: skip
     shown = made.ask("sql", statement).splitlines()[-1]
     assert "1 d 2 h 0.5 s" in shown and r"\x00ff" in shown and "99999999 years" in shown
