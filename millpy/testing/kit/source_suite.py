@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import random
 import tracemalloc
@@ -20,6 +19,7 @@ from millpy.ingest.decode import Decoder
 from millpy.ingest.protocol import FixedBound, Injector, Source, SourceBatch, SourceSetup
 from millpy.limits import Limits
 from millpy.model.record import RecordType
+from millpy.testing.kit.promises import call, check, check_equal, run
 
 RECORDS = 40
 BUNDLE_RECORDS = 7
@@ -32,7 +32,6 @@ SEEDS = 4
 KILLED_BEFORE, KILLED_AFTER = 0.2, 0.4
 """The share of the takes in whose turn the worker is killed before the commit, and up to its acknowledgement."""
 _POLL_S = 0.05
-_CHECK_S_MAX = 240.0
 _SMALL = Limits(bundle_records_max=BUNDLE_RECORDS, bundle_bytes_max=1_000_000)
 
 
@@ -75,56 +74,56 @@ class SourceSuite:
     def test_identity_is_json_and_always_the_same(self) -> None:
         """The identity is stored with the graph, so it fits into JSON and names the kind of source."""
 
-        async def check() -> None:
+        async def checked() -> None:
             source = await self._source(1)
             identity = json.loads(json.dumps(source.identity()))
-            _check(source.identity() == identity, f"the identity {identity!r} differs from call to call, or in JSON")
-            _check("kind" in identity, f"the identity {identity!r} has no `kind`")
+            check(source.identity() == identity, f"the identity {identity!r} differs from call to call, or in JSON")
+            check("kind" in identity, f"the identity {identity!r} has no `kind`")
 
-        _run(check())
+        run(checked())
 
     def test_partitions_have_different_names_and_are_always_the_same(self) -> None:
         """The names of the source partitions are stored with the graph, too."""
 
-        async def check() -> None:
+        async def checked() -> None:
             source = await self._source(1)
             names = source.partitions()
-            _check(bool(names), "the source has no partition")
-            _check(names == source.partitions(), f"the partitions {names!r} differ from call to call")
-            _check(len(set(names)) == len(names), f"two partitions have the same name: {names!r}")
-            _check(all(isinstance(name, str) and name for name in names), f"a partition has no name: {names!r}")
+            check(bool(names), "the source has no partition")
+            check(names == source.partitions(), f"the partitions {names!r} differ from call to call")
+            check(len(set(names)) == len(names), f"two partitions have the same name: {names!r}")
+            check(all(isinstance(name, str) and name for name in names), f"a partition has no name: {names!r}")
 
-        _run(check())
+        run(checked())
 
     # -- taking ---------------------------------------------------------------------------------------------------
 
     def test_records_come_once_in_order_and_at_most_a_bundle_at_a_time(self) -> None:
         """Each take returns at most `SourceSetup.take_bound` records, and says how many and from where."""
 
-        async def check() -> None:
+        async def checked() -> None:
             reader = await self._reader(RECORDS)
             batches = [taken async for taken in reader.take_until(RECORDS)]
             await reader.close()
-            _check_equal(reader.numbers, range(RECORDS), "the records")
+            check_equal(reader.numbers, range(RECORDS), "the records")
             handed_over, places = 0, list[str]()
             for taken in batches:
                 count = len(reader.numbers_of(taken))
                 handed_over += count
-                _check(count <= BUNDLE_RECORDS, f"take returned {count} records, the bound was {BUNDLE_RECORDS}")
-                _check(taken.records == count, f"a batch of {count} records says records={taken.records}")
+                check(count <= BUNDLE_RECORDS, f"take returned {count} records, the bound was {BUNDLE_RECORDS}")
+                check(taken.records == count, f"a batch of {count} records says records={taken.records}")
                 total = taken.total
-                _check(total in (None, handed_over), f"after {handed_over} records, a batch says total={total}")
+                check(total in (None, handed_over), f"after {handed_over} records, a batch says total={total}")
                 places += [taken.describe(row) for row in range(count)]
-                _check(len(set(places)) == handed_over, f"two records are described by the same place: {places}")
+                check(len(set(places)) == handed_over, f"two records are described by the same place: {places}")
                 ago_s = (reader.setup.clock.now_us() - taken.arrived_at) / 1e6
-                _check(abs(ago_s) < ARRIVED_S_MAX, f"arrived_at={taken.arrived_at} is no time in µs of just now")
+                check(abs(ago_s) < ARRIVED_S_MAX, f"arrived_at={taken.arrived_at} is no time in µs of just now")
 
-        _run(check())
+        run(checked())
 
     def test_take_does_not_wait(self) -> None:
         """Without a record, take returns at once: the worker has other things to do."""
 
-        async def check() -> None:
+        async def checked() -> None:
             reader = await self._reader(1)
             async for _ in reader.take_until(1):
                 pass
@@ -137,68 +136,68 @@ class SourceSuite:
                     raise AssertionError(f"take waits for more than {TAKE_S_MAX} s") from None
                 took.append(monotonic() - begun)
                 count = 0 if taken is None else len(reader.numbers_of(taken))
-                _check(not count, f"{count} records come again")
+                check(not count, f"{count} records come again")
             await reader.close()
             blocked_s = min(took)  # a busy machine may delay one of them
-            _check(blocked_s <= BLOCKED_S_MAX, f"take blocks the event loop for {blocked_s:.2f} s: read in a thread")
+            check(blocked_s <= BLOCKED_S_MAX, f"take blocks the event loop for {blocked_s:.2f} s: read in a thread")
 
-        _run(check())
+        run(checked())
 
     def test_new_records_wake_the_worker(self) -> None:
         """`SourceSetup.ready` is set when a record comes while the worker waits."""
 
-        async def check() -> None:
+        async def checked() -> None:
             reader = await self._reader(1)
             async for _ in reader.take_until(1):
                 pass
-            await self._call(self.add, 1, 1)
+            await call(self.add, 1, 1)
             async for _ in reader.take_until(2, wait=reader.await_ready):
                 pass
             await reader.close()
-            _check_equal(reader.numbers, range(2), "the records")
+            check_equal(reader.numbers, range(2), "the records")
 
-        _run(check())
+        run(checked())
 
     def test_source_is_not_quiet_before_everything_was_taken(self) -> None:
         """A source that is quiet too early lets the clock make its records late."""
 
-        async def check() -> None:
+        async def checked() -> None:
             reader = await self._reader(RECORDS)
             while len(reader.numbers) < RECORDS:
                 taken = await reader.injector.take()
                 quiet = reader.injector.quiet()
                 if taken is None:
-                    _check(not quiet, f"quiet, when {len(reader.numbers)} of {RECORDS} records were taken")
+                    check(not quiet, f"quiet, when {len(reader.numbers)} of {RECORDS} records were taken")
                     await reader.pause()
                 else:
                     reader.note(taken)
                     left = RECORDS - len(reader.numbers)
-                    _check(not (quiet and left), f"quiet, while {left} records wait")
+                    check(not (quiet and left), f"quiet, while {left} records wait")
             await reader.close()
 
-        _run(check())
+        run(checked())
 
     def test_an_end_comes_once_and_stays(self) -> None:
         """The batch that ends a partition is finished, and nothing comes after it."""
 
-        async def check() -> None:
+        async def checked() -> None:
             reader = await self._reader(RECORDS)
             if not reader.source.ends():
                 raise SkipTest("the source does not end")
             ended = [taken.finished async for taken in reader.take_until(RECORDS, end=True)]
-            _check_equal(reader.numbers, range(RECORDS), "the records")
-            _check(ended.count(True) == 1 and ended[-1], f"finished of its batches is {ended}")
-            _check(await reader.injector.take() is None, "take returns a batch after the end")
+            check_equal(reader.numbers, range(RECORDS), "the records")
+            check(ended.count(True) == 1 and ended[-1], f"finished of its batches is {ended}")
+            check(await reader.injector.take() is None, "take returns a batch after the end")
             await reader.close()
 
-        _run(check())
+        run(checked())
 
     # -- positions and acknowledgements ---------------------------------------------------------------------------
 
     def test_reading_continues_behind_every_position(self) -> None:
         """From each committed position, the same records come in the same order."""
 
-        async def check() -> None:
+        async def checked() -> None:
             reader = await self._reader(RECORDS)
             batches = [taken async for taken in reader.take_until(RECORDS)]
             await reader.close()
@@ -211,14 +210,14 @@ class SourceSuite:
                 async for _ in again.take_until(RECORDS - read):
                     pass
                 await again.close()
-                _check_equal(again.numbers, range(read, RECORDS), f"the records behind {taken.position!r}")
+                check_equal(again.numbers, range(read, RECORDS), f"the records behind {taken.position!r}")
 
-        _run(check())
+        run(checked())
 
     def test_a_batch_that_was_not_acknowledged_comes_again(self) -> None:
         """A broker that keeps the position forgets a batch only after it is acknowledged, which follows the commit."""
 
-        async def check() -> None:
+        async def checked() -> None:
             reader = await self._reader(RECORDS)
             batches = [taken async for taken in reader.take_until(RECORDS)]
             if any(taken.position is not None for taken in batches):
@@ -232,14 +231,14 @@ class SourceSuite:
             async for _ in again.take_until(RECORDS - sum(sizes[:2])):
                 pass
             await again.close()
-            _check_equal(again.numbers, range(sum(sizes[:2]), RECORDS), "what comes again, unacknowledged,")
+            check_equal(again.numbers, range(sum(sizes[:2]), RECORDS), "what comes again, unacknowledged,")
 
-        _run(check())
+        run(checked())
 
     def test_nothing_is_lost_or_doubled_when_the_worker_is_killed(self) -> None:
         """Random histories of takes, commits, acknowledgements and kills; after a kill another reader opens."""
         for seed in range(self.seeds):
-            _run(self._survive(random.Random(seed), f"in the history of seed {seed}"))
+            run(self._survive(random.Random(seed), f"in the history of seed {seed}"))
 
     async def _survive(self, rng: random.Random, when: str) -> None:
         committed, killed = list[int](), list[_Reader]()
@@ -266,28 +265,28 @@ class SourceSuite:
             await one.close()
         # What is acknowledged too late comes again, perhaps in another order, and is then known by its dedupe id.
         found = committed if position is not None else sorted(set(committed))
-        _check_equal(found, range(RECORDS), f"what is committed {when}")
+        check_equal(found, range(RECORDS), f"what is committed {when}")
 
     # -- resources ------------------------------------------------------------------------------------------------
 
     def test_closing_ends_all_tasks(self) -> None:
         """A worker opens and closes sources for months."""
 
-        async def check() -> None:
+        async def checked() -> None:
             before = asyncio.all_tasks()
             reader = await self._reader(RECORDS)
             async for _ in reader.take_until(1):
                 pass
             await reader.close()
             left = [task.get_name() for task in asyncio.all_tasks() - before if not task.done()]
-            _check(not left, f"after close, tasks are running: {left}")
+            check(not left, f"after close, tasks are running: {left}")
 
-        _run(check())
+        run(checked())
 
     def test_memory_is_bounded_while_nothing_is_taken(self) -> None:
         """A source reads ahead only as far as `SourceSetup.limits` allows."""
 
-        async def check() -> None:
+        async def checked() -> None:
             reader = await self._reader(1)
             (first,) = [taken async for taken in reader.take_until(1)]
             await reader.close()
@@ -304,18 +303,14 @@ class SourceSuite:
                 tracemalloc.stop()
             await reader.close()
             bound = self.flood * size // 2
-            _check(held <= bound, f"{held} bytes are held while nothing is taken, of a feed of {2 * bound} bytes")
+            check(held <= bound, f"{held} bytes are held while nothing is taken, of a feed of {2 * bound} bytes")
 
-        _run(check())
+        run(checked())
 
     # -- helpers --------------------------------------------------------------------------------------------------
 
-    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        found = function(*arguments)
-        return await found if inspect.isawaitable(found) else found
-
     async def _source(self, count: int) -> Source:
-        found: Source = await self._call(self.source, count)
+        found: Source = await call(self.source, count)
         return found
 
     async def _reader(self, count: int) -> _Reader:
@@ -412,7 +407,7 @@ class _Reader:
         if not taken.has_records:
             return []
         decoded = self._decoder.decode(taken)
-        _check(not decoded.refused, f"records are refused: {decoded.refused[:3]}")
+        check(not decoded.refused, f"records are refused: {decoded.refused[:3]}")
         objects: Sequence[Any] = decoded.objects if decoded.objects is not None else ()
         if decoded.batch is not None:
             objects = self._type.objects_of(decoded.batch)
@@ -447,24 +442,3 @@ class _Reader:
             await asyncio.wait_for(self.injector.close(), CLOSE_S_MAX)
         except TimeoutError:
             raise AssertionError(f"close takes more than {CLOSE_S_MAX} s") from None
-
-
-def _run(check: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(_CHECK_S_MAX):
-            await check
-
-    asyncio.run(bounded())
-
-
-def _check(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise AssertionError(otherwise)
-
-
-def _check_equal(found: Sequence[int], wanted: Sequence[int], what: str) -> None:
-    missing, doubled = sorted(set(wanted) - set(found)), sorted({n for n in found if found.count(n) > 1})
-    unwanted = sorted(set(found) - set(wanted))
-    order = "" if missing or doubled or unwanted else ": they come in another order"
-    text = f"{what} are not as promised: missing {missing}, doubled {doubled}, others {unwanted}{order}"
-    _check(list(found) == list(wanted), text)
