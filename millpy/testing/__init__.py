@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from millpy.testing.kit.driver import GraphDriver
     from millpy.testing.kit.manual_source import ManualSource
+    from millpy.testing.kit.sink_suite import SinkSuite
     from millpy.testing.kit.source_suite import SourceSuite
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "ManualSource",
     "OpenWindow",
     "Pane",
+    "SinkSuite",
     "SourceSuite",
     "Watermarks",
 ]
@@ -44,6 +46,7 @@ _MODULES = {
     "ManualSource": "millpy.testing.kit.manual_source",
     "OpenWindow": "millpy.testing.kit.contents",
     "Pane": "millpy.testing.kit.contents",
+    "SinkSuite": "millpy.testing.kit.sink_suite",
     "SourceSuite": "millpy.testing.kit.source_suite",
     "Watermarks": "millpy.testing.kit.contents",
 }

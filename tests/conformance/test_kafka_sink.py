@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 import re
 import socket
@@ -23,6 +24,7 @@ from millpy.sinks.kafka.topic import KafkaTopic
 from millpy.sinks.messages import SinkMessages
 from millpy.sinks.protocol import SinkSetup
 from millpy.sources.kafka.source import KafkaBrokers
+from millpy.testing import SinkSuite
 from tests.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, KafkaProxy, RequestFault
 from tests.kafka_server import KafkaServer
 from tests.kafka_topics import admin_of, committed_messages, make_topic
@@ -282,3 +284,24 @@ async def test_transaction_begins_with_one_exchange_of_messages(place: Place) ->
     assert begin[:2] == [("sent", "AddPartitionsToTxnRequest"), ("sent", "AddOffsetsToTxnRequest")]
     assert begin[2:] == [("answered", "AddPartitionsToTxnRequest"), ("answered", "AddOffsetsToTxnRequest")]
     assert [await place.read(partition) for partition in range(3)].count([]) == 2
+
+
+class TestKafkaTopic(SinkSuite):
+    """The promises of every sink; the tests above are those of Kafka alone."""
+
+    seeds = 2
+    send_s = 0.05
+    test_a_place_that_is_away_is_unavailable = test_refused_messages_are_named = None  # type: ignore[assignment]
+
+    @pytest.fixture(autouse=True)
+    def _with_broker(self, used_kafka: KafkaServer) -> None:
+        self.server = used_kafka
+
+    async def sink(self) -> KafkaTopic:
+        self.place = Place(self.server)
+        await self.place.make(2)
+        return KafkaTopic(self.place.topic, brokers=KafkaBrokers(self.server.address))
+
+    async def delivered(self) -> list[int]:
+        found = await committed_messages(self.server.address, self.place.topic, [0, 1])
+        return [json.loads(message.value)["number"] for message in found]

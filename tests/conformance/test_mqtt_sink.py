@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +15,7 @@ from typing import Any
 
 import aiomqtt
 import pytest
+from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from millpy import Graph, Login, MqttTopic, Tls
@@ -27,6 +30,7 @@ from millpy.sinks.mqtt import link
 from millpy.sinks.mqtt.packets import BrokerLimits
 from millpy.sinks.mqtt.publisher import ENDS_MAX, MqttPublisher
 from millpy.sinks.mqtt.template import unsendable
+from millpy.testing import SinkSuite
 from tests.conformance.guarded_broker import PASSWORD, GuardedBroker
 from tests.conformance.mqtt_subject import SettledBroker
 from tests.conformance.test_mqtt_tls import Certificates, certificates, tls_broker
@@ -462,3 +466,38 @@ async def test_the_doctor_says_what_the_broker_takes_and_publishes_nothing(tmp_p
         (unreachable,) = await examine_sources(graph)
         assert (unreachable.severity, unreachable.check) == (Severity.ERROR, "sink")
         assert unreachable.found.startswith("out: cannot connect to the MQTT broker")
+
+
+class TestMqttTopic(SinkSuite):
+    """The promises of every sink; the tests above are those of MQTT alone."""
+
+    seeds = 2
+    topics = itertools.count(1)
+    test_a_new_connection_shuts_out_the_one_before = None  # type: ignore[assignment]
+    test_a_place_that_is_away_is_unavailable = test_refused_messages_are_named = None  # type: ignore[assignment]
+
+    @pytest.fixture(autouse=True)
+    def _with_broker(self, broker: EmbeddedBroker) -> None:
+        self.port = broker.port
+
+    async def sink(self) -> MqttTopic:
+        self.topic, self.got = f"suite/{next(self.topics)}", list[int]()
+        assert await self.delivered() == []
+        return MqttTopic(self.topic, host="127.0.0.1", port=self.port, message_bytes_max=100_000)
+
+    def headers_of(self, number: int) -> list[tuple[str, bytes]]:
+        return [(TOPIC, self.topic.encode())]
+
+    async def delivered(self) -> list[int]:
+        """Continue a session, in which the broker keeps what has come meanwhile, up to a message of our own."""
+        lasts = Properties(PacketTypes.CONNECT)
+        lasts.SessionExpiryInterval = 600
+        how: Any = {"protocol": aiomqtt.ProtocolVersion.V5, "clean_start": False, "properties": lasts}
+        async with aiomqtt.Client("127.0.0.1", self.port, identifier=self.topic.replace("/", "-"), **how) as client:
+            await client.subscribe(self.topic, qos=1)
+            await client.publish(self.topic, b"", qos=1)
+            async for message in client.messages:
+                if not message.payload:
+                    return self.got
+                self.got.append(json.loads(bytes(message.payload))["number"])  # type: ignore[arg-type]
+        raise AssertionError("the broker has ended the session")

@@ -6,6 +6,8 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import itertools
+import json
 import logging
 import os
 import sqlite3
@@ -28,6 +30,7 @@ from millpy.embedded import free_port
 from millpy.errors import ConfigError, MessagesRefusedError, SinkUnavailableError
 from millpy.model.finding import Finding, Severity
 from millpy.sinks import SinkMessages, SinkSetup
+from millpy.testing import SinkSuite
 from tests.crash.harness import await_true
 from tests.crash.posts import listens
 from tests.docs.blocks import ROOT, blocks_of
@@ -364,3 +367,40 @@ async def test_nothing_secret_is_logged(
     said = caplog.text + str(away.value) + away.value.hint
     assert "hunter2" not in said
     assert SECRET not in said
+
+
+@pytest.fixture(scope="module")
+def shared_receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookReceiver]:
+    with WebhookReceiver(tmp_path_factory.mktemp("webhook")) as receiver:
+        yield receiver
+
+
+class TestWebhook(SinkSuite):
+    """The promises of every sink; the tests above are those of webhooks alone."""
+
+    seeds = 2
+    send_s = 0.03
+    test_a_new_connection_shuts_out_the_one_before = None  # type: ignore[assignment]
+
+    places = itertools.count()
+
+    @pytest.fixture(autouse=True)
+    def _with_receiver(self, shared_receiver: WebhookReceiver) -> None:
+        self.receiver = shared_receiver
+
+    def sink(self) -> Webhook:
+        self.receiver.plan()
+        self.place = f"place={next(self.places)}"
+        return Webhook(f"{self.receiver.url}?{self.place}", message_bytes_max=100_000)
+
+    def delivered(self) -> list[int]:
+        return [json.loads(got.body)["number"] for got in self.receiver.stored() if got.path.endswith(self.place)]
+
+    def refuse(self, number: int) -> None:
+        self.receiver.plan(match={f'"number": {number}}}': {"status": 400}})
+
+    def stop(self) -> None:
+        self.receiver.kill()
+
+    def start(self) -> None:
+        self.receiver.start()
