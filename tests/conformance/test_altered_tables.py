@@ -188,11 +188,15 @@ async def test_polling_follows_an_altered_table_unless_its_order_is_another_one(
             read += await found.records(1)
             connection.execute("ALTER TABLE t DROP more; INSERT INTO t VALUES (4, 5000000001)")
             read += await found.records(1)
-            connection.execute("ALTER TABLE t ALTER n TYPE text; INSERT INTO t VALUES (5, '6')")
+            connection.execute("ALTER TABLE t ADD price int; INSERT INTO t VALUES (5, 5000000002, 7)")
+            read += await found.records(1)
+            connection.execute("ALTER TABLE t ALTER n TYPE text; INSERT INTO t VALUES (6, '6')")
             with pytest.raises(ConfigError, match="was changed, so its order is another one"):
                 await found.take()
 
-    assert [(record["id"], record["n"]) for record in read] == [(1, 9), (2, 10), (3, 5000000000), (4, 5000000001)]
+    large = [(3, 5000000000), (4, 5000000001), (5, 5000000002)]
+    assert [(record["id"], record["n"]) for record in read] == [(1, 9), (2, 10), *large]
+    assert [record.get("price") for record in read[-2:]] == [None, 7]
 
 
 async def test_missing_right_names_the_table(database_url: str, secret: str) -> None:

@@ -68,7 +68,7 @@ def look_at_polled_table(connection: psycopg.Connection[Any], source: PolledTabl
     if len(key) < 2 or key[0].name != wanted or wanted not in found[0]:
         lacks = f"column {wanted!r}" if wanted not in found[0] else "a primary key"
         raise ConfigError(f"table {schema}.{name} lacks {lacks}", hint="add it, or choose another table or column")
-    return TableFacts(key, tuple(found[0]))
+    return TableFacts(key, ())  # all: one that is added while we read has its values from the first row on
 
 
 class PolledThread(PageThread):

@@ -62,7 +62,7 @@ class TableFacts:
 
     Attributes:
         key: the columns of the order in which it is read, which end with those of its primary key.
-        columns: the columns to read.
+        columns: the columns to read; () for all that the table has then.
         is_partitioned: whether its rows are in partitions; rows of tables that inherit from it are never read.
         published: the table's OID, and its place in the publication; another one if either was made anew.
     """

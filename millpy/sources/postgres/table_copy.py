@@ -128,7 +128,7 @@ def _query(table: sql.Identifier, facts: TableFacts, wanted: KeyRange, *, has_be
         conditions.append(_compared(facts.key[0], key[0], operator, _given(facts.key[0], "upto0")))
         conditions.append(_is_before(facts, key, "upto"))
     return sql.SQL("SELECT {columns} FROM {table} WHERE {where} ORDER BY {key} LIMIT {count}").format(
-        columns=sql.SQL(", ").join(map(sql.Identifier, facts.columns)),
+        columns=sql.SQL(", ").join(map(sql.Identifier, facts.columns)) if facts.columns else sql.SQL("*"),
         table=_rows_of(table, facts.is_partitioned),
         where=sql.SQL(" AND ").join(conditions),
         key=sql.SQL(", ").join(key),
