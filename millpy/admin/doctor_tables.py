@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import psycopg
 
@@ -12,7 +13,13 @@ from millpy.model.finding import Finding, Severity
 from millpy.sources.postgres.polled import PolledTable
 from millpy.sources.postgres.polled_thread import look_at_polled_table
 from millpy.sources.postgres.table import PostgresTable, table_name
-from millpy.sources.postgres.table_checks import Connection, check_changeable, look_at_table
+from millpy.sources.postgres.table_checks import (
+    Connection,
+    check_changeable,
+    look_at_table,
+    may_not_publish,
+    slot_prefix,
+)
 from millpy.sources.postgres.table_reader import database_of
 from millpy.store.postgres.errors import translate
 from millpy.store.postgres.session import connect
@@ -36,7 +43,7 @@ def examine_tables(url: str, graph: Graph, worker: str | None) -> Iterator[Findi
         if not isinstance(source, Table):
             continue
         try:
-            role = _examine(source, url, worker)
+            role = _examine(graph.permanent_name, node.name, source, url, worker)
         except (MillError, psycopg.Error) as error:
             wrong = error if isinstance(error, MillError) else translate(error)
             yield Finding(Severity.ERROR, CHECK, f"{node.name}: {wrong.message}", UNREAD, wrong.hint)
@@ -44,7 +51,7 @@ def examine_tables(url: str, graph: Graph, worker: str | None) -> Iterator[Findi
             yield Finding(Severity.OK, CHECK, f"{node.name}: {role} may read table {source.table}")
 
 
-def _examine(source: Table, own: str, worker: str | None) -> str:
+def _examine(graph: str, stream: str, source: Table, own: str, worker: str | None) -> str:
     """Return the role that may read the table.
 
     Raises:
@@ -52,28 +59,69 @@ def _examine(source: Table, own: str, worker: str | None) -> str:
         psycopg.Error: the database does not answer.
     """
     url, is_own = database_of(source.table, source.database, own)
+    schema, table = table_name(source.table, type(source).__name__)
+    slot = slot_prefix(graph, stream, is_own=is_own)
+    named = {"schema": schema, "table": table, "role": worker if is_own else None, "slot": slot}
     with connect(url, application_name="millpy doctor") as connection:
         if isinstance(source, PolledTable):
             look_at_polled_table(connection, source)
+            rights = _rights(connection, named)
+            _check_readable(rights.may_read_each, rights, f"{schema}.{table}")
         else:
             check_changeable(connection, source)
-            look_at_table(connection, source, creates=False)
-        return _role_with_rights(connection, source, worker if is_own else None)
+            facts = look_at_table(connection, source, creates=False)
+            rights = _rights(connection, named)
+            _check_followed(connection, source, rights, is_published=bool(facts.published))
+        return rights.role
 
 
-def _role_with_rights(connection: Connection, source: Table, worker: str | None) -> str:
-    schema, table = table_name(source.table, type(source).__name__)
-    named = {"schema": schema, "table": table, "role": worker}
+class _TableRights(NamedTuple):
+    """What a role may do with a table (`look_at_rights_on_table`)."""
+
+    role: str
+    may_read: bool
+    may_read_each: bool
+    sees_all: bool
+    may_follow: bool
+    may_publish: bool
+    has_slot: bool
+    is_followed: bool
+
+
+def _rights(connection: Connection, named: dict[str, str | None]) -> _TableRights:
     found = connection.execute(statement("look_at_rights_on_table"), named).fetchone()
-    role, may_read, may_follow = found or (worker, False, False)
+    return _TableRights(*(found or (str(named["role"]), *[False] * 7)))
+
+
+def _check_readable(may_read: bool, rights: _TableRights, table: str) -> None:
     if not may_read:
         raise ConfigError(
-            f"role {role} may not read table {schema}.{table}",
+            f"role {rights.role} may not read table {table}",
             hint="grant it USAGE on the schema and SELECT on the table",
         )
-    if isinstance(source, PostgresTable) and not may_follow:
+
+
+def _check_followed(connection: Connection, source: PostgresTable, rights: _TableRights, *, is_published: bool) -> None:
+    """Check that a role may copy the table, where that is wanted, and follow its changes. Raises ConfigError."""
+    table = f"{source.schema}.{source.name}"
+    if source.copy and "snapshot" in source.operations:
+        _check_readable(rights.may_read, rights, table)
+    if not rights.may_follow:
         raise ConfigError(
-            f"role {role} may not read changes",
+            f"role {rights.role} may not read changes",
             hint="as an administrator: ALTER ROLE … REPLICATION, for the role by which the workers log in",
         )
-    return str(role)
+    if not is_published and not rights.may_publish:
+        raise may_not_publish(connection, source, f"{rights.role} does not own it, or may not create in the database")
+    if rights.is_followed:
+        return
+    if source.copy and "snapshot" in source.operations and not rights.sees_all:
+        raise ConfigError(
+            f"row security hides rows of table {table} from role {rights.role}, so it cannot be copied",
+            hint="ALTER ROLE … BYPASSRLS, for the role by which the workers log in",
+        )
+    if not rights.has_slot:
+        raise ConfigError(
+            "all replication slots are in use",
+            hint="drop an unused one (pg_replication_slots has them), or raise max_replication_slots",
+        )

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
+from millpy.admin.doctor_tables import examine_tables
 from millpy.cli.app import app
+from millpy.graph.loader import load_graph
 from tests.conformance.table_reading import table_of
 
 GRAPH = """
@@ -25,6 +29,13 @@ how = {"schema": Item, "event_time": EventTime("at", unit="s", max_disorder=seco
 graph.inject("changes", PostgresTable("t"), **how)
 graph.inject("polled", PolledTable("t", column="n"), **how)
 """
+PUBLISHED = "CREATE PUBLICATION millpy_public_t FOR TABLE t"
+FILL = """
+SELECT pg_create_physical_replication_slot('full_' || i)
+  FROM generate_series(1 + (SELECT count(*) FROM pg_replication_slots),
+                       current_setting('max_replication_slots')::int) AS i
+"""
+EMPTY = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name LIKE 'full_%'"
 
 
 def test_doctor_says_what_a_table_lacks_and_creates_nothing(database_url: str, tmp_path: Path) -> None:
@@ -53,3 +64,43 @@ def test_doctor_says_what_a_table_lacks_and_creates_nothing(database_url: str, t
         assert said.count("may read table t") == 2
         found: list[Any] = connection.execute("SELECT FROM pg_publication").fetchall()
         assert found == []
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "polled"),
+    [
+        ("GRANT SELECT ON t TO {role}", "role may not publish public.t", ""),
+        ("ALTER TABLE t OWNER TO {role}", "with CREATE on the database: CREATE PUBLICATION", ""),
+        ("GRANT CREATE ON DATABASE {database} TO {role}; ALTER TABLE t OWNER TO {role}", "", ""),
+        (
+            f"GRANT SELECT (id) ON t TO {{role}}; {PUBLISHED}",
+            "may not read table public.t",
+            "may not read table public.t",
+        ),
+        (f"GRANT SELECT (id, n) ON t TO {{role}}; {PUBLISHED}", "may not read table public.t", ""),
+        (f"GRANT SELECT ON t TO {{role}}; ALTER TABLE t ENABLE ROW LEVEL SECURITY; {PUBLISHED}", "hides rows", ""),
+        (f"GRANT SELECT ON t TO {{role}}; {PUBLISHED}; {FILL}", "raise max_replication_slots", ""),
+        (f"GRANT SELECT ON t TO {{role}}; {PUBLISHED}", "", ""),
+    ],
+    ids=["stranger", "no create", "owner", "column", "columns", "row security", "slots", "published"],
+)
+def test_doctor_says_what_would_stop_the_first_worker(
+    database_url: str, tmp_path: Path, given: str, changes: str, polled: str
+) -> None:
+    (tmp_path / "stock.py").write_text(GRAPH)
+    with table_of(database_url, "id int PRIMARY KEY, n int") as connection:
+        names = {"role": "table_reader", "database": connection.info.dbname}
+        connection.execute("CREATE ROLE table_reader LOGIN REPLICATION PASSWORD 'table_reader'")
+        try:
+            connection.execute(given.format_map(names))  # type: ignore[arg-type]
+            url = make_conninfo(database_url, user="table_reader", password="table_reader")
+            found = list(examine_tables(url, load_graph(str(tmp_path / "stock.py")), None))
+        finally:
+            connection.execute(EMPTY)  # type: ignore[arg-type]
+            connection.execute("DROP PUBLICATION IF EXISTS millpy_public_t")
+            connection.execute("ALTER TABLE t OWNER TO CURRENT_USER")
+            connection.execute("DROP OWNED BY table_reader; DROP ROLE table_reader")
+
+    for finding, said in zip(found, (changes, polled), strict=True):
+        assert (finding.severity.value == "ok") == (not said)
+        assert said in f"{finding.found} {finding.action}"

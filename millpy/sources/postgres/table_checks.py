@@ -96,10 +96,14 @@ def look_at_key(connection: Connection, schema: str, table: str, column: str | N
 
 def slot_name(setup: SourceSetup, *, is_own: bool) -> str:
     """Return the name of the slot of a source, which no other source has."""
-    of = f"{setup.graph}_{setup.stream}"
-    readable = re.sub(r"[^a-z0-9_]", "_", of.lower())[:32]
     digest = xxhash.xxh3_64_hexdigest(f"{setup.secret}/{setup.graph}/{setup.stream}".encode())
-    return f"{OWN if is_own else FAR}{readable}_{digest[:12]}"
+    return f"{slot_prefix(setup.graph, setup.stream, is_own=is_own)}{digest[:12]}"
+
+
+def slot_prefix(graph: str, stream: str, *, is_own: bool) -> str:
+    """Return what the name of the slot of a source begins with."""
+    readable = re.sub(r"[^a-z0-9_]", "_", f"{graph}_{stream}".lower())[:32]
+    return f"{OWN if is_own else FAR}{readable}_"
 
 
 def publication_name(source: PostgresTable) -> str:
@@ -155,7 +159,7 @@ def look_at_table(
             raise ConfigError(f"publication {publication} was dropped, so changes are missing", hint=COPY_ANEW)
         _check_publishable(connection, source)
         if not creates:
-            return TableFacts(key, (), is_partitioned)
+            return TableFacts(key, (), is_partitioned)  # not published
         _create_publication(connection, source)
         return look_at_table(connection, source)
     if columns is None:
@@ -190,20 +194,30 @@ def _check_publication(source: PostgresTable, lacking: list[str], is_filtered: b
 
 
 def _create_publication(connection: Connection, source: PostgresTable) -> None:
-    # Otherwise the server would refuse to update rows whose replica identity has a generated column.
-    generated = ", publish_generated_columns = stored" if connection.info.server_version >= 180000 else ""
-    query = sql.SQL("CREATE PUBLICATION {} FOR TABLE ONLY {} WITH (publish_via_partition_root = true{})").format(
-        sql.Identifier(publication_name(source)), sql.Identifier(source.schema, source.name), sql.SQL(generated)
-    )
+    query = _publication_query(connection, source)
     try:
         connection.execute(query)
     except psycopg.errors.DuplicateObject:
         return  # another worker was quicker
     except psycopg.errors.InsufficientPrivilege as error:
-        raise ConfigError(
-            f"this role may not publish {source.schema}.{source.name}: {error.diag.message_primary}",
-            hint=f"as the owner of the table: {query.as_string(connection)}",
-        ) from error
+        raise may_not_publish(connection, source, error.diag.message_primary or "missing rights") from error
+
+
+def _publication_query(connection: Connection, source: PostgresTable) -> sql.Composed:
+    # Otherwise the server would refuse to update rows whose replica identity has a generated column.
+    generated = ", publish_generated_columns = stored" if connection.info.server_version >= 180000 else ""
+    return sql.SQL("CREATE PUBLICATION {} FOR TABLE ONLY {} WITH (publish_via_partition_root = true{})").format(
+        sql.Identifier(publication_name(source)), sql.Identifier(source.schema, source.name), sql.SQL(generated)
+    )
+
+
+def may_not_publish(connection: Connection, source: PostgresTable, why: str) -> ConfigError:
+    """Return the error of a role that may not create the publication of a table, with the statement for the owner."""
+    return ConfigError(
+        f"this role may not publish {source.schema}.{source.name}: {why}",
+        hint="as the owner of the table, with CREATE on the database: "
+        + _publication_query(connection, source).as_string(connection),
+    )
 
 
 def _check_publishable(connection: Connection, source: PostgresTable) -> None:

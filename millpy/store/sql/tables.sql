@@ -76,14 +76,31 @@ SELECT (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute AS
  WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p');
 
 -- name: look_at_rights_on_table
--- Reads what a role, or this one, may do: use the schema and read the table, and follow changes, which only a role that
--- logs in may. Zero rows: there is no such table, or no such role.
+-- Reads what a role, or this one, may do with a table: read it, read each column, see all rows, follow changes and publish
+-- the table; the last three may be rights of a role that logs in as its member. Also reads whether the source has a slot,
+-- or may get one, and whether somebody reads that. Zero rows: there is no such table, or no such role.
 SELECT r.rolname::text,
-       has_schema_privilege(r.oid, n.oid, 'USAGE') AND (has_table_privilege(r.oid, c.oid, 'SELECT')
-                                                        OR has_any_column_privilege(r.oid, c.oid, 'SELECT')),
-       r.rolsuper OR EXISTS (SELECT FROM pg_roles AS m
-                              WHERE m.rolreplication AND NOT m.rolsuper AND pg_has_role(m.oid, r.oid, 'MEMBER'))
+       has_schema_privilege(r.oid, n.oid, 'USAGE') AND has_table_privilege(r.oid, c.oid, 'SELECT'),
+       has_schema_privilege(r.oid, n.oid, 'USAGE') AND NOT EXISTS (
+           SELECT FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                                           AND NOT has_column_privilege(r.oid, c.oid, a.attnum, 'SELECT')),
+       NOT c.relrowsecurity OR r.rolsuper OR m.may_see,
+       r.rolsuper OR m.may_follow,
+       r.rolsuper OR m.may_publish,
+       s.is_there OR s.taken < current_setting('max_replication_slots')::integer,
+       s.is_active
   FROM pg_roles AS r CROSS JOIN pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+ CROSS JOIN LATERAL (
+       SELECT coalesce(bool_or(m.rolreplication), false) AS may_follow,
+              coalesce(bool_or(m.rolbypassrls OR NOT c.relforcerowsecurity AND pg_has_role(m.oid, c.relowner, 'USAGE')),
+                       false) AS may_see,
+              coalesce(bool_or(pg_has_role(m.oid, c.relowner, 'USAGE')
+                               AND has_database_privilege(m.oid, current_database(), 'CREATE')), false) AS may_publish
+         FROM pg_roles AS m WHERE NOT m.rolsuper AND pg_has_role(m.oid, r.oid, 'MEMBER')) AS m
+ CROSS JOIN (
+       SELECT count(*) AS taken, coalesce(bool_or(starts_with(s.slot_name, %(slot)s)), false) AS is_there,
+              coalesce(bool_or(s.active AND starts_with(s.slot_name, %(slot)s)), false) AS is_active
+         FROM pg_replication_slots AS s) AS s
  WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND r.rolname = coalesce(%(role)s::text, current_user);
 
 -- name: look_at_key
