@@ -42,7 +42,8 @@ class FieldMapping(GraphPart):
         key: the field that gets the record's key (str, int or UUID; UTF-8 text).
         headers: header name -> the field that gets the header. The last header of a name counts; a missing header is
             null.
-        timestamp: the field that gets the record's timestamp: an int (ms since the epoch) or a datetime.
+        timestamp: the field that gets the record's timestamp: an int (ms since the epoch) or a datetime. A missing
+            timestamp is null.
     """
 
     key: str | None = None
@@ -252,7 +253,7 @@ class Payloads:
 
     def _of_timestamps(self, timestamps: list[int]) -> list[bytes]:
         if self._timestamp_is_int:
-            return [self._timestamp + b"%d" % at for at in timestamps]
+            return [self._timestamp + (b"%d" % at if at >= 0 else b"null") for at in timestamps]
         return [self._timestamp + _moment(at) for at in timestamps]
 
 

@@ -70,6 +70,13 @@ def test_timestamp_as_a_moment_and_none_where_the_broker_has_none() -> None:
     assert [record.at for record in found] == [datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC), None]
 
 
+def test_a_missing_timestamp_is_not_the_last_millisecond_of_1969() -> None:
+    found = decoded(FieldMapping(timestamp="at_ms"), Record(b"{}", timestamp=-1), Record(b"{}", timestamp=0))
+
+    assert isinstance(found[-1], str)
+    assert [record.at_ms for record in found[:-1]] == [0]
+
+
 def test_filled_field_overrides_the_record() -> None:
     assert decoded(FieldMapping("device"), Record(b'{"device":"b","v":2}', b"a")) == [Reading("a", v=2)]
 
