@@ -143,6 +143,10 @@ class KafkaServer:
             "listeners": f"{direct},PROXIED://{self.behind},CONTROLLER://{control}",
             "advertised.listeners": f"{direct},PROXIED://{self.proxied}",
             "controller.quorum.voters": f"1@{control}",
+            # Whoever does not log in may do everything, and others what no rule of theirs excludes.
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+            "allow.everyone.if.no.acl.found": "true",
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": str(self._keys),
             "listener.name.login.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",

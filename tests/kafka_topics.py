@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from enum import IntEnum
 from typing import Protocol, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from aiokafka.protocol.admin import CreateAclsRequest
 from aiokafka.structs import ConsumerRecord
 
 READ_S_MAX = 60
 MAKE_S_MAX = 60
 """A broker that has just been started, or gets no processor time, refuses at first."""
 PAUSE_S = 0.05
+
+
+class Operation(IntEnum):
+    """What a user may do with a topic, by its number in Kafka's protocol."""
+
+    READ, WRITE, DESCRIBE = 3, 4, 8
 
 
 class Client(Protocol):
@@ -82,6 +90,16 @@ async def add_partitions(address: str, topic: str, partitions: int) -> None:
         await _await_leaders(admin, topic, partitions)
 
     await _insist(address, make)
+
+
+async def grant(address: str, topic: str, user: str, operation: Operation) -> None:
+    """Let a user do something with a topic, and nothing else that no rule permits."""
+    async with admin_of(address) as admin:
+        client = admin._client
+        of_topic, literal, anywhere, allow = 2, 3, "*", 3
+        rule = CreateAclsRequest(of_topic, topic, literal, f"User:{user}", anywhere, operation, allow)
+        answer = await client.send(client.get_random_node(), rule)
+    assert [code for code, _ in answer.creation_responses] == [0]
 
 
 async def _await_leaders(admin: AIOKafkaAdminClient, topic: str, partitions: int) -> None:

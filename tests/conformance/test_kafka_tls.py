@@ -18,12 +18,16 @@ from aiokafka.errors import KafkaConnectionError, TopicAuthorizationFailedError
 
 from millpy import EventTime, Graph, Kafka, KafkaBrokers, Sasl, Tls, seconds
 from millpy.admin.doctor_sources import examine_sources
-from millpy.errors import ConfigError, SourceUnavailableError
+from millpy.clock import SystemClock
+from millpy.errors import ConfigError, SinkUnavailableError, SourceUnavailableError
 from millpy.model.finding import Finding, Severity
+from millpy.sinks.kafka.topic import KafkaTopic
+from millpy.sinks.messages import SinkMessages
+from millpy.sinks.protocol import SinkSetup
 from millpy.sources.kafka.client import Client
 from tests.conformance.test_kafka import Feed, values
 from tests.kafka_server import PASSWORD, USER, KafkaServer
-from tests.kafka_topics import make_topic
+from tests.kafka_topics import Operation, committed_messages, grant, make_topic
 
 _numbers = itertools.count(1)
 
@@ -151,6 +155,30 @@ async def test_broker_that_refuses_a_login_or_rights_for_a_while_is_an_outage(
         await feed.send(1)
 
         assert values(await reader.records(1)) == [1]
+
+
+async def test_a_sink_that_may_not_store_its_position_names_the_right(secured: KafkaServer, account: Path) -> None:
+    """The position is an offset of the topic: Kafka asks for Read, too. The sink had an unexpected error for ever."""
+    topic = f"rights-{next(_numbers)}"
+    await make_topic(secured.address, topic)
+    sink = KafkaTopic(topic, brokers=KafkaBrokers(sasl=Sasl(), tls=Tls(ca=secured.authority)))
+
+    async def send_one() -> None:
+        connection = sink.connect(SinkSetup("plant", topic, 0, 1, 1, SystemClock()))
+        try:
+            await connection.open()
+            await connection.send(SinkMessages(0, [b"d"], [b"1"], [0]))
+        finally:
+            await connection.close()
+
+    await grant(secured.address, topic, USER, Operation.WRITE)
+    await grant(secured.address, topic, USER, Operation.DESCRIBE)
+    with pytest.raises(SinkUnavailableError, match="TopicAuthorizationFailed") as refused:
+        await send_one()
+    assert "grant the user Read, Write and Describe" in str(refused.value.hint)
+    await grant(secured.address, topic, USER, Operation.READ)
+    await send_one()
+    assert [message.value for message in await committed_messages(secured.address, topic, [0])] == [b"1"]
 
 
 async def test_unexpected_kind_of_login_is_named(kafka: KafkaServer, account: Path) -> None:

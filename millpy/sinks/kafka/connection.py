@@ -23,12 +23,15 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.client import ConnectionGroup, CoordinationType
 from aiokafka.errors import (
     ConcurrentTransactions,
+    GroupAuthorizationFailedError,
     InvalidTimestampError,
     KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
     NodeNotReadyError,
     ProducerFenced,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
     UnknownTopicOrPartitionError,
     for_code,
 )
@@ -63,6 +66,12 @@ RETRY_MS = 10
 """Milliseconds until a request is repeated, for example while the coordinator still ends the transaction before."""
 KNOWN_KEYS_MAX = 100_000
 SECRET_CHARACTERS = 12
+RIGHTS = {
+    TopicAuthorizationFailedError: "grant the user Read, Write and Describe on the topic",
+    TransactionalIdAuthorizationFailed: "grant the user Write and Describe on the transactional ids of the sink",
+    GroupAuthorizationFailedError: "grant the user Read on the groups of the sink",
+}
+"""What a user lacks. The position is an offset of the topic: only with Read on the topic, too, may it be stored."""
 _OF_TRANSACTIONS = (AddOffsetsToTxnRequest, AddPartitionsToTxnRequest, EndTxnRequest, TxnOffsetCommitRequest)
 
 
@@ -252,9 +261,12 @@ class KafkaConnection:
                 hint="raise message.timestamp.before.max.ms of the topic, or set its clock and this host's",
             ) from error
         except (KafkaError, OSError) as error:
-            if isinstance(error.__cause__, UnknownOutcomeError):
-                raise SinkUnavailableError(f"Kafka: {error.__cause__}", hint="check that the broker runs") from error
-            raise SinkUnavailableError(f"Kafka: {error!r}", hint="check the topic, the user and the rights") from error
+            cause = error.__cause__
+            if isinstance(cause, UnknownOutcomeError):
+                raise SinkUnavailableError(f"Kafka: {cause}", hint="check that the broker runs") from error
+            refusal = cause if isinstance(cause, KafkaError) else error  # aiokafka wraps those that it does not expect
+            hint = RIGHTS.get(type(refusal), "check the topic, the user and the rights")
+            raise SinkUnavailableError(f"Kafka: {refusal!r}", hint=hint) from error
 
 
 async def _begin_transaction(sender: Any, transactional_id: str, partitions: Any) -> bool:
