@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from datetime import timedelta
 
 import psycopg
 import pytest
 
-from millpy import PostgresTable
+from millpy import PolledTable, PostgresTable
 from millpy.errors import ConfigError
 from millpy.sources.postgres.table_checks import publication_name
 from tests.conformance.table_reading import EVERY, drop_slots, reader_of
@@ -48,3 +49,17 @@ def test_short_names_stay_as_they_are_and_a_publication_that_postgresql_would_cu
     for name in ("p" * 64, "ü" * 32, ""):
         with pytest.raises(ConfigError, match="and a name in PostgreSQL has 1 to 63"):
             PostgresTable("orders", publication=name)
+
+
+async def test_names_with_a_percent_sign_are_read(database_url: str) -> None:
+    lag, table = timedelta(0), 'public."wet % s"'
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(f'CREATE TABLE {table} (id int PRIMARY KEY, "hum %" int)')
+        connection.execute(f"INSERT INTO {table} VALUES (1, 2)")
+        try:
+            for source in (PostgresTable("wet % s"), PolledTable("wet % s", column="hum %", lag=lag)):
+                async with reader_of(source, database_url, secret=f"percent {next(_secrets)}") as found:
+                    assert await found.records(1) == [{"id": 1, "hum %": 2}]
+        finally:
+            drop_slots(connection)
+            connection.execute(f"DROP TABLE {table}")

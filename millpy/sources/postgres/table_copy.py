@@ -119,7 +119,7 @@ def _read_rows(
 
 
 def _query(table: sql.Identifier, facts: TableFacts, wanted: KeyRange, *, has_begun: bool) -> sql.Composed:
-    key = [sql.Identifier(column.name) for column in facts.key]
+    key = [_name(column.name) for column in facts.key]
     conditions: list[sql.Composable] = [sql.SQL("true")]
     if has_begun:
         conditions.append(_is_behind(facts, key))
@@ -128,8 +128,8 @@ def _query(table: sql.Identifier, facts: TableFacts, wanted: KeyRange, *, has_be
         conditions.append(_compared(facts.key[0], key[0], operator, _given(facts.key[0], "upto0")))
         conditions.append(_is_before(facts, key, "upto"))
     return sql.SQL("SELECT {columns} FROM {table} WHERE {where} ORDER BY {key} LIMIT {count}").format(
-        columns=sql.SQL(", ").join(map(sql.Identifier, facts.columns)) if facts.columns else sql.SQL("*"),
-        table=_rows_of(table, facts.is_partitioned),
+        columns=sql.SQL(", ").join(map(_name, facts.columns)) if facts.columns else sql.SQL("*"),
+        table=_doubled(_rows_of(table, facts.is_partitioned)),
         where=sql.SQL(" AND ").join(conditions),
         key=sql.SQL(", ").join(key),
         count=sql.Placeholder("count"),
@@ -148,9 +148,9 @@ def is_upto(
 
 def equal_pairs(connection: psycopg.Connection[Any], column: SortColumn, pairs: Sequence[tuple[str, str]]) -> list[int]:
     """Return the places of pairs of texts that are equal values of a column, such as the numbers 1.0 and 1.00."""
-    sides = [sql.SQL("CAST({} AS {})").format(sql.SQL(name), sql.SQL(column.type)) for name in ("one", "other")]
+    sides = [sql.SQL("CAST({} AS {})").format(sql.SQL(name), _doubled(column.type)) for name in ("one", "other")]
     if column.collation:
-        sides = [sql.SQL("{} COLLATE {}").format(side, sql.SQL(column.collation)) for side in sides]
+        sides = [sql.SQL("{} COLLATE {}").format(side, _doubled(column.collation)) for side in sides]
     query = sql.SQL(
         "SELECT place - 1 FROM ROWS FROM (unnest(%(ones)s::text[]), unnest(%(others)s::text[])) WITH ORDINALITY"
         " AS pair (one, other, place) WHERE {} ORDER BY place"
@@ -196,10 +196,21 @@ def _row(values: Sequence[sql.Composable]) -> sql.Composed:
 def _compared(column: SortColumn, left: sql.Composable, operator: str, right: sql.Composable) -> sql.Composed:
     """Compare by the operator of the column's type: the search path may have another one, such as that of text."""
     name = sql.SQL(operator)
-    return sql.SQL("{} OPERATOR({}.{}) {}").format(left, sql.Identifier(column.operators), name, right)
+    return sql.SQL("{} OPERATOR({}.{}) {}").format(left, _name(column.operators), name, right)
 
 
 def _given(column: SortColumn, name: str) -> sql.Composed:
-    type_, collation = sql.SQL(column.type), sql.SQL(column.collation or "")
+    type_, collation = _doubled(column.type), _doubled(column.collation or "")
     value = sql.SQL("CAST({}::text AS {})").format(sql.Placeholder(name), type_)
     return sql.SQL("{} COLLATE {}").format(value, collation) if column.collation else value
+
+
+def _name(name: str) -> sql.SQL:
+    """Return an identifier of a statement with parameters."""
+    return _doubled(sql.Identifier(name))
+
+
+def _doubled(part: sql.Composable | str) -> sql.SQL:
+    """Return a part of a statement with parameters: in these, psycopg reads % as the begin of a placeholder."""
+    text = part if isinstance(part, str) else part.as_string(None)
+    return sql.SQL(text.replace("%", "%%"))
