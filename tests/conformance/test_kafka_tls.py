@@ -24,7 +24,7 @@ from millpy.model.finding import Finding, Severity
 from millpy.sinks.kafka.topic import KafkaTopic
 from millpy.sinks.messages import SinkMessages
 from millpy.sinks.protocol import SinkSetup
-from millpy.sources.kafka.client import Client
+from millpy.sources.kafka.client import Client, _answers
 from tests.conformance.test_kafka import Feed, values
 from tests.kafka_server import PASSWORD, USER, KafkaServer
 from tests.kafka_topics import Operation, committed_messages, grant, make_topic
@@ -227,6 +227,22 @@ async def test_closed_port_and_unknown_host_are_distinguished() -> None:
         await connected(Kafka("readings", partitions=1, brokers=KafkaBrokers("127.0.0.1:1")))
     with pytest.raises(SourceUnavailableError, match=r"cannot resolve host nowhere\.invalid:1"):
         await connected(Kafka("readings", partitions=1, brokers=KafkaBrokers("nowhere.invalid:1")))
+
+
+async def test_a_broker_that_does_not_answer_in_time_comes_with_something_to_do(kafka: KafkaServer) -> None:
+    """`millpy doctor` and a worker's log show the hint: it was empty when a broker was frozen."""
+    client = Client(
+        Kafka("readings", partitions=1, brokers=KafkaBrokers(kafka.address)).cluster(), "readings", 0, "test"
+    )
+    try:
+        await client.start()
+        with pytest.raises(SourceUnavailableError, match="did not answer") as late:
+            async with _answers(0):
+                await client.topic()
+    finally:
+        await client.stop()
+
+    assert "check that the brokers run" in str(late.value.hint)
 
 
 @pytest.mark.parametrize("text", [None, "nothing"])

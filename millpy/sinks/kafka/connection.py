@@ -244,7 +244,9 @@ class KafkaConnection:
             async with asyncio.timeout(within_s):
                 yield
         except TimeoutError as error:
-            raise SinkUnavailableError(f"Kafka did not answer within {within_s:g} s") from error
+            raise SinkUnavailableError(
+                f"Kafka did not answer within {within_s:g} s", hint="check that the brokers run and can be reached"
+            ) from error
         except ProducerFenced as error:
             raise SinkUnavailableError(f"another connection has taken over {self.id}") from error
         except (KafkaConnectionError, NodeNotReadyError) as error:

@@ -302,7 +302,9 @@ async def _answers(within_s: float | None = ANSWER_S_MAX) -> AsyncIterator[None]
         async with asyncio.timeout(within_s):
             yield
     except TimeoutError as error:
-        raise SourceUnavailableError(f"Kafka did not answer within {within_s} s") from error
+        raise SourceUnavailableError(
+            f"Kafka did not answer within {within_s:g} s", hint="check that the brokers run and can be reached"
+        ) from error
     except OffsetOutOfRangeError as error:
         raise OutOfRangeError(f"Kafka: {error!r}") from error
     except _REFUSALS as error:
