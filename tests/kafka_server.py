@@ -143,7 +143,7 @@ class KafkaServer:
             "listeners": f"{direct},PROXIED://{self.behind},CONTROLLER://{control}",
             "advertised.listeners": f"{direct},PROXIED://{self.proxied}",
             "controller.quorum.voters": f"1@{control}",
-            # Whoever does not log in may do everything, and others what no rule of theirs excludes.
+            # A client without a login may do everything; a user may do what no rule for others reserves.
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": "User:ANONYMOUS",
             "allow.everyone.if.no.acl.found": "true",
