@@ -53,10 +53,10 @@ def database(settings: Settings, graph_location: str | None, *, create: bool) ->
         return
     directory = embedded_directory(graph_location)
     if not create and not (directory / "data").exists():
-        raise UsageError(
-            f"no database is configured and there is none in {directory.parent}",
-            hint="set MILLPY_DATABASE_URL, run a graph here first, or name the graph's file",
-        )
+        hint = "set MILLPY_DATABASE_URL, run a graph here first, or name the graph's file"
+        if graph_location is not None and ".py" in graph_location:
+            hint = f"run the graph first (millpy run {graph_location}), or set MILLPY_DATABASE_URL"
+        raise UsageError(f"no database is configured and there is none in {directory.parent}", hint=hint)
     from millpy.store.postgres.deployment.migrate import migrate  # only the embedded database is migrated here
 
     with ExitStack() as stack:

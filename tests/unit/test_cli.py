@@ -55,6 +55,9 @@ readings.key_by("device").window(FixedWindows(minutes(1))).aggregate(n=Count()).
 RESERVED = 'from millpy import Graph\ngraph = Graph("mill")\n'
 
 
+NO_DATABASE = "no database is configured and there is none in .millpy"
+
+
 @pytest.mark.parametrize(
     ("arguments", "source", "line", "hint"),
     [
@@ -82,7 +85,8 @@ RESERVED = 'from millpy import Graph\ngraph = Graph("mill")\n'
             "Kafka",
         ),
         (["migrate"], None, "no database is configured", "MILLPY_DATABASE_URL"),
-        (["status"], None, "no database is configured and there is none in .millpy", "MILLPY_DATABASE_URL"),
+        (["status"], None, NO_DATABASE, "set MILLPY_DATABASE_URL, run a graph here first, or name the graph's file"),
+        (["doctor", "g.py"], None, NO_DATABASE, "run the graph first (millpy run g.py), or set MILLPY_DATABASE_URL"),
     ],
 )
 def test_usage_error_is_one_line_and_a_hint(

@@ -62,7 +62,8 @@ def look_at_polled_table(connection: psycopg.Connection[Any], source: PolledTabl
     found = connection.execute(statement("look_at_polled_table"), {"schema": schema, "table": name}).fetchone()
     if found is None:
         raise SourceUnavailableError(
-            f"there is no table {schema}.{name}", hint="create it, or correct the name in the graph"
+            f"there is no table {schema}.{name}",
+            hint="create it, or correct the name in the graph: views and foreign tables are not read",
         )
     key = look_at_key(connection, schema, name, wanted)
     if len(key) < 2 or key[0].name != wanted or wanted not in found[0]:

@@ -139,7 +139,10 @@ def look_at_table(
     named = {"schema": source.schema, "table": source.name, "publication": publication}
     found = connection.execute(statement("look_at_table"), named).fetchone()
     if found is None:
-        raise SourceUnavailableError(f"there is no table {table}", hint="create it, or correct the name in the graph")
+        raise SourceUnavailableError(
+            f"there is no table {table}",
+            hint="create it, or correct the name in the graph: views and foreign tables are not read",
+        )
     wal_level, is_standby, is_partitioned, columns, is_filtered, operations, identity = found
     if is_standby:
         raise ConfigError("the database of the table is a standby", hint="give the URL of the primary")
