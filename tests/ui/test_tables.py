@@ -16,6 +16,8 @@ from tests.ui.world import HOSTILE, SILENT, World
 from tests.waiting import await_true, quickest_s
 
 CHANGED_S_MAX = 2.0
+SHOWN_MS_MAX = 30_000
+"""On a busy machine one of three tries may take long, and the quickest counts."""
 WINDOWS = "/graphs/works/windows?table=temperature_5s&key.site=oslo&key.device={device}"
 
 
@@ -49,7 +51,7 @@ def change_s(world: World, page: Page) -> float:
     world.feed.send("oslo", "sensor-2", 99.0, age_s=15)
     await_true(lambda: world.rows(statement)[0]["n"] > stored, "the amended row in SQL")
     committed = time.monotonic()
-    expect(amended.nth(before)).to_be_attached()
+    expect(amended.nth(before)).to_be_attached(timeout=SHOWN_MS_MAX)
     return time.monotonic() - committed
 
 
