@@ -104,7 +104,8 @@ def _check_readable(may_read: bool, rights: _TableRights, table: str) -> None:
 def _check_followed(connection: Connection, source: PostgresTable, rights: _TableRights, *, is_published: bool) -> None:
     """Check that a role may copy the table, where that is wanted, and follow its changes. Raises ConfigError."""
     table = f"{source.schema}.{source.name}"
-    if source.copy and "snapshot" in source.operations:
+    copies = source.copy and "snapshot" in source.operations
+    if copies:
         _check_readable(rights.may_read, rights, table)
     if not rights.may_follow:
         raise ConfigError(
@@ -115,7 +116,7 @@ def _check_followed(connection: Connection, source: PostgresTable, rights: _Tabl
         raise may_not_publish(connection, source, f"{rights.role} does not own it, or may not create in the database")
     if rights.is_followed:
         return
-    if source.copy and "snapshot" in source.operations and not rights.sees_all:
+    if copies and not rights.sees_all:
         raise ConfigError(
             f"row security hides rows of table {table} from role {rights.role}, so it cannot be copied",
             hint="ALTER ROLE … BYPASSRLS, for the role by which the workers log in",

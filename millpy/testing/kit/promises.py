@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from millpy.model.identity_text import GraphPart
+
 CHECK_S_MAX = 240.0
+CLOSE_S_MAX = 20.0
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -30,6 +34,21 @@ def check(holds: bool, otherwise: str) -> None:
     """Raise AssertionError unless something holds."""
     if not holds:
         raise AssertionError(otherwise)
+
+
+def check_identity(part: GraphPart) -> None:
+    """Raise AssertionError unless an identity fits into JSON, is the same from call to call, and names its kind."""
+    identity = json.loads(json.dumps(part.identity()))
+    check(part.identity() == identity, f"the identity {identity!r} differs from call to call, or in JSON")
+    check("kind" in identity, f"the identity {identity!r} has no `kind`")
+
+
+async def close_in_time(closing: Coroutine[Any, Any, None]) -> None:
+    """Raise AssertionError if a `close` takes more than CLOSE_S_MAX seconds."""
+    try:
+        await asyncio.wait_for(closing, CLOSE_S_MAX)
+    except TimeoutError:
+        raise AssertionError(f"close takes more than {CLOSE_S_MAX} s") from None
 
 
 def check_equal(found: Sequence[int], wanted: Sequence[int], what: str) -> None:

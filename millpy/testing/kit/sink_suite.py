@@ -15,15 +15,14 @@ from millpy.clock import SystemClock
 from millpy.errors import MessagesRefusedError, SinkUnavailableError
 from millpy.sinks.messages import SinkMessages
 from millpy.sinks.protocol import Sink, SinkConnection, SinkSetup
-from millpy.testing.kit.promises import call, check, check_equal, run
+from millpy.testing.kit.promises import CLOSE_S_MAX, call, check, check_equal, check_identity, close_in_time, run
 
 MESSAGES = 40
 SEND_MESSAGES = 7
 KEYS = 3
 REFUSED = 1
-"""The number of the message that a place refuses; SEND_MESSAGES - KEYS + REFUSED and others have the same key."""
+"""The number of the message that a place refuses; REFUSED + KEYS is the next one of its key."""
 WAIT_S_MAX = 30.0
-CLOSE_S_MAX = 20.0
 BLOCKED_S_MAX = 0.25
 SEEDS = 4
 KILLED = 0.35
@@ -86,9 +85,7 @@ class SinkSuite:
 
         async def checked() -> None:
             sink: Sink = await call(self.sink)
-            identity = json.loads(json.dumps(sink.identity()))
-            check(sink.identity() == identity, f"the identity {identity!r} differs from call to call, or in JSON")
-            check("kind" in identity, f"the identity {identity!r} has no `kind`")
+            check_identity(sink)
 
         run(checked())
 
@@ -369,8 +366,8 @@ class _Sender:
         """Open the connection; return the position."""
         async with asyncio.timeout(WAIT_S_MAX):
             self.position = await self._connection.open()
-        is_position = self.position is None or (isinstance(self.position, int) and self.position >= 0)
-        check(is_position and self.position is not True, f"open returns {self.position!r}, which is no position")
+        is_position = self.position is None or (type(self.position) is int and self.position >= 0)
+        check(is_position, f"open returns {self.position!r}, which is no position")
         self.is_open = True
         return self.position
 
@@ -419,10 +416,7 @@ class _Sender:
         if self._is_closed:
             return
         self._is_closed = True
-        try:
-            await asyncio.wait_for(self._connection.close(), CLOSE_S_MAX)
-        except TimeoutError:
-            raise AssertionError(f"close takes more than {CLOSE_S_MAX} s") from None
+        await close_in_time(self._connection.close())
 
 
 def _messages(

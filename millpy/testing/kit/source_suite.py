@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import tracemalloc
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -19,14 +18,13 @@ from millpy.ingest.decode import Decoder
 from millpy.ingest.protocol import FixedBound, Injector, Source, SourceBatch, SourceSetup
 from millpy.limits import Limits
 from millpy.model.record import RecordType
-from millpy.testing.kit.promises import call, check, check_equal, run
+from millpy.testing.kit.promises import call, check, check_equal, check_identity, close_in_time, run
 
 RECORDS = 40
 BUNDLE_RECORDS = 7
 WAIT_S_MAX = 30.0
 TAKE_S_MAX = 1.0
 BLOCKED_S_MAX = 0.25
-CLOSE_S_MAX = 20.0
 ARRIVED_S_MAX = 3_600.0
 SEEDS = 4
 KILLED_BEFORE, KILLED_AFTER = 0.2, 0.4
@@ -76,9 +74,7 @@ class SourceSuite:
 
         async def checked() -> None:
             source = await self._source(1)
-            identity = json.loads(json.dumps(source.identity()))
-            check(source.identity() == identity, f"the identity {identity!r} differs from call to call, or in JSON")
-            check("kind" in identity, f"the identity {identity!r} has no `kind`")
+            check_identity(source)
 
         run(checked())
 
@@ -438,7 +434,4 @@ class _Reader:
         if self.is_closed:
             return
         self.is_closed = True
-        try:
-            await asyncio.wait_for(self.injector.close(), CLOSE_S_MAX)
-        except TimeoutError:
-            raise AssertionError(f"close takes more than {CLOSE_S_MAX} s") from None
+        await close_in_time(self.injector.close())
