@@ -86,13 +86,14 @@ async def reader_of(
     secret: str,
     limits: Limits | None = None,
     bound: TakeBound | None = None,
+    within_s: float = 25.0,
 ) -> AsyncIterator[Reader]:
     setup = SourceSetup(
         graph="g", stream="s", partition="public.t", limits=limits or Limits(), clock=SystemClock(),
         ready=asyncio.Event(), secret=secret, database=url, bound=bound,
     )  # fmt: skip
     found = Reader(source.connect(setup), setup)  # type: ignore[arg-type]
-    async with asyncio.timeout(25):
+    async with asyncio.timeout(within_s):
         await found.injector.open(position)
         try:
             yield found

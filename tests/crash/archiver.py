@@ -31,7 +31,7 @@ from millpy.testing.crash import CrashFailpoints, parse_spec
 from tests.crash.archive_graph import START_US, archived_graph
 
 LIMITS = Limits(lease_ttl_s=0.5, bundle_records_max=20)
-WORKER_LIMITS = Limits(lease_ttl_s=0.5, bundle_records_max=100, archive_bytes_min=1_500, epoch_s=3_600)
+WORKER_LIMITS = Limits(lease_ttl_s=1.5, bundle_records_max=100, archive_bytes_min=1_500, epoch_s=3_600)
 MAINTAINED_S = 20.0
 """The lease of a maintenance run, which sends no heartbeats. The next run seizes the intervals without waiting."""
 KEPT_S = 1_800.0
