@@ -11,7 +11,7 @@ PROSE := millpy services migrations tests docs examples benchmarks compose .ci *
 STORE_TESTS := postgres_commit postgres_results postgres_store histories rights roles schema search_path statements views windowed_tables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test api-fuzz docs docs-setup store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant ui-test ui-tour feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
+.PHONY: help setup check lint format types unit test test-sampled api-fuzz docs docs-setup store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant ui-test ui-tour feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w1-early bench-join bench-formats bench-late bench-w2 bench-w2b bench-w3 bench-http bench-kafka bench-outbox bench-cdc bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-api bench-page bench-soak
 
 help: ## show this list
@@ -45,10 +45,13 @@ unit: $(STAMP) ## unit and property tests
 
 # One process runs all tests of Spark, so that one Java starts; it runs beside the others, which mostly wait.
 # `make ui-test` runs those of the page, with one world and one browser for all.
-test: $(STAMP) ## all tests, four at a time: most wait for leases and servers
+test: $(STAMP) ## all tests, four at a time: most wait for leases and servers; of some with many cases, a sample
 	@mkdir -p build; $(PYTEST) -q --durations=10 tests/spark > build/spark-tests.log 2>&1 & spark=$$!; \
-	$(PYTEST) -q -n 4 --dist worksteal --durations=25 --ignore=tests/spark --ignore=tests/ui; others=$$?; \
+	CASES=sampled $(PYTEST) -q -n 4 --dist worksteal --durations=25 --ignore=tests/spark --ignore=tests/ui; others=$$?; \
 	wait $$spark; spark=$$?; cat build/spark-tests.log; exit $$((others | spark))
+
+test-sampled: $(STAMP) ## all cases of the tests of which `make test` runs a sample: about fifteen minutes
+	$(PYTEST) -q -n 4 --dist worksteal -m sampled --ignore=tests/spark --ignore=tests/ui
 
 docs-setup: $(DOCS_STAMP) ## install what the documentation needs
 

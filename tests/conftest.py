@@ -136,6 +136,24 @@ async def _no_leaked_tasks() -> AsyncIterator[None]:
     assert not leaked, f"leaked tasks: {leaked}"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep every n-th case of a test that is marked as sampled, where CASES=sampled: in `make test`."""
+    if os.environ.get("CASES") != "sampled":
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = set()
+    for of_test in cases.values():
+        of_test.sort(key=lambda case: tuple(case.callspec.indices.values()))  # type: ignore[attr-defined]  # shuffled
+        every = of_test[0].get_closest_marker("sampled").kwargs["every"]  # type: ignore[union-attr]
+        left_out.update(case for place, case in enumerate(of_test) if place % every)
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
 def pytest_collection_finish() -> None:
     """Let no scan for cycles include the tests themselves."""
     freeze_for_good()

@@ -54,6 +54,7 @@ def test_transcript(transcript: Transcript, on: str) -> None:
     assert outcome.kind == "passed" or (outcome.kind == "skipped" and on in ("pure", "columns")), report_text([outcome])
 
 
+@pytest.mark.sampled(every=2)
 @each
 def test_transcript_on_postgres(transcript: Transcript, on_postgres: PostgresSubjects) -> None:
     outcome = run_transcript(transcript, "postgres", on_postgres)

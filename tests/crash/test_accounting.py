@@ -167,6 +167,7 @@ def fetch(url: str, query: str) -> list[Any]:
         return connection.execute(query).fetchall()  # type: ignore[call-overload]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("bundle", [20, 200])
 @pytest.mark.parametrize("name", GRAPHS)
 async def test_accounting_of_the_sound_engine_adds_up(
@@ -196,6 +197,7 @@ def _cases() -> list[Any]:
     ]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("canary", "change"), _cases())
 async def test_record_lost_or_doubled_is_found(
     canary: Canary, change: Change, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch

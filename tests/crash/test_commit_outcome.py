@@ -15,6 +15,7 @@ AROUND_COMMIT = [
 ]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("case", AROUND_COMMIT, ids=lambda case: case.name)
 def test_lost_answer_to_commit(survives: Survives, case: Case) -> None:
     survives(case)

@@ -124,6 +124,7 @@ if WHOLE:
     ADDITIONS["aggregates in another order"] = Shape(added=tuple(reversed(ADDED)))
 
 
+@pytest.mark.sampled(every=2)
 @seeds
 @stored_as
 @pytest.mark.parametrize("change", list(ADDITIONS) if WHOLE else SHORT)

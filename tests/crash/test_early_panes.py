@@ -127,6 +127,7 @@ async def test_an_alarm_whose_time_comes_while_no_worker_runs_fires_for_the_next
         await until(database_url, PANES, [("a", 2, 0, "early")], workers)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("limits", [QUICK, WITHOUT_ROOM], ids=["in memory", "in the database"])
 @pytest.mark.parametrize("mode", Accumulation, ids=lambda mode: mode.value)
 async def test_what_a_trigger_has_counted_survives_restarts_and_takeovers(

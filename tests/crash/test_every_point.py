@@ -70,6 +70,7 @@ def test_killed_worker_is_started_again(survives: Survives, point: Failpoint) ->
     assert len(verdict.recovered) == 1
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("point", list(Failpoint))
 def test_other_worker_continues(survives: Survives, point: Failpoint) -> None:
     verdict = survives(find(*name(point, TWO, Moment.ALONE)))
@@ -78,6 +79,7 @@ def test_other_worker_continues(survives: Survives, point: Failpoint) -> None:
     assert len(verdict.recovered) == 1
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("placement", "point"), PLACED)
 def test_placed_worker_is_started_again(survives: Survives, placement: str, point: Failpoint) -> None:
     verdict = survives(find(*name(point, placement)))

@@ -14,6 +14,7 @@ from tests.crash.checks import faults
 from tests.crash.world import Inputs, World
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("only", ["", INJECTOR], ids=["anything", "injector"])
 @pytest.mark.parametrize("point", [Failpoint.BEFORE_COMMIT, Failpoint.AFTER_FENCE])
 def test_frozen_worker_changes_nothing(

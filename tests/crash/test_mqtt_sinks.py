@@ -24,6 +24,7 @@ from tests.crash.world import Case
 from tests.feed import Feed
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("point", "qos"), [("before", 1), ("published", 1), ("answered", 2), ("acknowledged", 1)])
 def test_a_kill_in_a_send_loses_nothing_and_repeats_at_most_one_send_under_known_ids(
     survives: Survives, point: str, qos: int

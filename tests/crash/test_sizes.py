@@ -30,6 +30,7 @@ def link(postgres: EmbeddedPostgres) -> Iterator[PostgresProxy]:
 
 
 # The windows become rows while the later passes over all keys are read in small bundles: before they close.
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("stored", "each", "settings"),
     [
@@ -59,6 +60,7 @@ def test_windows_are_taken_over_through_a_slow_link(
     assert feed.faults(database_url) == []
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("windows", ["fixed", "sliding", "session"])
 def test_windows_that_close_at_once_are_emitted_in_several_turns(
     tmp_path: Path, database_url: str, windows: str

@@ -23,6 +23,7 @@ def seen(url: str) -> list[int]:
         return [row[0] for row in connection.execute("SELECT value FROM slow.seen").fetchall()]
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("kind", ["callback", "filter", "async"])
 @pytest.mark.parametrize(
     ("call_s", "records"),

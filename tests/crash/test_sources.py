@@ -41,6 +41,7 @@ def test_offsets_of_an_uncommitted_turn_are_read_again(survives: Survives, kafka
     assert verdict.kills == 1
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("what", [INJECTED, TABLE])
 @pytest.mark.parametrize("point", [Failpoint.AFTER_FENCE, Failpoint.AFTER_COMMIT])
 def test_reader_of_postgres_is_killed_around_a_commit(survives: Survives, what: str, point: Failpoint) -> None:

@@ -29,6 +29,7 @@ from tests.feed import Feed
 from tests.webhook_receiver import WebhookReceiver
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
     ("point", "batch"), [*((point, "") for point in POINTS), ("arrived", "json"), ("sent", "json")]
 )
@@ -41,6 +42,7 @@ def test_a_kill_around_a_request_loses_nothing_and_repeats_only_known_ids(
     assert verdict.kills + verdict.idle_kills == 1  # all may be in the outbox already
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("point", ["arrived", "answered"])
 def test_a_frozen_worker_that_wakes_up_repeats_only_known_ids(survives: Survives, point: str) -> None:
     survives(Case("SIGSTOP", point, partial(around_request, point=point, batch="", frozen=True, number=400)))

@@ -26,6 +26,7 @@ if os.environ.get("FEED_MODES") == "all":
     CASES = [(feed, mode) for feed in FEEDS for mode in Accumulation]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("name", "mode"), CASES, ids=lambda value: getattr(value, "value", value))
 def test_files_end_in_the_expected_tables_in_every_mode(
     name: str, mode: Accumulation, tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch

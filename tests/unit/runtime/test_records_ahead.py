@@ -9,6 +9,7 @@ from tests.clock_world import YEAR_S, ClockWorld, a_graph
 AHEAD = [0.5, 30.0, 590.0, 3_590.0, 10 * YEAR_S]
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("ahead_s", "disorder_s"), [*((ahead, 5) for ahead in AHEAD), (0.5, 0), (3_590.0, 0)])
 def test_one_record_ahead_makes_no_other_late(ahead_s: float, disorder_s: int) -> None:
     world = ClockWorld(a_graph(event_time=EventTime("at", unit="us", max_disorder=seconds(disorder_s)), idle=None))
@@ -24,6 +25,7 @@ def test_one_record_ahead_makes_no_other_late(ahead_s: float, disorder_s: int) -
     assert world.counts()["accepted"] >= minutes_after
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("ahead_s", AHEAD)
 def test_a_fleet_that_is_ahead_makes_no_other_device_late(ahead_s: float) -> None:
     world = ClockWorld(a_graph())
