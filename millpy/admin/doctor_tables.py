@@ -27,6 +27,7 @@ from millpy.store.postgres.statements import statement
 
 CHECK = "source"
 UNREAD = "its records are not read, and windows that depend on them stay open"
+SEE_ALL = "ALTER ROLE … BYPASSRLS, for the role by which the workers log in"
 Table = PostgresTable | PolledTable
 
 
@@ -43,19 +44,23 @@ def examine_tables(url: str, graph: Graph, worker: str | None) -> Iterator[Findi
         if not isinstance(source, Table):
             continue
         try:
-            role = _examine(graph.permanent_name, node.name, source, url, worker)
+            rights = _examine(graph.permanent_name, node.name, source, url, worker)
         except (MillError, psycopg.Error) as error:
             wrong = error if isinstance(error, MillError) else translate(error)
             yield Finding(Severity.ERROR, CHECK, f"{node.name}: {wrong.message}", UNREAD, wrong.hint)
+            continue
+        if isinstance(source, PolledTable) and not rights.sees_all:
+            found = f"{node.name}: row security of table {source.table} applies to role {rights.role}"
+            yield Finding(Severity.WARNING, CHECK, found, "rows that its policies hide are not read", SEE_ALL)
         else:
-            yield Finding(Severity.OK, CHECK, f"{node.name}: {role} may read table {source.table}")
+            yield Finding(Severity.OK, CHECK, f"{node.name}: {rights.role} may read table {source.table}")
 
 
-def _examine(graph: str, stream: str, source: Table, own: str, worker: str | None) -> str:
-    """Return the role that may read the table.
+def _examine(graph: str, stream: str, source: Table, own: str, worker: str | None) -> _TableRights:
+    """Return what the role of the workers may do with the table; it may read it.
 
     Raises:
-        MillError: it may not, or something is wrong.
+        MillError: it may not read it, or something is wrong.
         psycopg.Error: the database does not answer.
     """
     url, is_own = database_of(source.table, source.database, own)
@@ -72,7 +77,7 @@ def _examine(graph: str, stream: str, source: Table, own: str, worker: str | Non
             facts = look_at_table(connection, source, creates=False)
             rights = _rights(connection, named)
             _check_followed(connection, source, rights, is_published=bool(facts.published))
-        return rights.role
+        return rights
 
 
 class _TableRights(NamedTuple):
@@ -119,7 +124,7 @@ def _check_followed(connection: Connection, source: PostgresTable, rights: _Tabl
     if copies and not rights.sees_all:
         raise ConfigError(
             f"row security hides rows of table {table} from role {rights.role}, so it cannot be copied",
-            hint="ALTER ROLE … BYPASSRLS, for the role by which the workers log in",
+            hint=SEE_ALL,
         )
     if not rights.has_slot:
         raise ConfigError(

@@ -78,7 +78,11 @@ def test_doctor_says_what_a_table_lacks_and_creates_nothing(database_url: str, t
             "may not read table public.t",
         ),
         (f"GRANT SELECT (id, n) ON t TO {{role}}; {PUBLISHED}", "may not read table public.t", ""),
-        (f"GRANT SELECT ON t TO {{role}}; ALTER TABLE t ENABLE ROW LEVEL SECURITY; {PUBLISHED}", "hides rows", ""),
+        (
+            f"GRANT SELECT ON t TO {{role}}; ALTER TABLE t ENABLE ROW LEVEL SECURITY; {PUBLISHED}",
+            "hides rows",
+            "row security of table t applies to role table_reader",
+        ),
         (f"GRANT SELECT ON t TO {{role}}; {PUBLISHED}; {FILL}", "raise max_replication_slots", ""),
         (f"GRANT SELECT ON t TO {{role}}; {PUBLISHED}", "", ""),
     ],
