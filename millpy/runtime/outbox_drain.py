@@ -37,7 +37,7 @@ from millpy.errors import (
 from millpy.ingest.connection_state import ConnectionState
 from millpy.limits import Limits
 from millpy.model.checkpoint import DeadLetter, Grant, OutboxRows, OutboxState, RefusedMessage, Settlement
-from millpy.model.dead_letter import printable
+from millpy.model.dead_letter import error_text, printable
 from millpy.model.stage import Release
 from millpy.runtime.refused_messages import RETRY_AFTER_S_MAX, RefusedMessages
 from millpy.runtime.waiting_rows import WaitingRows
@@ -49,6 +49,8 @@ from millpy.store.protocol import SinkReport, Store
 log = logging.getLogger(__name__)
 CLOSE_S_MAX = 5.0
 """Seconds that a connection may take to close; then it is left to itself."""
+DEFECTS = (Exception, BaseExceptionGroup)
+"""What a sink may raise that has a defect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,8 @@ class OutboxDrain:
             return self._sink.connect(self._setup)
         except UsageError:
             raise
-        except Exception as error:  # the task tries again
-            log.debug("sink %s: %r", self._setup.sink, error)
+        except (asyncio.CancelledError, *DEFECTS) as error:  # the task tries again
+            log.debug("sink %s: %s", self._setup.sink, error_text(error))
             return None
 
     # -- called by the worker -------------------------------------------------------------------------------------
@@ -223,14 +225,19 @@ class OutboxDrain:
             except (TransientError, UsageError) as error:
                 asked_s = getattr(error, "retry_after_s", None)
                 after_s = asked_s if isinstance(asked_s, float | int) else 0.0  # text of a header says nothing
-                self._lost(f"{error.message} ({error.hint})" if error.hint else error.message)
+                self._lost(f"{error.message} ({error.hint})" if error.hint else f"{error.message}")  # of any type
             except asyncio.CancelledError as error:
                 if self._is_cancelled():
                     raise
-                self._lost(f"the sink was cancelled by its own code: {error!r}")  # as clients whose tasks end do
-            except Exception as error:  # a defect of a sink must not stop what else the worker runs
+                self._lost(
+                    f"the sink was cancelled by its own code: {error_text(error)}"
+                )  # as clients whose tasks end do
+            except (
+                Exception,
+                BaseExceptionGroup,
+            ) as error:  # a defect of a sink must not stop what else the worker runs
                 log.exception("sink %s, interval %d", self._setup.sink, self._setup.interval)
-                self._lost(f"{type(error).__name__}: {error}")
+                self._lost(error_text(error))
             retry_s = limits.retry_s_min if self.waiting.delivered > before else min(limits.retry_s_max, retry_s * 2)
             delay = retry_s * self._context.rng.uniform(0.5, 1.0)
             await self._context.clock.sleep(max(delay, min(after_s, RETRY_AFTER_S_MAX)))
@@ -458,5 +465,5 @@ async def _closed(connection: SinkConnection) -> None:
     try:
         async with asyncio.timeout(CLOSE_S_MAX):
             await connection.close()
-    except Exception as error:  # it is no longer used
-        log.debug("a sink does not close: %r", error)
+    except DEFECTS as error:  # it is no longer used
+        log.debug("a sink does not close: %s", error_text(error))

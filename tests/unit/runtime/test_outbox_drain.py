@@ -67,7 +67,8 @@ class Place(Sink):
         self.sent += messages.positions
 
     async def close(self) -> None:
-        return
+        if "close" in self.acts:
+            await self.acts["close"]()
 
     async def _act(self, what: str) -> None:
         await asyncio.sleep(0)
@@ -200,6 +201,52 @@ async def test_a_connection_that_cannot_be_made_now_is_made_later_but_not_one_th
 
     with pytest.raises(ConfigError):
         drain_of(Place(connect=never))
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+class UnprintableCancelledError(asyncio.CancelledError):
+    __str__ = __repr__ = UnprintableError.__str__
+
+
+@pytest.mark.parametrize("where", ["connect", "open", "send", "close"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnprintableError(),
+        UnprintableCancelledError(),
+        BaseExceptionGroup("both", [asyncio.CancelledError()]),
+        SinkUnavailableError(5),  # type: ignore[arg-type]
+        SinkUnavailableError("a", hint=5),  # type: ignore[arg-type]
+        SinkUnavailableError("a\0b\ud800"),
+    ],
+    ids=["unprintable", "unprintable cancellation", "group", "number", "number as a hint", "surrogate"],
+)
+async def test_no_exception_of_a_sink_ends_its_drain(error: BaseException, where: str) -> None:
+    fails = 3
+
+    def act(*_: object) -> None:
+        nonlocal fails
+        fails -= 1
+        if fails >= 0:
+            raise error
+
+    async def act_later() -> None:
+        act()
+
+    if where == "close":
+        place = Place(close=act_later, send=act_later)  # what ends a connection
+    else:
+        place = Place(**{where: act if where == "connect" else act_later})
+    drain = drain_of(place)
+    await pass_turns(drain)
+    assert place.sent == [0, 1, 2]
+    await drain.close()
 
 
 async def test_an_outbox_of_an_earlier_owner_is_no_longer_full_when_half_of_it_is_delivered() -> None:
