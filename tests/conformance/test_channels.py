@@ -103,12 +103,12 @@ async def test_fold_is_abandoned_when_another_channel_finds_the_network_silent(
 
 async def test_statement_longer_than_the_lease_is_waited_for(database_url: str) -> None:
     moved: list[float] = []
-    group = ConnectionGroup(database_url, ConnectionSettings(answer_s=0.2), progressed=lambda: moved.append(0.0))
+    group = ConnectionGroup(database_url, ConnectionSettings(answer_s=1.0), progressed=lambda: moved.append(0.0))
     channel = Channel(group, "commit", serves_turns=True)
     async with channel.use() as connection:
         await (await connection.execute("SELECT 1")).fetchall()
         moved.clear()
-        slept = await (await connection.execute("SELECT 'slept' FROM pg_sleep(1.5)")).fetchall()
+        slept = await (await connection.execute("SELECT 'slept' FROM pg_sleep(5)")).fetchall()
     await channel.close()
 
     assert slept == [("slept",)]
