@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
 PYTEST := $(BIN)/python -m pytest
+# Whether pytest was killed, or ran no test: `.ci/run` asks.
+NOTED = [ $$status -le 1 ] || echo "ERROR pytest ended with $$status" >> "$${MILLPY_FAILURES:-/dev/null}"
 PROSE := millpy services migrations tests docs examples benchmarks compose .ci *.md mkdocs.yml Makefile pyproject.toml
 # What depends on the server's version; `make test` has all on one.
 STORE_TESTS := postgres_commit postgres_results postgres_store histories rights roles schema search_path statements views windowed_tables
@@ -48,7 +50,8 @@ unit: $(STAMP) ## unit and property tests
 test: $(STAMP) ## all tests, four at a time: most wait for leases and servers; of some with many cases, a sample
 	@mkdir -p build; $(PYTEST) -q --durations=10 tests/spark > build/spark-tests.log 2>&1 & spark=$$!; \
 	CASES=sampled $(PYTEST) -q -n 4 --dist worksteal --durations=25 --ignore=tests/spark --ignore=tests/ui; others=$$?; \
-	wait $$spark; spark=$$?; cat build/spark-tests.log; exit $$((others | spark))
+	wait $$spark; spark=$$?; cat build/spark-tests.log; \
+	for status in $$others $$spark; do $(NOTED); done; exit $$((others | spark))
 
 test-sampled: $(STAMP) ## all cases of the tests of which `make test` runs a sample: about fifteen minutes
 	$(PYTEST) -q -n 4 --dist worksteal -m sampled --ignore=tests/spark --ignore=tests/ui
@@ -133,7 +136,7 @@ plant: $(STAMP) ## a day in the plant: 3,000 devices in 12 dialects, whatever ha
 	$(BIN)/python -m tests.plant --devices $(or $(DEVICES),3000) --hour-s $(or $(HOUR_S),10)
 
 ui-test: $(STAMP) ## the page in a real browser, beside two workers; pictures of all views in build/ui/; needs chromium
-	$(BIN)/python -m tests.ui.run
+	$(BIN)/python -m tests.ui.run; status=$$?; $(NOTED); exit $$status
 
 ui-tour: $(STAMP) ## take the pictures of docs/page.md again; needs chromium
 	$(BIN)/python -m tests.ui.tour

@@ -190,4 +190,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_internalerror(excrepr: object) -> None:
     """Keep an error of pytest itself."""
-    _add_failure(f"INTERNAL ERROR\n{str(excrepr)[-3_000:]}")
+    _add_failure(f"ERROR of pytest itself\n{str(excrepr)[-3_000:]}")
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Keep each file that cannot be imported."""
+    if report.failed:
+        _add_failure(f"ERROR {report.nodeid} is not collected\n{report.longreprtext[-3_000:]}")
