@@ -40,7 +40,7 @@ from tests.property.test_spark_tasks import (
     without_ticks,
 )
 
-pytestmark = pytest.mark.timeout(400)  # a JVM starts first
+pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 SEEDS = 14
 CASE_PARTS = PARTS.append(pa.field("case_number", pa.int32()))
 CASE_DDL = f"{PARTS_DDL}, case_number int"
