@@ -179,3 +179,36 @@ async def test_server_shuts_down_while_changes_are_not_committed(tmp_path: Path,
             async with asyncio.timeout(8):
                 while Path("/proc", str(pid)).exists():
                     await SystemClock().sleep(0.05)
+
+
+async def test_crash_of_the_server_does_not_give_ids_that_the_copy_shows_to_other_transactions(
+    tmp_path: Path, secret: str
+) -> None:
+    tmp_path.chmod(0o755)
+    with EmbeddedPostgres(tmp_path / "postgres") as server:
+        url = server.url()
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("CREATE TABLE public.t (id int PRIMARY KEY)")
+            connection.execute("INSERT INTO public.t VALUES (1), (2)")
+            connection.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+            connection.execute("SELECT pg_reload_conf()")
+            limits = Limits(bundle_records_max=1)
+            async with reader(url, secret=secret, database=url, limits=limits) as found:
+                read = await found.take()
+            connection.execute("BEGIN")
+            connection.execute("SELECT pg_logical_emit_message(true, 'none', repeat('x', 100000))")
+            connection.execute("ROLLBACK")  # which is not on the disk yet
+            async with reader(url, found.position, secret=secret, database=url, limits=limits) as again:
+                while len(read) < 2:
+                    read += await again.take()
+                while not msgspec.json.decode(again.position or b"", type=TablePosition).copied:
+                    await again.take()
+                server.kill()
+    with EmbeddedPostgres(tmp_path / "postgres") as server:
+        url = server.url()
+        with psycopg.connect(url, autocommit=True) as connection:
+            for number in range(3, 7):
+                connection.execute("INSERT INTO public.t VALUES (%s)", [number])
+        async with reader(url, again.position, secret=secret, database=url) as last:
+            read += await last.records(4)
+    assert [record["id"] for record in read] == [1, 2, 3, 4, 5, 6]

@@ -150,16 +150,18 @@ class PageThread(threading.Thread, ABC):
             retry_s = min(_RETRY_S_MAX, retry_s * 2)
 
     def _connect_and_read(self) -> None:
-        connection = connect(
-            self._url, {**SETTINGS, **COPY_IS_LONG}, connect_timeout=CONNECT_S_MAX, application_name="millpy table",
-            **KEEPALIVES,
-        )  # fmt: skip
-        self._connection = connection
+        self._connection = connection = self._connect()
         try:
             self._read(connection)
         finally:
             self._connection = None
             connection.close()
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        return connect(
+            self._url, {**SETTINGS, **COPY_IS_LONG}, connect_timeout=CONNECT_S_MAX, application_name="millpy table",
+            **KEEPALIVES,
+        )  # fmt: skip
 
     def _connected(self) -> None:
         self._call(self._setup.connection.connected)

@@ -140,6 +140,7 @@ class TableThread(PageThread):
         is_partitioned = self._look_at_table(connection).is_partitioned
         try:
             snapshot, until, now_us = begin_snapshot(connection, table, is_partitioned=is_partitioned)
+            self._flush_log()
             facts = self._look_at_table(connection)  # as the snapshot shows it
             at = begin.copied_at or now_us  # so no row is younger than a change that the copy does not have
 
@@ -167,6 +168,15 @@ class TableThread(PageThread):
             connection.execute("ROLLBACK")
         self._position = position(None)
         self._begin()
+
+    def _flush_log(self) -> None:
+        """Let the log of all that the snapshot shows be on the server's disk.
+
+        A server that crashes before gives the ids of transactions in the lost log, such as rolled back ones, to others:
+        the snapshot would show these, too. The snapshot's connection cannot write, so this takes another one.
+        """
+        with self._connect() as connection:
+            connection.execute(statement("flush_log"))
 
     def _await_open(self, connection: psycopg.Connection[Any]) -> None:
         """Wait for the transactions that are open now.

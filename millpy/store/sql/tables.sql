@@ -157,6 +157,11 @@ SELECT t.typtype::text, t.typcategory::text, t.typbasetype::bigint, t.typelem::b
 SELECT pg_current_snapshot()::text, (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint,
        (extract(epoch FROM statement_timestamp()) * 1000000)::bigint;
 
+-- name: flush_log
+-- Always one row: where a message is in the log that is on the disk, with all before it, when this has committed. Nobody
+-- reads the message. The setting is that of this transaction, so it does not wait for standbys.
+SELECT pg_logical_emit_message(true, 'millpy', set_config('synchronous_commit', 'local', true));
+
 -- name: find_open
 -- Finds those of some transactions that are still open or prepared, and the oldest of them. Zero rows: none is.
 SELECT count(*), (array_agg(coalesce('that of pid ' || a.pid, 'the prepared one ' || quote_literal(p.gid))
