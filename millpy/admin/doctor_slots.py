@@ -30,7 +30,7 @@ def judge_slots(facts: Facts, limits: Limits) -> Iterator[Finding]:
                 Severity.ERROR,
                 CHECK,
                 f"{row['graph']}.{row['source']}: slot {row['slot']} has lost a part of the log, or is about to",
-                "changes of the table are missing: max_slot_wal_keep_size is the bound",
+                "changes of the table are missing (max_slot_wal_keep_size, idle_replication_slot_timeout)",
                 "start a worker at once; if it says that the slot is lost, deploy a new generation",
             )
         elif not row["active"] or row["bytes"] > KEPT_BYTES_MAX:

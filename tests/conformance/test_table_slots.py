@@ -21,7 +21,7 @@ from millpy.ingest.protocol import SourceSetup
 from millpy.limits import Limits
 from millpy.sources.postgres import table_thread
 from millpy.sources.postgres.table_position import TablePosition
-from tests.conformance.table_reading import SLOTS, Reader, followed, reader, table_of
+from tests.conformance.table_reading import SLOTS, Reader, end_readers, followed, reader, table_of
 
 _secrets = itertools.count(1)
 MUCH_LOG = "SELECT pg_logical_emit_message(false, 'none', repeat('x', 500000)) FROM generate_series(1, 5)"
@@ -212,3 +212,23 @@ async def test_crash_of_the_server_does_not_give_ids_that_the_copy_shows_to_othe
         async with reader(url, again.position, secret=secret, database=url) as last:
             read += await last.records(4)
     assert [record["id"] for record in read] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_setting_by_which_a_slot_was_lost_is_named(tmp_path: Path, secret: str) -> None:
+    tmp_path.chmod(0o755)
+    with EmbeddedPostgres(tmp_path / "postgres", version="18") as server:
+        url = server.url()
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("CREATE TABLE public.t (id int PRIMARY KEY)")
+            async with reader(url, secret=secret, database=url) as found:
+                assert await found.take() == []
+            end_readers(connection)
+            connection.execute("ALTER SYSTEM SET idle_replication_slot_timeout = '1s'")
+            connection.execute("SELECT pg_reload_conf()")
+            while connection.execute(f"SELECT wal_status {SLOTS}").fetchone() != ("lost",):
+                connection.execute("SELECT pg_switch_wal()")
+                connection.execute("CHECKPOINT")
+                await SystemClock().sleep(0.5)
+        with pytest.raises(ConfigError, match=r"lost a part of the log \(idle_replication_slot_timeout\)"):
+            async with reader(url, found.position, secret=secret, database=url) as stopped:
+                await stopped.take()

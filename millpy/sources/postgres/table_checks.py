@@ -27,6 +27,7 @@ OWN, FAR = "millpy_own_", "millpy_far_"
 _SLOTS_FULL = "53400"
 _SIZE = re.compile(r"\([0-9,]+\)")
 _WHOLE_NUMBERS = ("smallint", "integer", "bigint")
+_INVALIDATED_BY = {"wal_removed": "max_slot_wal_keep_size", "idle_timeout": "idle_replication_slot_timeout"}
 COPY_ANEW = "deploy a new generation of the graph, which copies the table anew"
 
 
@@ -283,7 +284,7 @@ def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, committed
         ConfigError: it cannot be created, or lacks changes that are not committed.
     """
     found = connection.execute(statement("look_at_slot"), {"slot": slot}).fetchone()
-    is_usable, confirmed, _ = found or (False, 0, 0)
+    is_usable, confirmed, *_ = found or (False, 0)
     if committed is not None:
         why = _why_unfit(slot, found, committed)
         if why:
@@ -293,13 +294,14 @@ def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, committed
     return _create_slot(connection, setup, slot, is_there=found is not None)
 
 
-def _why_unfit(slot: str, found: tuple[bool, int, int] | None, committed: int) -> str:
+def _why_unfit(slot: str, found: tuple[bool, int, int, str] | None, committed: int) -> str:
     """Return why a slot lacks changes behind what is committed; "" if it has them."""
     if found is None:
         return f"replication slot {slot} was dropped, so changes are missing"
-    is_usable, confirmed, end = found
+    is_usable, confirmed, end, reason = found
     if not is_usable:
-        return f"replication slot {slot} has lost a part of the log (max_slot_wal_keep_size), so changes are missing"
+        why = _INVALIDATED_BY.get(reason, reason)
+        return f"replication slot {slot} has lost a part of the log ({why}), so changes are missing"
     if confirmed > committed:
         return (
             f"replication slot {slot} begins at {as_lsn(confirmed)}, and changes are committed up to"

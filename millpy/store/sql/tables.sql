@@ -137,10 +137,12 @@ SELECT k.attname::text, format_type(k.atttypid, k.atttypmod), quote_ident(cn.nsp
  ORDER BY k.place;
 
 -- name: look_at_slot
--- Reads a replication slot, and the end of the log. Zero rows: there is none of this name.
+-- Reads a replication slot, the end of the log, and, from version 17 on, why the slot is lost. Zero rows: there is none of
+-- this name.
 SELECT s.database = current_database() AND s.plugin = 'pgoutput' AND coalesce(s.wal_status, '') <> 'lost',
        coalesce(s.confirmed_flush_lsn - '0/0'::pg_lsn, 0)::bigint,
-       (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint
+       (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint,
+       coalesce(to_jsonb(s) ->> 'invalidation_reason', 'wal_removed')
   FROM pg_replication_slots AS s WHERE s.slot_name = %(slot)s;
 
 -- name: create_slot
