@@ -1084,7 +1084,7 @@ BEGIN
     END IF;
     PERFORM millpy.history_of(p_table::regclass);
     RETURN QUERY EXECUTE format(
-        'SELECT to_jsonb(t) FROM millpy.as_of(NULL::%s, $1, $2) AS t', p_table::regclass) USING p_at, p_key;
+        'SELECT to_jsonb(t.*) FROM millpy.as_of(NULL::%s, $1, $2) AS t', p_table::regclass) USING p_at, p_key;
 END $$;
 
 -- Deletes what the next p_rows_max panes and retractions after p_since have replaced, in order of their commits; those of
@@ -1232,7 +1232,7 @@ BEGIN
     SELECT string_agg(format('t.%1$I = (jsonb_populate_record(NULL::%2$s, $1)).%1$I', name, own), ' AND ') INTO same
       FROM jsonb_object_keys(p_window) AS name;
     BEGIN
-        EXECUTE format('SELECT to_jsonb(t) FROM %s AS t WHERE %s FOR UPDATE', own, same) INTO STRICT old_row USING p_window;
+        EXECUTE format('SELECT to_jsonb(t.*) FROM %s AS t WHERE %s FOR UPDATE', own, same) INTO STRICT old_row USING p_window;
     EXCEPTION
         WHEN no_data_found THEN
             RAISE EXCEPTION '% has no row for the window %', own, p_window USING ERRCODE = 'MW010';
@@ -1254,13 +1254,13 @@ BEGIN
     END IF;
     SELECT string_agg(format('%1$I = (jsonb_populate_record(NULL::%2$s, $2)).%1$I', name, own), ', ') INTO changes
       FROM jsonb_object_keys(p_values) AS name;
-    EXECUTE format('UPDATE %s AS t SET %s, pane_index = $3, emitted_at = now() WHERE %s RETURNING to_jsonb(t)', own, changes, same)
+    EXECUTE format('UPDATE %s AS t SET %s, pane_index = $3, emitted_at = now() WHERE %s RETURNING to_jsonb(t.*)', own, changes, same)
        INTO new_row USING p_window, p_values, next_pane;
     IF new_row IS NULL THEN
         RAISE EXCEPTION 'a trigger on % kept the row', own USING ERRCODE = 'MW010';
     END IF;
     IF found.history = 'retracting' THEN
-        EXECUTE format('INSERT INTO %1$I.%2$I SELECT (jsonb_populate_record(NULL::%1$I.%2$I, to_jsonb(t)'
+        EXECUTE format('INSERT INTO %1$I.%2$I SELECT (jsonb_populate_record(NULL::%1$I.%2$I, to_jsonb(t.*)'
                        ' || jsonb_build_object(''is_retraction'', true, ''emitted_at'', now()))).* FROM %1$I.%2$I AS t WHERE %3$s'
                        ' ORDER BY t.pane_index DESC, t.is_retraction DESC LIMIT 1 ON CONFLICT DO NOTHING',
                        found.nspname, found.relname || '_history', same) USING p_window;

@@ -18,7 +18,7 @@ SELECT l.late_record_id AS id, l.computation, l.key, l.window_start, l.window_en
  ORDER BY l.late_record_id
 """
 _ROWS = """
-SELECT l.late_record_id AS id, CAST(to_jsonb(t) AS text) AS row
+SELECT l.late_record_id AS id, CAST(to_jsonb(t.*) AS text) AS row
   FROM mill.late_records AS l JOIN {table} AS t ON {same}
  WHERE l.late_record_id = ANY (CAST(:ids AS bigint[]))
 """

@@ -17,6 +17,7 @@ from millpy.limits import Limits
 from millpy.model.time import minutes, seconds
 from millpy.process.assembly import deploy, run_worker
 from millpy.store.postgres.store import PostgresStore
+from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count, Sum
 from millpy.windowing.window import FixedWindows
 from tests.crash.graph_files import one, rows
@@ -149,6 +150,36 @@ async def _settled(url: str, graph: Graph) -> None:
             await asyncio.sleep(0.01)
     stop.set()
     await worker
+
+
+class ShortNames(msgspec.Struct):
+    l: str  # noqa: E741
+    at: int
+    value: int
+
+
+@pytest.mark.parametrize("history", [False, True])
+async def test_rows_with_columns_of_any_name_are_corrected(database_url: str, history: bool) -> None:
+    names = "t h s w e i f c g r m p sent found stored row key".split()
+    feed, graph = Feed(), Graph("factory")
+    time = EventTime("at", unit="s", max_disorder=seconds(0))
+    keyed = graph.inject("north", feed, schema=ShortNames, event_time=time).key_by("l")
+    windows = keyed.window(FixedWindows(minutes(1)), accumulation=Accumulation.RETRACTING)
+    windows.aggregate(**{name: Sum("value") for name in names}).to_table("minutes", history=history)
+    feed.push(*(msgspec.json.encode(ShortNames("pump", *reading)) for reading in [(10, 1), (70, 2), (20, 4)]))
+    await fed(database_url, graph, feed, LIMITS)
+
+    assert one(database_url, REPLAYED) == 1
+    await _settled(database_url, graph)
+    where = """{"l": "pump", "window_start": "1970-01-01 00:00Z"}"""
+    corrected = one(database_url, f"SELECT millpy.correct('factory.minutes', '{where}', '{{\"t\": 7}}', 'x')")
+
+    assert (corrected["t"], corrected["h"]) == (7, 5)
+    query = "SELECT old_row ->> 't', new_row ->> 't' FROM millpy.corrections ORDER BY correction_id"
+    assert rows(database_url, query) == [("1", "5"), ("5", "7")]
+    if history:
+        as_of = "SELECT (row ->> 't')::int FROM millpy.as_of('factory.minutes', now()) AS row"
+        assert rows(database_url, as_of) == [(7,)]
 
 
 async def test_reset_computation_begins_anew_and_the_others_stay(database_url: str) -> None:

@@ -20,11 +20,11 @@ from millpy.store.postgres.results import ResultTable
 from millpy.store.postgres.statements import statement
 
 _READ = """
-SELECT l.late_record_id, to_jsonb(t)::text, {newest}, coalesce(l.recomputed -> 'row' = to_jsonb(t), false)
+SELECT l.late_record_id, to_jsonb(t.*)::text, {newest}, coalesce(l.recomputed -> 'row' = to_jsonb(t.*), false)
   FROM mill.late_records AS l JOIN {table} AS t ON {same} WHERE l.late_record_id = ANY (%(ids)s)
 """
 _OVERLAPPING = """
-SELECT l.late_record_id, to_jsonb(t)::text, {newest}
+SELECT l.late_record_id, to_jsonb(t.*)::text, {newest}
   FROM mill.late_records AS l
  CROSS JOIN LATERAL (SELECT t.* FROM {table} AS t
                       WHERE {same} AND t.window_start < mill.moment(l.window_end)
@@ -40,7 +40,7 @@ WITH sent AS (
                          %s::boolean[])
         AS e (late_record_id, window_start, window_end, interval_id, bundle, old_row, recomputed)
 ), found AS (
-    SELECT l.late_record_id, to_jsonb(t) AS old_row
+    SELECT l.late_record_id, to_jsonb(t.*) AS old_row
       FROM sent AS w JOIN mill.late_records AS l USING (late_record_id) JOIN {table} AS t ON {same} FOR UPDATE OF t
 ), noted AS (
     INSERT INTO mill.corrections (graph_id, table_name, key, window_start, window_end, late_record_id, dead_letter_id,
@@ -67,7 +67,7 @@ UPDATE {table} AS t SET pane_index = w.pane
 _NEWEST = "(SELECT coalesce(max(h.pane_index), -1) FROM {history} AS h WHERE {own})"
 _END = """
 WITH made AS (
-    UPDATE mill.corrections AS c SET new_row = to_jsonb(t)
+    UPDATE mill.corrections AS c SET new_row = to_jsonb(t.*)
       FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS w (late_record_id, window_start, window_end)
       JOIN mill.late_records AS l USING (late_record_id)
       LEFT JOIN {table} AS t ON {same}
