@@ -248,14 +248,14 @@ async def test_a_lock_on_the_table_stops_no_turn(database_url: str) -> None:
             )
 
 
-async def test_a_table_may_have_any_name(database_url: str) -> None:
+async def test_a_table_and_its_columns_may_have_any_name(database_url: str) -> None:
     name = 'odd "Nämé"'
     quoted = name.replace('"', '""')
-    execute(database_url, f"CREATE TABLE public.\"{quoted}\" AS SELECT 'a' AS device, 's' AS site")
+    execute(database_url, f"CREATE TABLE public.\"{quoted}\" AS SELECT 'a' AS device, 's' AS r")
 
     class Plain(msgspec.Struct):
         device: str
-        site: str
+        r: str
 
     feed, graph, stop = Feed(), Graph("plant"), asyncio.Event()
     event_time = EventTime("at", unit="s", max_disorder=seconds(0))
@@ -264,7 +264,7 @@ async def test_a_table_may_have_any_name(database_url: str) -> None:
     worker = asyncio.create_task(run_worker(graph, database_url, limits=LIMITS, stop=stop))
     feed.push(reading("a"))
 
-    await until(database_url, "SELECT device, site FROM plant.known", [("a", "s")])
+    await until(database_url, "SELECT device, r FROM plant.known", [("a", "s")])
 
     stop.set()
     await worker

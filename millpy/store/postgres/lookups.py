@@ -20,7 +20,7 @@ from millpy.store.protocol import TableText
 _READ = sql.SQL(
     # Whitespace of a json column may have line ends; inside of texts they are escaped.
     "WITH lines AS MATERIALIZED ("
-    "SELECT replace(row_to_json(r)::text, chr(10), ' ') AS line, row_number() OVER () AS place"
+    "SELECT replace(row_to_json(r.*)::text, chr(10), ' ') AS line, row_number() OVER () AS place"
     " FROM (SELECT {columns} FROM {table} ORDER BY {key} LIMIT {rows_max} + 1) AS r"
     "), size AS MATERIALIZED ("
     "SELECT count(*) AS rows, coalesce(sum(octet_length(line) + 1), 0)::bigint AS bytes FROM lines)"
