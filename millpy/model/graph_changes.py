@@ -40,6 +40,7 @@ _PARTS = {
     "event_time": "the event time",
     HORIZON: "the horizon of dedupe ids",
     KEPT: "the horizon of duplicates",
+    "takes_retractions": "whether the windows before it retract",
 }
 GROWING = {"mqtt": "filters"}
 """Kind of a source -> the list in its identity that may get more members, each of which is a source partition."""

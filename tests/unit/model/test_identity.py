@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from millpy import (
+    Accumulation,
     Combiner,
     Computation,
     Context,
@@ -233,6 +234,28 @@ def test_aggregate_with_another_stored_form_is_refused(windows: Any, aggregates:
     assert {change.kind for change in changes if change.subject == "windows"} == kinds
     if "meaning" in kinds:
         assert "windows: the stored form changed from slices to whole windows" in "; ".join(map(str, changes))
+
+
+def test_lateness_from_which_on_windows_retract_is_refused_with_the_step_behind_them() -> None:
+    def chained(late_s: int) -> dict[str, Any]:
+        def build(stream: Any) -> Any:
+            keyed = stream.key_by("device").window(
+                FixedWindows(minutes(1)),
+                name="first",
+                allowed_lateness=seconds(late_s),
+                accumulation=Accumulation.RETRACTING,
+            )
+            return (
+                keyed.aggregate(n=Count())
+                .key_by("device")
+                .window(FixedWindows(minutes(5)), name="second")
+                .aggregate(total=Count("n"))
+            )
+
+        return described(build)
+
+    refused = [str(change) for change in changes_between(chained(60), chained(0)) if change.kind == "meaning"]
+    assert refused == ["second: whether the windows before it retract changed from True to False"]
 
 
 FIELDS: dict[str, tuple[Any, Any, str]] = {
