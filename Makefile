@@ -53,7 +53,7 @@ test: $(STAMP) ## all tests, four at a time: most wait for leases and servers; o
 	wait $$spark; spark=$$?; cat build/spark-tests.log; \
 	for status in $$others $$spark; do $(NOTED); done; exit $$((others | spark))
 
-test-sampled: $(STAMP) ## all cases of the tests of which `make test` runs a sample: about fifteen minutes
+test-sampled: $(STAMP) ## all cases of the tests of which `make test` runs a sample
 	$(PYTEST) -q -n 4 --dist worksteal -m sampled --ignore=tests/spark --ignore=tests/ui
 
 docs-setup: $(DOCS_STAMP) ## install what the documentation needs

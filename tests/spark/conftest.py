@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -16,6 +17,15 @@ SMALL_QUERIES = {
     "spark.sql.shuffle.partitions": "3",
 }
 """A test's queries have few rows: to compile each of them costs a seventh of the time of all tests."""
+TEST_S_MAX = 1_200
+"""A JVM starts first. A limit that is reached breaks the gateway for all tests behind, so it is wide."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test of Spark its limit."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(TEST_S_MAX))
 
 
 @pytest.fixture(scope="session")

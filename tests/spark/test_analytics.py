@@ -32,7 +32,6 @@ from millpy.store.postgres.analytics import AnalyticsBatch, AnalyticsTables
 from millpy.store.postgres.store import PostgresStore
 from tests.spark.test_pane_stream import FENCE, GRAPH
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 HOUR = dt.timedelta(hours=1)
 WIDTH = dt.timedelta(minutes=20)
 T0 = dt.datetime(2026, 10, 5, tzinfo=dt.UTC)

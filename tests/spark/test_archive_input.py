@@ -27,7 +27,6 @@ from tests.property.test_spark_tasks import by_tasks
 from tests.s3_server import S3Server
 from tests.spark.test_native import GRAPH, computed, write_feed
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 NOT_IN_SPARK = ("emitted_at", "interval_id", "bundle")
 OTHERS = """
 filtered = readings.filter(positive).key_by("device").window(FixedWindows(seconds(20)), name="filtered")

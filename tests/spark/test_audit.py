@@ -26,7 +26,6 @@ from millpy.spark.job import HostedPlan, make_job
 from tests.databases import fresh_database
 from tests.property.test_spark_tasks import NOW_US
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 GRAPHS = Path(__file__).with_name("graphs")
 
 

@@ -28,7 +28,6 @@ from millpy.spark.audit import AuditDifference, AuditScope, TableAudit, audit
 from millpy.spark.hosted_rows import TYPES
 from tests.databases import fresh_database
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 UTC = dt.UTC
 NOON = dt.datetime(2026, 11, 22, 12, tzinfo=UTC)
 TINY = dt.timedelta(microseconds=1)

@@ -23,7 +23,6 @@ from millpy.spark import earlier_archive
 from millpy.spark.backfill import Backfill
 from millpy.store.postgres.archiving import ArchiveInto
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 GRAPH = """
 import msgspec
 from millpy import Count, Dedupe, EventTime, FixedWindows, Graph, Mqtt, Sum, minutes, seconds

@@ -21,7 +21,6 @@ from millpy.spark.hosted_task import IntervalEnd
 from millpy.spark.job import HostedPlan, make_job
 from tests.property.test_spark_tasks import NOW_US, by_a_host
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 GRAPHS = Path(__file__).with_name("graphs")
 
 

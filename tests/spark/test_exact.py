@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pytest
 from psycopg.rows import dict_row
 from pyspark.sql import SparkSession
 
 from tests.crash.takes import LATE, write_feeds
 from tests.spark.test_archive_input import run_spark, sorted_rows
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 TABLES = ("fixed", "sessions", "said", "per_number")
 RECORDS = 900
 

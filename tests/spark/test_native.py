@@ -28,7 +28,6 @@ from tests.databases import fresh_database
 from tests.property.test_pane_triggers import triggers
 from tests.s3_server import S3Server
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 GRAPH = Path(__file__).with_name("graphs") / "natively.py"
 FALSIFIED = (
     "UPDATE natively.fixed SET total = total + 1"

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from millpy.cli.app import app
 from tests.spark.conftest import SMALL_QUERIES
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "backfill.ipynb"
 
 

@@ -25,7 +25,6 @@ from millpy.spark import MillpyDataSource
 from millpy.spark.pane_stream import PaneStreamReader
 from millpy.store.postgres.store import PostgresStore
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 T0 = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
 SUMS = TableSpec(
     "sums", "windowed", "sums", "sums", keys=(ColumnSpec("device", "text", False),),

@@ -20,7 +20,6 @@ from millpy.spark.spark_errors import readable_error
 from millpy.spark.tables import SparkTable, describe
 from tests.pgbouncer import Pgbouncer, program
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 GENERATIONS = """
 CREATE SCHEMA mill; CREATE SCHEMA mill_next;
 CREATE TABLE mill.hourly AS SELECT i::bigint, 'old' AS made FROM generate_series(1, 3000) AS i;

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, lit, when
 
@@ -40,7 +39,6 @@ from tests.property.test_spark_tasks import (
     without_ticks,
 )
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 SEEDS = 14
 CASE_PARTS = PARTS.append(pa.field("case_number", pa.int32()))
 CASE_DDL = f"{PARTS_DDL}, case_number int"

@@ -37,7 +37,6 @@ from millpy.store.postgres.store import PostgresStore
 from tests.commands import millpy, millpy_json
 from tests.databases import fresh_database
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 T0 = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
 MINUTE = dt.timedelta(minutes=1)
 HISTORY = History(windows=12, windows_min=5, threshold=4.0)

@@ -21,7 +21,6 @@ from millpy.errors import ConfigError
 from millpy.spark.scores import History, judged
 from millpy.spark.statistics import Columns
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 ZONE = zoneinfo.ZoneInfo("Europe/Berlin")
 HALF_HOUR = dt.timedelta(minutes=30)
 DAYS = 52

@@ -20,7 +20,6 @@ from millpy.spark.java import java_home
 from millpy.spark.pieces import Bounds, plan, read
 from millpy.spark.tables import Condition, describe
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 ROWS = 30_000
 EVERYTHING: Bounds = (None, None)
 TABLE = """

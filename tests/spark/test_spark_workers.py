@@ -7,12 +7,10 @@ import shutil
 from pathlib import Path
 
 import psycopg
-import pytest
 from pyspark.sql import SparkSession
 
 from examples.spark_workers import run_workers
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 GRAPH = Path(__file__).with_name("graphs") / "killed_once.py"
 
 

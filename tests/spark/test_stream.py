@@ -26,7 +26,6 @@ from millpy.spark import GraphStream, StreamPlaces, read_results, stream
 from millpy.spark.job import make_job
 from tests.property.test_spark_tasks import NOW_US, by_a_host
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 GRAPHS = Path(__file__).with_name("graphs")
 DRIVER = """
 import sys

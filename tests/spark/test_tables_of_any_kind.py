@@ -25,7 +25,6 @@ from millpy.spark.pieces import Bounds, plan, read
 from millpy.spark.spark_errors import readable_error
 from millpy.spark.tables import FIRST_DAY, LAST_DAY, Condition, SparkTable, as_text, describe
 
-pytestmark = pytest.mark.timeout(1_200)  # a JVM starts first
 Rows = list[tuple[Any, ...]]
 PARTS = [
     "",

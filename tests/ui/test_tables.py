@@ -51,7 +51,7 @@ def change_s(world: World, page: Page, value: float) -> float:
     await_true(lambda: world.rows(statement, value)[0]["n"], "the amended row in SQL")
     committed = time.monotonic()
     amended = page.locator("#rows tr", has=page.locator(".state.amended"))
-    expect(amended.filter(has_text=f"{value:g}").first).to_be_attached(timeout=SHOWN_MS_MAX)
+    expect(amended.filter(has_text=f"{value:g}").first).to_be_visible(timeout=SHOWN_MS_MAX)
     return time.monotonic() - committed
 
 
