@@ -229,13 +229,9 @@ class OutboxDrain:
             except asyncio.CancelledError as error:
                 if self._is_cancelled():
                     raise
-                self._lost(
-                    f"the sink was cancelled by its own code: {error_text(error)}"
-                )  # as clients whose tasks end do
-            except (
-                Exception,
-                BaseExceptionGroup,
-            ) as error:  # a defect of a sink must not stop what else the worker runs
+                # As clients do whose tasks end.
+                self._lost(f"the sink was cancelled by its own code: {error_text(error)}")
+            except DEFECTS as error:  # it must not stop what else the worker runs
                 log.exception("sink %s, interval %d", self._setup.sink, self._setup.interval)
                 self._lost(error_text(error))
             retry_s = limits.retry_s_min if self.waiting.delivered > before else min(limits.retry_s_max, retry_s * 2)
