@@ -26,7 +26,7 @@ END = {
     "pgbench_tellers": "UPDATE pgbench_tellers SET tbalance = 0 WHERE tid = -1",
     "pgbench_accounts": "UPDATE pgbench_accounts SET abalance = 0 WHERE aid = -1",
 }
-"""Said again and again: a first copy that begins late has the row in its middle, and then a change follows it."""
+"""Executed until every reader has ended: a first copy that begins late has the last row in its middle."""
 
 
 async def read_table(url: str, table: str, chance: random.Random) -> list[dict[str, Any]]:

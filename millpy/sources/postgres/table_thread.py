@@ -170,10 +170,10 @@ class TableThread(PageThread):
         self._begin()
 
     def _flush_log(self) -> None:
-        """Let the log of all that the snapshot shows be on the server's disk.
+        """Flush the log of all that the snapshot shows to the server's disk.
 
-        A server that crashes before gives the ids of transactions in the lost log, such as rolled back ones, to others:
-        the snapshot would show these, too. The snapshot's connection cannot write, so this takes another one.
+        A server that crashes earlier gives the ids of transactions in the lost log, such as rolled back ones, to later
+        transactions, and the snapshot would show those. Its connection cannot write, so this takes another one.
         """
         with self._connect() as connection:
             connection.execute(statement("flush_log"))
