@@ -74,11 +74,9 @@ def read_columns(batch: bytes) -> BatchColumns | None:
         return None
     data = np.frombuffer(batch, np.uint8)
     try:
-        places = _guess_places(data, batch, count)
-        sizes, begins = _varints(data, places[:-1], _INT_BYTES)
-        ends = begins + sizes
+        begins, ends = _guess_records(data, batch, count)
         # Attributes have no meaning yet. The protocol has one byte of them, but aiokafka reads a varint.
-        if (sizes < 0).any() or (ends != places[1:]).any() or data[begins].any():
+        if (ends < begins).any() or data[begins].any():
             return None
         deltas_ms, at = _varints(data, begins + 1, _LONG_BYTES)
         deltas, at = _varints(data, at, _INT_BYTES)
@@ -98,10 +96,25 @@ def read_columns(batch: bytes) -> BatchColumns | None:
     return BatchColumns(base + deltas, timestamps, keys, key_sizes, values, value_sizes)
 
 
-def _guess_places(data: npt.NDArray[np.uint8], batch: bytes, count: int) -> Places:
-    """Return where the length of each record seems to be, and the end. Raises IndexError, ValueError."""
-    places = _usual_places(data)
-    return places if len(places) == count + 1 else np.array(_walk(batch, count), np.int64)
+def _guess_records(data: npt.NDArray[np.uint8], batch: bytes, count: int) -> tuple[Places, Places]:
+    """Return where each record begins, behind its length, and ends, where the next one has its length.
+
+    Raises:
+        IndexError, ValueError: the batch is not a chain of `count` records.
+    """
+    usual = _usual_places(data)
+    if len(usual) == count + 1 and (found := _chained(data, usual)):
+        return found
+    if found := _chained(data, np.array(_walk(batch, count), np.int64)):
+        return found
+    raise ValueError("records that do not end where the next one begins")
+
+
+def _chained(data: npt.NDArray[np.uint8], places: Places) -> tuple[Places, Places] | None:
+    """Return where records begin and end that have their lengths at some places, if each ends at the next place."""
+    sizes, begins = _varints(data, places[:-1], _INT_BYTES)
+    ends = begins + sizes
+    return (begins, ends) if (ends == places[1:]).all() else None
 
 
 def _usual_places(data: npt.NDArray[np.uint8]) -> Places:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millpy.ingest.payload_column import PayloadColumn
@@ -66,6 +66,7 @@ rows = st.lists(st.tuples(contents, contents, times), min_size=1, max_size=30)
 
 @settings(max_examples=200, deadline=None)
 @given(rows, st.integers(0, 2**60), st.sampled_from([0, 8]))
+@example([(None, None, 0), (None, None, 0), (b"", bytes(68), 0)], 0, 0)  # zeros that look like a record's begin
 def test_records_without_headers_are_those_of_aiokafka(chosen: Sequence[Row], base: int, attributes: int) -> None:
     batch = a_batch(chosen, base=base, attributes=attributes)
 
