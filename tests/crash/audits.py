@@ -12,11 +12,11 @@ from millpy.admin.queries import Admin
 from millpy.cli.graph_audit import GraphAudit
 from millpy.clock import SystemClock
 from millpy.limits import Limits
-from millpy.spark import session
 from millpy.spark.audit import AuditScope, audit
 from millpy.spark.batch import run_hosted
 from millpy.spark.job import HostedPlan, make_job
 from tests.crash.checks import Fault
+from tests.small_spark import small_spark
 
 GRAPH = Path(__file__).with_name("graph.py")
 Audit = Callable[[str], list[Fault]]
@@ -29,23 +29,22 @@ def auditing(path: Path) -> Iterator[Audit]:
     os.environ["CRASH_INPUT"] = str(path)  # Spark's processes inherit it
     job = make_job(str(GRAPH), [str(path)], limits=Limits(), now_us=SystemClock().now_us())
     hosted = HostedPlan(job)
-    spark = session(name="audit of the crash matrix", master="local[2]")
     in_turn = Lock()
-    try:
-        with run_hosted(spark, hosted) as result:
+    with (
+        small_spark(name="audit of the crash matrix", master="local[2]") as spark,
+        run_hosted(spark, hosted) as result,
+    ):
 
-            def run(url: str) -> list[Fault]:
-                graph_audit = GraphAudit(Admin(url), hosted.spec)
-                scope = AuditScope(graph_audit.graph, graph_audit.final, database_url=url)
-                with in_turn:
-                    tables = audit(spark, result.tables, hosted.spec.tables, scope)
-                assert all(table.rows for table in tables), tables
-                return [
-                    Fault("violation", f"audit of {table.table}: {table.examples[:2]}", table.differences)
-                    for table in tables
-                    if table.differences
-                ]
+        def run(url: str) -> list[Fault]:
+            graph_audit = GraphAudit(Admin(url), hosted.spec)
+            scope = AuditScope(graph_audit.graph, graph_audit.final, database_url=url)
+            with in_turn:
+                tables = audit(spark, result.tables, hosted.spec.tables, scope)
+            assert all(table.rows for table in tables), tables
+            return [
+                Fault("violation", f"audit of {table.table}: {table.examples[:2]}", table.differences)
+                for table in tables
+                if table.differences
+            ]
 
-            yield run
-    finally:
-        spark.stop()
+        yield run

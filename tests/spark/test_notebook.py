@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from millpy.cli.app import app
-from tests.spark.conftest import SMALL_QUERIES
+from tests.small_spark import SMALL_QUERIES
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "backfill.ipynb"
 
