@@ -14,7 +14,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import NewPartitions
+from aiokafka.structs import OffsetAndMetadata
 
 from millpy.clock import SystemClock
 from millpy.errors import SinkUnavailableError
@@ -237,6 +239,33 @@ async def test_a_connection_follows_the_number_of_partitions(place: Place) -> No
         await producer.client.force_metadata_update()
         with pytest.raises(SinkUnavailableError, match="does not exist"):
             await connection.send(numbered(20, 30))
+
+
+@pytest.mark.parametrize("offset", [0, 10, 13])
+async def test_an_offset_that_somebody_has_set_is_no_position(place: Place, offset: int) -> None:
+    """As `kafka-consumer-groups.sh --reset-offsets` does: set forward, messages would be left out in silence."""
+    await place.make()
+    await place.deliver(10)
+    async with place.connection() as connection:
+        await set_offset(place, connection.id, OffsetAndMetadata(offset, ""))
+        with pytest.raises(SinkUnavailableError, match=f"has set the offset of .* to {offset}\n") as refused:
+            await connection.open()
+        assert "delete the group's offsets" in refused.value.hint
+        await set_offset(place, connection.id, OffsetAndMetadata(10, "millpy 10"))
+    await place.deliver(20)
+    assert await place.read() == list(range(20))
+
+
+async def set_offset(place: Place, group: str, offset: OffsetAndMetadata) -> None:
+    """Set the offset of a group without members, as an administrator does."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=place.server.address, group_id=group, enable_auto_commit=False)
+    await consumer.start()
+    try:
+        partition = TopicPartition(place.topic, 0)
+        consumer.assign([partition])
+        await consumer.commit({partition: offset})
+    finally:
+        await consumer.stop()
 
 
 async def test_the_doctor_says_what_the_topic_does_not_take(place: Place) -> None:

@@ -22,8 +22,8 @@ MUTANTS = [
     ),
     Mutant(
         CONNECTION,
-        "{TopicPartition(topic, 0): messages.end}, self.id",
-        "{TopicPartition(topic, 0): messages.position}, self.id",
+        "{TopicPartition(topic, 0): marked(messages.end)}, self.id",
+        "{TopicPartition(topic, 0): marked(messages.position)}, self.id",
         killers=(f"{LATE}[RequestFault.LOST_ANSWER-26]",),
         line=ONCE,
     ),
@@ -51,6 +51,13 @@ MUTANTS = [
         "            self._count_partitions(producer)\n            await producer.begin",
         "            await producer.begin",
         killers=(f"{OF_KAFKA}test_a_connection_follows_the_number_of_partitions",),
+    ),
+    Mutant(
+        "millpy/sinks/kafka/positions.py",
+        "if offset != NO_OFFSET and",
+        "if offset < NO_OFFSET and",
+        killers=(f"{OF_KAFKA}test_an_offset_that_somebody_has_set_is_no_position",),
+        line=ONCE,
     ),
     Mutant(
         "millpy/sinks/statement.py",

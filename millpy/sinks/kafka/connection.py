@@ -49,7 +49,7 @@ from aiokafka.protocol.transaction import (
 )
 
 from millpy.errors import MillError, SinkUnavailableError
-from millpy.sinks.kafka.positions import stored_position
+from millpy.sinks.kafka.positions import marked, stored_position
 from millpy.sinks.kafka.topic import KafkaTopic
 from millpy.sinks.messages import SinkMessages
 from millpy.sinks.protocol import SinkSetup
@@ -176,7 +176,7 @@ class KafkaConnection:
             for partition, batch in self._batches(producer, messages):
                 self._sent.append(await producer.send_batch(batch, topic, partition=partition))
                 self._sent[-1].add_done_callback(_retrieve)
-            await producer.send_offsets_to_transaction({TopicPartition(topic, 0): messages.end}, self.id)
+            await producer.send_offsets_to_transaction({TopicPartition(topic, 0): marked(messages.end)}, self.id)
             await asyncio.gather(*self._sent)
             await producer.commit_transaction()
 

@@ -3,6 +3,9 @@
 A transaction's offsets become visible when its end has been written to the group's log, which may be a moment after the
 transaction has ended for its producer. Version 7 of the request tells: with `require_stable` the broker answers that
 the offset is unstable (KIP-447) instead of the one before.
+
+Each position carries a mark in its metadata. An offset without the mark was set by somebody else, for example by
+`kafka-consumer-groups.sh --reset-offsets`: it does not tell which messages the topic has.
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ from aiokafka.protocol.types import (
     Schema,
     TaggedFields,
 )
+from aiokafka.structs import OffsetAndMetadata
 
 from millpy.clock import Clock
+from millpy.errors import SinkUnavailableError
 
 UNSTABLE_OFFSET_COMMIT, GROUP_ID_NOT_FOUND = 88, 69
 RETRY_S = 0.02
@@ -102,6 +107,11 @@ class StableOffsetFetch(Request[StableOffsetFetchStruct]):  # type: ignore[misc]
         return request_struct_class(self._group, [(self._topic, [self._partition], {})], True, {})
 
 
+def marked(position: int) -> OffsetAndMetadata:
+    """Return a position as an offset to store."""
+    return OffsetAndMetadata(position, f"millpy {position}")
+
+
 async def stored_position(client: AIOKafkaClient, group: str, topic: str, partition: int, clock: Clock) -> int:
     """Read the offset of a group for a partition; NO_OFFSET without one.
 
@@ -109,6 +119,7 @@ async def stored_position(client: AIOKafkaClient, group: str, topic: str, partit
 
     Raises:
         KafkaError: the broker refuses.
+        SinkUnavailableError: the offset is not one that `marked` has made.
     """
     while True:
         try:
@@ -121,7 +132,14 @@ async def stored_position(client: AIOKafkaClient, group: str, topic: str, partit
         found = [part for _, partitions, _ in answer.topics for part in partitions]
         code = answer.error_code or next((part[4] for part in found), 0)
         if code in (0, GROUP_ID_NOT_FOUND):
-            return int(found[0][1]) if found else NO_OFFSET
+            offset, metadata = (int(found[0][1]), found[0][3]) if found else (NO_OFFSET, "")
+            if offset != NO_OFFSET and marked(offset).metadata != metadata:
+                raise SinkUnavailableError(
+                    f"somebody has set the offset of consumer group {group} for {topic}-{partition} to {offset}",
+                    hint="delete the group's offsets of this topic; the sink then begins where the database says, and "
+                    "may repeat its last transaction",
+                )
+            return offset
         error = for_code(code)
         if code != UNSTABLE_OFFSET_COMMIT and error not in _PASSING:
             raise error(group) if issubclass(error, KafkaError) else KafkaError(f"error {code} of group {group}")
