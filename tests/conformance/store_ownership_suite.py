@@ -14,7 +14,7 @@ from millpy.model.deployment import ColumnSpec, ComputationSpec, GraphSpec, Stre
 from millpy.model.keys import KEY_SPACE
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.store.protocol import Event, SourceReport, WorkerInfo
-from tests.conformance.store_builders import MINUTE, Owner, World, a_graph
+from tests.conformance.store_builders import LEASE_S, MINUTE, Owner, World, a_graph
 
 
 def with_totals(graph: GraphSpec) -> GraphSpec:
@@ -219,7 +219,7 @@ class OwnershipSuite:
 
     async def test_a_lease_from_before_the_clock_was_set_back_does_not_block_others(self, world: World) -> None:
         old = await world.owner(world.a)
-        assert await old.store.heartbeat(old.worker_id, 3_600.0), "as if the clock had been an hour ahead"
+        assert await old.store.heartbeat(old.worker_id, 2 * LEASE_S + 30), "as if the clock had been ahead by a lease and more"
 
         new = await world.owner(world.a)
 
