@@ -282,7 +282,7 @@ class PastWindow:
         row: the window's row in the result table as a JSON object; None without a row.
         table_id: id of the result table; None if the computation writes none.
         newest_pane: index of the newest pane in the table's history, where a repair adds panes, too; -1 without any.
-        dropped: whether the table has a retention, and rows of the window's time were dropped.
+        dropped_to: rows of windows that end before it were dropped, because the table has a retention.
         recomputed: the accumulators of the window by an archive, as JSON; None if nobody has recomputed it.
         recomputed_fits: whether the row is still the one that they give.
         overlapping: without a row, the first rows of the key whose windows intersect this one, at most two, each with
@@ -296,7 +296,7 @@ class PastWindow:
     row: bytes | None = None
     table_id: int | None = None
     newest_pane: int = -1
-    dropped: bool = False
+    dropped_to: int = INSTANT_MIN
     recomputed: bytes | None = None
     recomputed_fits: bool = False
     overlapping: tuple[tuple[bytes, int], ...] = ()

@@ -173,7 +173,7 @@ class Corrections:
             return None
         if window.end > over_by:
             return "its window is still open, although its trigger has finished: it can be corrected once it is over"
-        if window.row is None and window.dropped:
+        if window.row is None and self._may_be_dropped(window):
             return "its row was dropped, because it was older than the retention of the result table"
         key = key_from_text(window.key, self._input.key_types)
         row = None if window.row is None else self._read(window.row)
@@ -197,6 +197,11 @@ class Corrections:
         if added:
             self._emit(key, window, row, values, own, added)
         return ""
+
+    def _may_be_dropped(self, window: PastWindow) -> bool:
+        """Tell whether the row of this window, or of a session that ends in it, may have been dropped."""
+        ends_after = window.start if isinstance(self._spec.windows, SessionWindows) else window.end
+        return ends_after < window.dropped_to
 
     def _add(self, correction: WindowCorrection, values: list[Any], own: list[Any]) -> tuple[list[Any], list[Any]]:
         """Return accumulators with one record more, or less; what user code gets are copies, because it may fail."""

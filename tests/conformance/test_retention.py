@@ -32,6 +32,7 @@ from millpy.model.checkpoint import LateRows, ResultRows
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.finding import Severity
 from millpy.model.time import INSTANT_MAX, Instant
+from millpy.store.postgres import corrections
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_graph, alarm_rows, panes
 from tests.conformance.test_doctor import found
@@ -270,12 +271,37 @@ async def test_a_window_whose_rows_were_dropped_says_so_to_its_late_records(owne
     async def dropped() -> list[bool]:
         ids = [interval.interval_id for interval in owner.deployment.intervals]
         found = await owner.store.read_requests(ids, records_max=10, bytes_max=10**6)
-        return [request.window.dropped for request in found.requests if request.window is not None]
+        windows = [request.window for request in found.requests if request.window is not None]
+        assert all(window.row is None for window in windows)
+        return [window.end < window.dropped_to for window in windows]
 
     assert await dropped() == [True, True, False, False, False], "the partition that begins at 2 is there"
     await reach(owner, None)
     run(database_url, DROP)
     assert await dropped() == [True, True, True, True, False]
+
+
+async def test_a_partition_that_is_dropped_while_requests_are_read_takes_no_row_unnoticed(
+    owner: Owner, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store_at(owner, 1.5, 19.5)
+    end = int(1.5 * HOUR)
+    late = LateRows("readings", "sums", [b'"a"'], [b"{}"], [end - 1], [20 * HOUR], [end - 60_000_000], [end])
+    await owner.commit(owner.checkpoint(owner.deployment.intervals_of("sums")[0], late=[late]))
+    await reach(owner, 4.5)
+    run(database_url, "SELECT millpy.replay_into_window(array_agg(late_record_id), 'x') FROM mill.late_records")
+    read = corrections._rows_of
+
+    async def after_a_drop(*given: Any) -> Any:
+        run(database_url, DROP)
+        return await read(*given)
+
+    monkeypatch.setattr(corrections, "_rows_of", after_a_drop)
+    ids = [interval.interval_id for interval in owner.deployment.intervals]
+    (request,) = (await owner.store.read_requests(ids, records_max=10, bytes_max=10**6)).requests
+
+    assert request.window is not None
+    assert (request.window.row, request.window.dropped_to) == (None, 2 * HOUR)
 
 
 async def test_generations_keep_their_partitions_through_a_switch(owner: Owner, database_url: str) -> None:

@@ -18,7 +18,7 @@ from millpy.admin.queries import Admin
 from millpy.graph import Graph
 from millpy.ingest.settings import EventTime
 from millpy.model.record import RecordType
-from millpy.model.time import milliseconds, seconds
+from millpy.model.time import INSTANT_MAX, Instant, milliseconds, seconds
 from millpy.process.assembly import run_worker
 from millpy.store.postgres.archiving import ArchiveInto
 from millpy.windowing.accumulation import Accumulation
@@ -323,7 +323,8 @@ async def test_a_window_whose_row_was_dropped_is_not_begun_anew() -> None:
         def without_rows(*args: Any) -> Any:
             found = read(*args)
             dropped = [
-                replace(r, window=r.window and replace(r.window, row=None, dropped=True)) for r in found.requests
+                replace(r, window=r.window and replace(r.window, row=None, dropped_to=INSTANT_MAX))
+                for r in found.requests
             ]
             return replace(found, requests=tuple(dropped))
 
@@ -332,6 +333,23 @@ async def test_a_window_whose_row_was_dropped_is_not_begun_anew() -> None:
 
         assert requests.state_of("late_records", number).detail.startswith("its row was dropped")
         assert row_of(world, "windows")["n"] == 3
+        assert world.adds_up()
+
+
+async def test_a_record_that_may_belong_to_a_session_whose_row_was_dropped_begins_none() -> None:
+    feed = Feed()
+    async with running_world(a_graph(feed)) as world:
+        await fed(world, feed)
+        feed.push(payload(800, 50))  # of the session that ends at 1.004 s; the record alone would be one until 1.8 s
+        await until(world, lambda: len(late_rows(world)) == 15, "it is late, too")
+        table = next(table for table in world.database.tables.values() if table.spec.name == "sessions")
+        assert len(table.drop_before(Instant(1_500_000))) == 1
+        asked = await corrected(world, "sessions")
+
+        assert states(world, asked) == {"open"}
+        details = {world.database.requests.state_of("late_records", number).detail for number in asked}
+        assert all(detail.startswith("its row was dropped") for detail in details)
+        assert world.database.rows("sessions") == []
         assert world.adds_up()
 
 

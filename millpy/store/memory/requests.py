@@ -260,8 +260,9 @@ class Requests:
             None,
         )
         window = PastWindow(late.keys[row], start, end, late.whole[row] if late.whole else True, None, table_id)
-        dropped = table_id is not None and window.end < self._database.tables[table_id].dropped_to
-        window = replace(window, row=self._row_of(window), dropped=dropped)
+        window = replace(window, row=self._row_of(window))
+        if table_id is not None:
+            window = replace(window, dropped_to=self._database.tables[table_id].dropped_to)
         if window.row is None:
             window = replace(window, overlapping=self._overlapping(window))
         if recomputed is not None:

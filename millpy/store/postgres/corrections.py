@@ -13,6 +13,7 @@ from typing import Any
 from psycopg import sql
 
 from millpy.model.checkpoint import Checkpoint, PastWindow, Request, RequestOutcome
+from millpy.model.time import INSTANT_MIN
 from millpy.store.postgres.arrays import Bigints, Booleans, Texts
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.history import history_name
@@ -88,18 +89,21 @@ async def with_windows(
         return list(requests)
     found = await all_rows(connection, statement("read_past_windows"), {"letters": Bigints(sorted(numbers))})
     by_table: dict[int, list[int]] = {}
-    for number, *_, table_id, _, _ in found:
+    for number, *_, table_id, _ in found:
         if table_id in tables:
             by_table.setdefault(table_id, []).append(number)
     of_rows: dict[int, dict[str, Any]] = {}
     for table_id, of_table in by_table.items():
         of_rows |= await _rows_of(connection, tables[table_id], of_table)
+    # After the rows: a partition that was dropped before they were read shows here.
+    dropped = await all_rows(connection, statement("read_dropped_to"), {"tables": Bigints(list(by_table))})
+    dropped_to: dict[int, int] = dict(dropped)
     windows: dict[int, PastWindow] = {}
-    for number, key, start, end, whole, table_id, dropped, recomputed in found:
-        known = table_id if table_id in tables else None
+    for number, key, start, end, whole, table_id, recomputed in found:
+        window = PastWindow(key.encode(), start, end, whole, table_id=table_id if table_id in tables else None)
         given = None if recomputed is None else recomputed.encode()
-        window = PastWindow(key.encode(), start, end, whole, table_id=known, dropped=dropped, recomputed=given)
-        windows[number] = replace(window, **of_rows.get(number, {}))
+        gone = dropped_to.get(table_id, INSTANT_MIN)
+        windows[number] = replace(window, dropped_to=gone, recomputed=given, **of_rows.get(number, {}))
     answer = []
     for request in requests:
         if request.table != "late_records" or request.id not in numbers:

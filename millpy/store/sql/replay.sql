@@ -28,12 +28,16 @@ SELECT table_name, id, interval_id, stream, computation, payload, input, wire, s
 -- Reads the finished windows that late records are to be added to, and their result table; NULL if there is none. A
 -- window whose row is still to be copied from another generation waits. Zero rows: the requests were withdrawn, or wait.
 SELECT l.late_record_id, l.key, l.window_start, l.window_end, l.whole, t.table_id,
-       coalesce(l.window_end < t.dropped_to, false) AS dropped, (l.recomputed -> 'values')::text AS recomputed
+       (l.recomputed -> 'values')::text AS recomputed
   FROM mill.late_records AS l
   JOIN mill.intervals AS i USING (interval_id)
   LEFT JOIN mill.result_tables AS t ON t.computation_id = i.computation_id AND t.kind = 'windowed'
  WHERE l.late_record_id = ANY (%(letters)s) AND l.into_window AND l.window_start IS NOT NULL
    AND NOT coalesce(t.copied_to < l.window_end AND l.window_end <= t.copied_until, false);
+
+-- name: read_dropped_to
+-- Reads the times up to which partitions of result tables were dropped. Zero rows: none was.
+SELECT table_id, dropped_to FROM mill.result_tables WHERE table_id = ANY (%(tables)s) AND dropped_to IS NOT NULL;
 
 -- name: read_pauses
 -- Reads which of these intervals are paused. Zero rows: none is paused.

@@ -113,7 +113,7 @@ LIVE = (
     ),
     _edge(
         *("adds a late record to a window that was dropped", "retention", "retention", (Corrections, "_correct")),
-        *("window.row is None and window.dropped", "False"),
+        *("window.row is None and self._may_be_dropped(window)", "False"),
         first=29,
     ),
 )
