@@ -10,6 +10,8 @@ import msgspec
 import psycopg
 import pytest
 
+from millpy.admin.audits import record_hours
+from millpy.admin.queries import Admin
 from millpy.errors import GraphError, GraphVersionError
 from millpy.graph import Graph
 from millpy.ingest.settings import Dedupe, EventTime
@@ -150,6 +152,36 @@ async def _settled(url: str, graph: Graph) -> None:
             await asyncio.sleep(0.01)
     stop.set()
     await worker
+
+
+async def test_reset_computation_is_neither_corrected_nor_audited(database_url: str) -> None:
+    def graph(feed: Feed) -> Graph:
+        made = Graph("factory")
+        time = EventTime("at", unit="s", max_disorder=seconds(0))
+        keyed = made.inject("north", feed, schema=Reading, event_time=time).key_by("device")
+        for name in ("minutes", "kept"):
+            keyed.window(FixedWindows(minutes(1))).aggregate(n=Count()).to_table(name)
+        return made
+
+    feed = Feed()
+    feed.push(*lines([(1, 10, 1), (2, 7_000, 1), (3, 20, 1)]))
+    await fed(database_url, graph(feed), feed, LIMITS)
+    rows(database_url, "SELECT millpy.replay_into_window(array_agg(late_record_id), 'x') FROM millpy.late_records")
+    await _settled(database_url, graph(feed))
+    forgotten = "INSERT INTO mill.corrected_windows SELECT graph_id, t, '\"a\"', 0, 60 FROM mill.graphs, {} RETURNING 1"
+    rows(database_url, forgotten.format("unnest('{minutes,kept}'::text[]) AS t"))
+    hours = [{"hour": 0, "rows": 1, "differences": 1, "uncertain": 0, "examples": []}]
+    for name in ("minutes", "kept"):
+        record_hours(Admin(database_url), "factory", name, hours, engine="native", by_service=True)
+    corrected = "SELECT table_name, count(*) FROM millpy.corrected_windows GROUP BY 1 ORDER BY 1"
+    assert rows(database_url, corrected) == [("kept", 2), ("minutes", 2)]
+
+    async with PostgresStore(database_url) as store:
+        await store.reset(graph(feed).spec(), ["minutes"])
+
+    assert rows(database_url, corrected) == [("kept", 2)]
+    assert rows(database_url, "SELECT result_table FROM millpy.audits") == [("kept",)]
+    assert one(database_url, "SELECT count(*) FROM millpy.events WHERE kind = 'corrected'") == 2
 
 
 class ShortNames(msgspec.Struct):

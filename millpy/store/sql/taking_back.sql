@@ -21,7 +21,14 @@ DELETE FROM mill.computations WHERE graph_id = %(graph_id)s AND name = ANY (%(na
 DELETE FROM mill.streams WHERE graph_id = %(graph_id)s AND name = ANY (%(names)s);
 
 -- name: forget_tables
--- Zero rows: there are none.
+-- Also forgets what is known of their rows: another table of the name has other ones. Zero rows: there are none.
+WITH corrections AS (
+    DELETE FROM mill.corrections WHERE graph_id = %(graph_id)s AND table_name = ANY (%(names)s)
+), corrected AS (
+    DELETE FROM mill.corrected_windows WHERE graph_id = %(graph_id)s AND table_name = ANY (%(names)s)
+), audits AS (
+    DELETE FROM mill.audits WHERE graph_id = %(graph_id)s AND table_name = ANY (%(names)s)
+)
 DELETE FROM mill.result_tables WHERE graph_id = %(graph_id)s AND name = ANY (%(names)s);
 
 -- name: forget_cells
