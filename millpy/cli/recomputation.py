@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from millpy.admin.audits import described, may_record
 from millpy.admin.dead_letters import request_into_window
 from millpy.admin.past_windows import asked_windows
 from millpy.admin.queries import Admin
 from millpy.cli.graph_audit import GraphAudit
 from millpy.errors import UsageError
-from millpy.model.time import INSTANT_MAX
+from millpy.model.changed_meaning import changed_since
+from millpy.model.time import INSTANT_MAX, INSTANT_MIN
 
 if TYPE_CHECKING:
     from millpy.process.window_recomputation import Recomputation
@@ -67,9 +69,11 @@ def recomputed(admin: Admin, location: str, directory: str, ids: Sequence[int]) 
         if table is None:
             found.merged += own  # its worker says why it cannot be corrected
             continue
+        # Windows from before a change in place are refused one by one: the others can be recomputed.
+        since = changed_since(described(admin, name), computation) if may_record(admin) else INSTANT_MIN
         first = min(row["window_start"] for row in asked if row["computation"] == computation)
-        with GraphAudit(admin, spec, (first, INSTANT_MAX)).unchanged([table]):
-            of_table = recompute_windows(admin, graph, name, directory, own, table)
+        with GraphAudit(admin, spec, (max(first, since), INSTANT_MAX)).unchanged([table]):
+            of_table = recompute_windows(admin, graph, name, directory, own, table, since=since)
         found.recomputed |= of_table.recomputed
         found.refused |= of_table.refused
         found.merged += of_table.merged

@@ -40,7 +40,7 @@ from millpy.model.dead_letter import error_text, payload_of
 from millpy.model.deployment import GraphSpec, TableSpec
 from millpy.model.keys import KEY_SPACE, Key, KeyHasher, key_from_text, key_hash
 from millpy.model.record import Records, RecordType
-from millpy.model.time import INSTANT_MIN, Instant
+from millpy.model.time import INSTANT_MIN, Instant, to_datetime
 from millpy.store.archive.input import ArchivedInput, archived_input
 from millpy.store.archive.parquet import EVENT_TIME, ORDINAL, PARTITION, SEQ, WATERMARK
 from millpy.store.archive.reader import ArchiveReader, TimeRange, described
@@ -103,7 +103,14 @@ class _Window:
 
 
 def recompute_windows(
-    admin: Admin, graph: Graph, name: str, directory: str, ids: Sequence[int], table: TableSpec
+    admin: Admin,
+    graph: Graph,
+    name: str,
+    directory: str,
+    ids: Sequence[int],
+    table: TableSpec,
+    *,
+    since: int = INSTANT_MIN,
 ) -> Recomputation:
     """Recompute the finished windows of late records of one table, as far as their rows do not say enough.
 
@@ -114,6 +121,7 @@ def recompute_windows(
         directory: the directory of all archives.
         ids: open late records of the table's computation.
         table: a table of windows.
+        since: when the graph was changed in place, in µs: earlier windows cannot be recomputed.
 
     Raises:
         UsageError: the archive lacks records.
@@ -122,6 +130,12 @@ def recompute_windows(
     task = _Task(admin, graph, name, directory, table)
     found = Recomputation()
     windows = task.windows(ids, found)
+    early = [window for window in windows if window.start < since]
+    for window in early:
+        at = to_datetime(Instant(since)).isoformat()
+        why = f"its window begins before {at}, when the deployed graph was changed in place"
+        found.refused.update(dict.fromkeys(window.ids, why))
+    del windows[: len(early)]  # they are in order
     for start in range(0, len(windows), WINDOWS_MAX):
         task.recompute(windows[start : start + WINDOWS_MAX], found)
     return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +23,9 @@ from millpy.process.assembly import deploy, run_worker
 from millpy.store.postgres.store import PostgresStore
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.aggregates.numeric import Count, Sum
+from millpy.windowing.aggregates.quantile import Quantile
 from millpy.windowing.window import FixedWindows
+from tests.commands import millpy
 from tests.crash.graph_files import one, rows
 from tests.crash.test_versions import fed
 from tests.feed import Feed
@@ -182,6 +186,41 @@ async def test_reset_computation_is_neither_corrected_nor_audited(database_url: 
     assert rows(database_url, corrected) == [("kept", 2)]
     assert rows(database_url, "SELECT result_table FROM millpy.audits") == [("kept",)]
     assert one(database_url, "SELECT count(*) FROM millpy.events WHERE kind = 'corrected'") == 2
+
+
+def archived(feed: Feed, *, lateness: int = 0) -> Graph:
+    graph = Graph("factory")
+    time = EventTime("at", unit="s", max_disorder=seconds(0))
+    keyed = graph.inject("north", feed, schema=Reading, event_time=time).key_by("device")
+    keyed.archive()
+    windows = keyed.window(FixedWindows(minutes(1)), allowed_lateness=seconds(lateness), name="minutes")
+    windows.aggregate(n=Count(), total=Sum("value")).to_table("minutes")
+    windows = keyed.window(FixedWindows(minutes(1)), allowed_lateness=seconds(lateness), name="middles")
+    windows.aggregate(middle=Quantile("value", 0.5)).to_table("middles")
+    return graph
+
+
+async def test_only_windows_that_need_an_archive_wait_after_a_change_in_place(
+    database_url: str, tmp_path: Path
+) -> None:
+    feed, file = Feed(), tmp_path / "graph.py"
+    feed.push(*lines([(1, 10, 5), (2, 130, 1), (3, 20, 6)]))
+    await fed(database_url, archived(feed), feed, LIMITS, only=("north", "minutes", "middles"))
+    await deploy(archived(feed, lateness=60), database_url)
+    file.write_text(
+        "from tests.crash.test_changed_in_place import Feed, archived\n\ngraph = archived(Feed(), lateness=60)\n"
+    )
+    command = ["late", "replay", str(file), "--all", "--into-window", "--archive", str(tmp_path), "--why", "x"]
+    done = json.loads(await asyncio.to_thread(millpy, *command, "--json", "--database", database_url))
+
+    assert (done["requested"], done["of"]) == (1, 2)
+    ((number, why),) = done["refused"].items()
+    assert why.startswith("its window begins before 20")
+    assert why.endswith("when the deployed graph was changed in place")
+    refused = "SELECT late_record_id, state FROM millpy.late_records WHERE computation = 'middles'"
+    assert rows(database_url, refused) == [(int(number), "open")]
+    await _settled(database_url, archived(feed, lateness=60))
+    assert rows(database_url, MINUTES) == [(0, 2, 11, 1)]
 
 
 class ShortNames(msgspec.Struct):
