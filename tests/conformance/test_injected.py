@@ -103,6 +103,26 @@ async def reader(url: str, position: bytes | None = None, graph: str = "shop", *
             await found.injector.close()
 
 
+async def test_reset_source_reads_what_waited_for_it(database_url: str) -> None:
+    await deploy(database_url, graph_of())
+    with psycopg.connect(database_url, autocommit=True) as connection, psycopg.connect(database_url) as other:
+        inject(connection, 1, 2)
+        async with reader(database_url) as found:
+            assert await found.amounts(2) == [1, 2]
+        inject(other, 3)
+        inject(connection, 4)
+        async with PostgresStore(database_url) as store:
+            await store.reset(graph_of().spec(), ["incoming", "per_ten_s"])
+        other.commit()
+        inject(connection, 5)
+
+        async with reader(database_url) as found:
+            amounts: list[int] = []
+            while not {3, 4, 5} <= set(amounts):
+                amounts += await found.amounts(1)
+            assert sorted(set(amounts) - {1, 2}) == [3, 4, 5], "what was read just before may come again"
+
+
 def stored(url: str) -> list[int]:
     with psycopg.connect(url) as connection:
         rows = connection.execute("SELECT (record ->> 'amount')::int FROM mill.injected_records ORDER BY number")

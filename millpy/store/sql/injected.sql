@@ -10,10 +10,11 @@ SELECT g.graph_id, c.name, c.described #>> '{identity,source,stream}',
 ON CONFLICT DO NOTHING;
 
 -- name: forget_injection_readers
--- Deletes the readers of sources that a graph does not have any more. Zero rows: there are none.
+-- Deletes the readers of sources that a graph does not have any more, except those that it is about to have again. Zero
+-- rows: there are none.
 DELETE FROM mill.injection_readers AS r USING mill.graphs AS g
  WHERE g.graph_id = %(graph_id)s AND r.graph_id = g.graph_id
-   AND NOT g.description -> 'computations' ? r.source;
+   AND NOT g.description -> 'computations' ? r.source AND r.source <> ALL (%(kept)s);
 
 -- name: open_injected
 -- Reads where a source begins that has committed no position. Zero rows: the graph is not deployed, or was dropped.

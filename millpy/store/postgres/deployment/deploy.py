@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -29,7 +29,7 @@ from millpy.store.postgres.deployment.live_changes import LOCK_S, StoredGraph, l
 from millpy.store.postgres.statements import statement
 
 
-async def deploy(
+async def deploy(  # noqa: PLR0913 - the options of a deployment
     connection: Connection,
     spec: GraphSpec,
     *,
@@ -38,10 +38,11 @@ async def deploy(
     back: bool = False,
     copy_results: bool = False,
     dry_run: bool = False,
+    reset: Collection[str] = (),
 ) -> Deployment:
     """Register a graph, or migrate the deployed one; see `Store.deploy`. `connection` is in autocommit mode.
 
-    With `dry_run`, roll it back, and wait for no lock for long.
+    With `dry_run`, roll it back, and wait for no lock for long. `reset` names what the caller adds again at once.
     """
     check_names(spec)
     async with connection.transaction(force_rollback=dry_run):
@@ -70,7 +71,7 @@ async def deploy(
                 await check_rights(
                     connection, f"cannot deploy changes of graph {spec.name!r} ({changes_text(changes)})"
                 )
-            version = await migrate(connection, stored, spec, changes, upgrades or {}, dry_run=dry_run)
+            version = await migrate(connection, stored, spec, changes, upgrades or {}, dry_run=dry_run, reset=reset)
         deployment = await _read_deployment(connection, stored.graph_id, version, stored.name)
     return replace(deployment, changes=tuple(map(str, changes)))
 

@@ -11,7 +11,7 @@ long transaction that reads it makes the deployment fail, so that readers and wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,6 +72,7 @@ async def migrate(
     upgrades: Mapping[str, Upgrade],
     *,
     dry_run: bool = False,
+    reset: Collection[str] = (),
 ) -> int:
     """Apply `changes` to a deployed graph, in the caller's transaction. Return the new version.
 
@@ -82,6 +83,7 @@ async def migrate(
         changes: the differences between the two.
         upgrades: functions that migrate state, by computation.
         dry_run: whether the caller rolls it back: the sessions of frozen workers are not ended then.
+        reset: computations that are removed only to begin anew: injected records that wait for them stay.
     """
     before, after = stored.description, spec.description()
     description = description_after(before, after, changes)
@@ -98,7 +100,7 @@ async def migrate(
     await _grow(connection, stored.graph_id, version, new_partitions(before, after))
     if not only_grows(before, after, changes):
         await _add_computations(connection, stored.graph_id, version, spec, before)
-        await connection.execute(statement("forget_injection_readers"), ids)
+        await connection.execute(statement("forget_injection_readers"), {**ids, "kept": Texts(list(reset))})
         await connection.execute(statement("register_injection_readers"), ids)
         await _change_tables(connection, stored, spec, after)
         await change_horizons(connection, stored.graph_id, stored.name, spec, horizon_changes(before, after))

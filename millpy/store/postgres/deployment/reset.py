@@ -38,7 +38,7 @@ async def reset(connection: Connection, spec: GraphSpec, names: Collection[str])
     stores = [relation for table in tables for relation in with_history(table)]
     relations = with_views(stores)
     had = await read_rights(connection, stored.name, relations)
-    await deploy(connection, lacking, on_purpose=True, back=True)
+    await deploy(connection, lacking, on_purpose=True, back=True, reset=names)
     deployment = await deploy(connection, spec, on_purpose=True)
     made = await read_rights(connection, stored.name, relations)
     for relation, rights in had.items():
