@@ -108,6 +108,9 @@ async def test_a_statement_runs_once_for_each_record_and_a_refused_one_is_a_dead
     [
         ("(SELECT n.value FROM app.names AS n WHERE n.name = %(device)s)", "more than one row"),
         ("length(CAST(to_tsquery(%(device)s) AS text))", "syntax error in tsquery"),
+        ("length(CAST(CAST(NULLIF(%(device)s, 'a') AS regconfig) AS text))", "invalid name syntax"),
+        ("length(CAST(CAST(replace(NULLIF(%(device)s, 'a'), ' ', '') AS regclass) AS text))", "does not exist"),
+        ("CAST(CAST(replace(NULLIF(%(device)s, 'a'), 'b c', 'NaN') AS numeric) AS bigint)", "cannot convert NaN"),
     ],
 )
 async def test_a_record_for_which_a_statement_fails_in_an_unusual_way_is_a_dead_letter(
@@ -124,6 +127,21 @@ async def test_a_record_for_which_a_statement_fails_in_an_unusual_way_is_a_dead_
         await until(database_url, "SELECT device FROM app.log", [("a",), ("a",)])
         ((payload, detail),) = rows(database_url, "SELECT payload, detail FROM millpy.dead_letters")
         assert (payload, said in detail) == (reading("b c", 2.0), True)
+
+
+async def test_a_statement_without_its_index_waits_and_makes_no_dead_letter(database_url: str) -> None:
+    execute(database_url, TABLE)
+    feed = Feed()
+    async with working(database_url, lambda: statement_graph(feed)):
+        feed.push(reading("a", 1.0))
+        await until(database_url, "SELECT changes FROM app.newest", [(1,)])
+        execute(database_url, "ALTER TABLE app.newest DROP CONSTRAINT newest_pkey")
+        feed.push(reading("a", 2.0), reading("a", 3.0))
+        refusals = "SELECT DISTINCT kind FROM millpy.events WHERE kind = 'results_refused'"
+        await until(database_url, refusals, [("results_refused",)])
+        execute(database_url, "ALTER TABLE app.newest ADD PRIMARY KEY (device)")
+        await until(database_url, "SELECT changes FROM app.newest", [(3,)])
+        assert rows(database_url, "SELECT count(*) FROM millpy.dead_letters") == [(0,)]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ from millpy.store.postgres.results import (
     insert_parameters,
     retract_parameters,
 )
-from millpy.store.postgres.sink_statements import SinkRun, runs_of, translate_statement
+from millpy.store.postgres.sink_statements import SinkRun, runs_of, statement_error
 from millpy.store.postgres.statement_runs import DEFERRED, ChangedSessionError, CommitProgress, StatementRunner
 from millpy.store.postgres.statements import statement
 from millpy.store.protocol import CommitFailpoint
@@ -447,7 +447,8 @@ class Committer:
         if sink:
             if self.runner.begins_again(error, turn.statements):
                 raise ChangedSessionError(f"the statement of sink {sink!r} failed") from error
-            raise translate_statement(error, sink, commit_sent=sending.commit_sent) from error
+            failed, sent = sending.failed_statement, sending.commit_sent
+            raise await statement_error(self._channel, error, sink, failed, commit_sent=sent) from error
         if error.sqlstate and not connection_lost(error) and await self.runner.drop_if_changed(self._channel):
             self.runner.tell_change(error)
             raise ChangedSessionError(f"a trigger has changed the role or a setting of the session: {error}") from error

@@ -23,7 +23,8 @@ others                                 CorruptionError
 A statement that writes a result table, or is a sink's, and COMMIT run the user's triggers, constraints and functions.
 An error of theirs, of any class that is not listed as transient, is a fault of the row (PoisonError). An MW code is
 millpy's only if millpy's function raised it. An error about the table itself (the table or a column is gone, a right is
-missing, a foreign server is away) is a ResultTableError, after which the worker waits.
+missing, a foreign server is away) is a ResultTableError, after which the worker waits. While a sink's
+statement can be planned, what it lacks was named by a value: that is the row's fault (`sink_statements.py`).
 """
 
 from __future__ import annotations

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psycopg
+from psycopg import AsyncRawCursor
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 
-from millpy.errors import GraphError, MillError, ResultTableError, TransientError
+from millpy.errors import GraphError, MillError, PoisonError, ResultTableError, TransientError
 from millpy.model.checkpoint import Checkpoint
 from millpy.model.deployment import GraphSpec
-from millpy.store.postgres.connection import Connection
+from millpy.store.postgres.connection import Channel, Connection
 from millpy.store.postgres.errors import translate, translate_commit
 
 _HINTS = {
@@ -31,6 +32,10 @@ _HINTS = {
 }
 """SQLSTATE -> what the author of a graph can do."""
 _ENDS_TRANSACTION = "2D000"
+_OF_NAMES = ("0A", "3F", "42")
+"""Classes of SQLSTATE of a statement that cannot run, which functions also raise for a value."""
+_NO_RIGHT = "42501"
+"""A plan does not need all rights that a run does: that to a sequence, for example, is checked by `nextval`."""
 _PLACE = re.compile(rb"\(\$([0-9]+)::")
 
 
@@ -94,6 +99,37 @@ async def _check_places(connection: Connection, sink: str, query: bytes) -> None
             f"sink {sink!r}: place {places} of the statement is in quotes or in a comment, so it is no place",
             hint=_HINTS["42P18"],
         )
+
+
+async def statement_error(
+    channel: Channel, error: psycopg.Error, sink: str, query: bytes, *, commit_sent: bool
+) -> MillError:
+    """Return what the error of a sink's statement means, of which the commit has been rolled back.
+
+    A value may name an object that does not exist, as in a cast to regconfig, or be one that a conversion lacks, such
+    as NaN for bigint. The SQLSTATE is then that of a statement that cannot run, but the server still plans it.
+    """
+    found = translate_statement(error, sink, commit_sent=commit_sent)
+    state = error.sqlstate or ""
+    is_unclear = state[:2] in _OF_NAMES and state != _NO_RIGHT and not error.diag.context
+    if not isinstance(found, ResultTableError) or not is_unclear:
+        return found
+    async with channel.use() as connection:
+        if not await _plans(connection, query):
+            return found
+    return PoisonError(error.diag.message_primary or str(error), table=sink, sqlstate=state)
+
+
+async def _plans(connection: Connection, query: bytes) -> bool:
+    """Tell whether the server plans a statement, with NULL for each value; it has no plan for a CALL."""
+    nulls = [None] * max((int(number) for number in _PLACE.findall(query)), default=0)
+    try:
+        await AsyncRawCursor(connection).execute(b"EXPLAIN " + query, nulls, prepare=False)
+    except psycopg.Error as error:
+        if not error.sqlstate:
+            raise
+        return False
+    return True
 
 
 def translate_statement(error: psycopg.Error, sink: str, *, commit_sent: bool) -> MillError:
