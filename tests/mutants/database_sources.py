@@ -38,8 +38,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/sources/postgres/table_thread.py",
-        "                    position = position.advance(begin.lsn, place)\n",
-        "                    self._position = position = position.advance(begin.lsn, place)\n",
+        "                    position = position.advance(begin.lsn, place, begin.committed_at)\n",
+        "                    self._position = position = position.advance(begin.lsn, place, begin.committed_at)\n",
         killers=(
             "tests/conformance/test_tables.py::test_changes_are_read_once_when_the_replication_connection_breaks_among_them",
         ),
@@ -56,8 +56,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/sources/postgres/table_checks.py",
-        "    if confirmed > committed:\n",
-        "    if confirmed > committed + 1_000_000_000:\n",
+        "    if confirmed > position.lsn:\n",
+        "    if confirmed > position.lsn + 1_000_000_000:\n",
         killers=(
             "tests/conformance/test_table_slots.py::test_reader_stops_when_the_slot_or_the_log_does_not_fit_what_is_committed",
         ),

@@ -17,7 +17,9 @@ from millpy.ingest.protocol import SourceSetup
 from millpy.model.lookup import NAME_BYTES_MAX
 from millpy.sources.postgres import column_json
 from millpy.sources.postgres.column_json import ToJson
+from millpy.sources.postgres.pgoutput import Begin
 from millpy.sources.postgres.table import PostgresTable
+from millpy.sources.postgres.table_position import TablePosition
 from millpy.store.postgres.statements import statement
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,10 @@ _SLOTS_FULL = "53400"
 _SIZE = re.compile(r"\([0-9,]+\)")
 _WHOLE_NUMBERS = ("smallint", "integer", "bigint")
 _INVALIDATED_BY = {"wal_removed": "max_slot_wal_keep_size", "idle_timeout": "idle_replication_slot_timeout"}
+_OLDER_STATE = (
+    "the database of the table is an older state (a backup was restored, or a standby without the last commits was"
+    " promoted), so changes are missing"
+)
 COPY_ANEW = "deploy a new generation of the graph, which copies the table anew"
 
 
@@ -268,25 +274,25 @@ def check_changeable(connection: Connection, source: PostgresTable) -> None:
         )
 
 
-def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, committed: int | None) -> int:
+def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, position: TablePosition | None) -> int:
     """Check the slot, and create it for a source that has read nothing yet.
 
     Args:
         connection: to the database of the table.
         setup: what the slot is for.
         slot: its name.
-        committed: the position of the log up to which changes are committed; None for a source that has read nothing.
+        position: what was read; None for a source that has read nothing.
 
     Returns:
         The position of the log from which the slot has changes.
 
     Raises:
-        ConfigError: it cannot be created, or lacks changes that are not committed.
+        ConfigError: it cannot be created, or lacks changes that were not read.
     """
     found = connection.execute(statement("look_at_slot"), {"slot": slot}).fetchone()
     is_usable, confirmed, *_ = found or (False, 0)
-    if committed is not None:
-        why = _why_unfit(slot, found, committed)
+    if position is not None:
+        why = _why_unfit(slot, found, position)
         if why:
             raise ConfigError(f"{setup.stream}: {why}", hint=COPY_ANEW)
     if is_usable:
@@ -294,26 +300,66 @@ def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, committed
     return _create_slot(connection, setup, slot, is_there=found is not None)
 
 
-def _why_unfit(slot: str, found: tuple[bool, int, int, str] | None, committed: int) -> str:
-    """Return why a slot lacks changes behind what is committed; "" if it has them."""
+def _why_unfit(slot: str, found: tuple[bool, int, int, str] | None, position: TablePosition) -> str:
+    """Return why a slot lacks changes behind what was read; "" if it has them."""
     if found is None:
         return f"replication slot {slot} was dropped, so changes are missing"
     is_usable, confirmed, end, reason = found
     if not is_usable:
         why = _INVALIDATED_BY.get(reason, reason)
         return f"replication slot {slot} has lost a part of the log ({why}), so changes are missing"
-    if confirmed > committed:
+    if confirmed > position.lsn:
         return (
             f"replication slot {slot} begins at {as_lsn(confirmed)}, and changes are committed up to"
-            f" {as_lsn(committed)}, so some are missing: another program has read the slot, or the workers' database is"
-            " an older state"
+            f" {as_lsn(position.lsn)}, so some are missing: another program has read the slot, or the workers' database"
+            " is an older state"
         )
-    if end < committed:
-        return (
-            f"the log ends at {as_lsn(end)}, and changes are committed up to {as_lsn(committed)}: the database of the"
-            " table is an older state, and its next changes would count as read"
-        )
+    known = max(position.lsn, position.until)
+    if end < known:
+        return f"the log ends at {as_lsn(end)}, and was read up to {as_lsn(known)}: {_OLDER_STATE}"
     return ""
+
+
+class LogContinuity:
+    """The proof that a slot has the log that was read: its transactions are the same ones.
+
+    A database that was restored from a backup, or a promoted standby that lacked commits, has another log from some
+    place on. A slot begins at or before what is committed, and sends again what it has behind its begin. So the last
+    commit that was read comes again, unless the slot begins behind it, and no other one comes up to `position.lsn`.
+
+    Args:
+        stream: the name of the source.
+        position: what was read.
+        begin: the position of the log from which the slot has changes.
+    """
+
+    def __init__(self, stream: str, position: TablePosition, begin: int) -> None:
+        self._stream, self._committed_at = stream, position.committed_at
+        self._commit = position.commit if position.commit >= begin else 0
+
+    def check_begin(self, begin: Begin) -> None:
+        """Check the next transaction. Raises ConfigError."""
+        if self._commit and begin.lsn >= self._commit:
+            if (begin.lsn, begin.committed_at) != (self._commit, self._committed_at):
+                raise self._differs(self._commit)
+            self._commit = 0
+
+    def check_read(self, begin: Begin, position: TablePosition) -> None:
+        """Check the transaction of a change that counts as read. Raises ConfigError."""
+        if begin.lsn > position.commit:
+            raise self._differs(begin.lsn)
+
+    def check_reached(self, lsn: int) -> None:
+        """Check up to where the server has looked, when all transactions before that have come. Raises ConfigError."""
+        if self._commit and lsn > self._commit:
+            raise self._differs(self._commit)
+
+    def _differs(self, lsn: int) -> ConfigError:
+        return ConfigError(
+            f"{self._stream}: the log has another transaction at {as_lsn(lsn)} than the one that was read:"
+            f" {_OLDER_STATE}",
+            hint=COPY_ANEW,
+        )
 
 
 def _create_slot(connection: Connection, setup: SourceSetup, slot: str, *, is_there: bool) -> int:

@@ -50,6 +50,8 @@ class TablePosition(msgspec.Struct, frozen=True, omit_defaults=True):
         lsn: the position of the log up to which changes were read: at first where the slot begins, then that of a
             commit. The slot never hears of more than what is committed here, so one that is further lacks changes.
         done: the number of changes that were read of the transaction that commits there.
+        commit: the position of the last commit of which a change was read; 0 for none.
+        committed_at: the time of that commit, in µs, by which it is known again.
         key: the order of the copy (`TableFacts.order`), until it is forgotten.
         copied_at: when the copy began, in µs, until it is forgotten.
         published: what was read, as `TableFacts.published`.
@@ -60,6 +62,8 @@ class TablePosition(msgspec.Struct, frozen=True, omit_defaults=True):
     until: int = 0
     lsn: int = 0
     done: int = 0
+    commit: int = 0
+    committed_at: int = 0
     key: tuple[str, ...] = ()
     copied_at: int = 0
     published: str = ""
@@ -68,8 +72,17 @@ class TablePosition(msgspec.Struct, frozen=True, omit_defaults=True):
         """Tell whether a change was read: the `place`th, from 1, of the transaction that commits at `lsn`."""
         return (lsn, place) <= (self.lsn, self.done)
 
-    def advance(self, lsn: int, place: int) -> TablePosition:
-        """Return the position behind a change."""
+    def advance(self, lsn: int, place: int, committed_at: int) -> TablePosition:
+        """Return the position behind a change: the `place`th of the transaction that commits at `lsn`."""
+        return msgspec.structs.replace(self._move(lsn), done=place, commit=lsn, committed_at=committed_at)
+
+    def reach(self, lsn: int) -> TablePosition:
+        """Return the position behind a part of the log that has no changes of the table."""
+        return msgspec.structs.replace(self._move(lsn), done=0)
+
+    def _move(self, lsn: int) -> TablePosition:
         if self.copies and lsn >= self.until:
-            return TablePosition(copied=True, lsn=lsn, done=place, published=self.published)
-        return msgspec.structs.replace(self, lsn=lsn, done=place)
+            return TablePosition(
+                copied=True, lsn=lsn, commit=self.commit, committed_at=self.committed_at, published=self.published
+            )
+        return msgspec.structs.replace(self, lsn=lsn)

@@ -18,6 +18,7 @@ from millpy.sources.postgres.replication import ReplicationError, ReplicationStr
 from millpy.sources.postgres.table import PostgresTable
 from millpy.sources.postgres.table_checks import (
     COPY_ANEW,
+    LogContinuity,
     TableFacts,
     as_lsn,
     ensure_slot,
@@ -83,7 +84,7 @@ class TableThread(PageThread):
         position = self._position
         if self._is_new:
             self._await_open(connection)  # as the creation of a slot does, without a word
-        begin = ensure_slot(connection, self._setup, self._slot, None if self._is_new else position.lsn)
+        begin = ensure_slot(connection, self._setup, self._slot, None if self._is_new else position)
         if self._is_new:
             self._position = msgspec.structs.replace(position, lsn=begin)
         records = ChangeRecords(self._setup.record_type, self._source.fields, forms(connection))
@@ -202,9 +203,11 @@ class TableThread(PageThread):
 
     def _follow(self, connection: psycopg.Connection[Any], facts: TableFacts, records: ChangeRecords) -> None:
         self._stream = stream = self._open_stream(connection)
+        begin = ensure_slot(connection, self._setup, self._slot, self._position)  # nobody else moves it any more
+        log = LogContinuity(self._setup.stream, self._position, begin)
         self._connected()
         self._heard_at = looked_at = self.now
-        for page in self._changes(stream, connection, facts, records):
+        for page in self._changes(stream, connection, facts, records, log):
             if page is not None:
                 self._put_page(page)
                 self._position = page.position_of(len(page.payloads) - 1)
@@ -248,6 +251,7 @@ class TableThread(PageThread):
         connection: psycopg.Connection[Any],
         facts: TableFacts,
         records: ChangeRecords,
+        log: LogContinuity,
     ) -> Iterator[TablePage | None]:
         """Yield pages of changes, and None from time to time while there are none.
 
@@ -266,20 +270,23 @@ class TableThread(PageThread):
                     rows = _ChangeRows(position, self._source.table)
                 else:
                     self._note_drained(stream, connection)
+                    log.check_reached(stream.reached)
                     position, page = self._reached(stream, position)
                     yield page
                 continue
             for found in decoder.decode(message):
                 if isinstance(found, Begin):
                     begin, place = found, 0
+                    log.check_begin(begin)
                 elif isinstance(found, Relation):
                     layouts[found.relation_id] = records.layout(found.columns)
                 elif found.relation.relation_id == facts.oid:
                     place += 1
                     if position.has(begin.lsn, place):
+                        log.check_read(begin, position)
                         continue
                     change = self._judged(connection, facts, position, begin, found) if position.copies else found
-                    position = position.advance(begin.lsn, place)
+                    position = position.advance(begin.lsn, place, begin.committed_at)
                     if change is not None and change.operation in self._source.operations:
                         payload, why_not = records.of_change(
                             layouts[found.relation.relation_id], change, begin.committed_at
@@ -293,7 +300,7 @@ class TableThread(PageThread):
         """Return the position behind what has no changes of the table, and a page that commits it if that is much."""
         if stream.reached - position.lsn < LOG_BYTES_MAX:
             return position, None
-        position = position.advance(stream.reached, 0)
+        position = position.reach(stream.reached)
         return position, self._page_of(position)
 
     def _judged(
@@ -395,10 +402,10 @@ class _ChangeRows:
 
     def page(self) -> TablePage:
         """Return the page."""
-        places, table, before = self._places, self._table, self._before
+        places, arrivals, table, before = self._places, self._arrivals, self._table, self._before
 
         def position(row: int) -> TablePosition:
-            return before.advance(*places[row])
+            return before.advance(*places[row], arrivals[row])
 
         def place(row: int) -> str:
             lsn, number = places[row]

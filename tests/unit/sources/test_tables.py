@@ -57,9 +57,10 @@ def test_a_snapshot_knows_transactions_across_the_wrap_of_their_ids() -> None:
 def test_position_forgets_the_copy_when_no_snapshot_shows_what_follows() -> None:
     position = TablePosition(copied=True, copies=(CopiedPart("1:2:"),), until=50)
 
-    assert position.advance(49, 3).copies == position.copies
-    assert position.advance(50, 1) == TablePosition(copied=True, lsn=50, done=1)
-    assert [position.advance(49, 3).has(*at) for at in ((48, 9), (49, 3), (49, 4), (50, 1))] == [
+    assert position.advance(49, 3, 7).copies == position.copies
+    assert position.advance(50, 1, 7) == TablePosition(copied=True, lsn=50, done=1, commit=50, committed_at=7)
+    assert position.reach(50) == TablePosition(copied=True, lsn=50)
+    assert [position.advance(49, 3, 7).has(*at) for at in ((48, 9), (49, 3), (49, 4), (50, 1))] == [
         True,
         True,
         False,
