@@ -116,12 +116,13 @@ def slot_prefix(graph: str, stream: str, *, is_own: bool) -> str:
 def publication_name(source: PostgresTable) -> str:
     """Return the name of the publication: the given one, or one for the table.
 
-    PostgreSQL cuts a name of more than 63 bytes, so a longer one ends with a digest of the table.
+    PostgreSQL cuts a name of more than 63 bytes, and `a_b.c` and `a.b_c` would have the same one. So a longer name, and
+    that of a table in a schema with an underscore, ends with a digest of the table.
     """
     if source.publication:
         return source.publication
     name = f"millpy_{source.schema}_{source.name}"
-    if len(name.encode()) <= NAME_BYTES_MAX:
+    if len(name.encode()) <= NAME_BYTES_MAX and "_" not in source.schema:
         return name
     digest = xxhash.xxh3_64_hexdigest(f"{source.schema}.{source.name}".encode())
     return f"{name.encode()[: NAME_BYTES_MAX - 13].decode(errors='ignore')}_{digest[:12]}"

@@ -26,7 +26,7 @@ from millpy.sources.postgres.pgoutput import UNCHANGED, Begin, Change, PgoutputD
 from millpy.sources.postgres.polled_position import Key
 from millpy.sources.postgres.polled_thread import PolledThread
 from millpy.sources.postgres.replication import is_readable
-from millpy.sources.postgres.table_checks import look_at_table
+from millpy.sources.postgres.table_checks import look_at_table, publication_name
 from millpy.sources.postgres.table_position import CopiedPart, TablePosition
 from millpy.sources.postgres.table_reader import database_of
 from millpy.sources.postgres.table_thread import TableThread
@@ -178,6 +178,15 @@ def test_a_change_is_one_of_the_copy_exactly_if_its_snapshot_shows_it() -> None:
     assert left(49, 105) is change, "it was open at the snapshot"
     assert left(49, 110) is change
     assert left(50, 99) is change, "no snapshot shows what commits there, whatever its id"
+
+
+def test_tables_have_publications_of_different_names() -> None:
+    tables = ["a_b.c", "a.b_c", "a_b.c" + "d" * 50, "a.b_c" + "d" * 50]
+    names = {publication_name(PostgresTable(table)) for table in tables}
+
+    assert len(names) == 4
+    assert "millpy_a_b_c" in names
+    assert max(map(len, names)) <= 63
 
 
 class SlowPolling(PolledThread):
