@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import astuple
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -49,6 +50,49 @@ async def test_fold_of_a_stale_owner_is_refused(owner: Owner, database_url: str)
         with pytest.raises(psycopg.Error) as refused:  # another fold was faster
             await connection.execute(fold, [interval.interval_id, grant.sequencer])
         assert refused.value.sqlstate == "MW001"
+
+
+async def hold_grants(connection: psycopg.AsyncConnection, owner: Owner, intervals: Sequence[int], bundle: int) -> None:
+    """Ask the fence for these intervals, as a commit does."""
+    sequencers = [owner.grants[interval].sequencer for interval in intervals]
+    watermarks = [0] * len(intervals)
+    arrays = [list(intervals), sequencers, [bundle] * len(intervals), *[watermarks] * 4]
+    await connection.execute(
+        "SELECT mill.hold_grants(%s, %s, %s, %s, %s, %s, %s, %s)", [owner.deployment.version, *arrays]
+    )
+
+
+async def test_the_fence_locks_headers_in_the_order_that_claims_do(owner: Owner, database_url: str) -> None:
+    """Otherwise a commit and a takeover of the same intervals would wait for each other."""
+    first, second = sorted(owner.grants)[:2]
+    lock = "SELECT FROM mill.intervals WHERE interval_id = %s FOR NO KEY UPDATE NOWAIT"
+    one_by_one = (
+        "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_seqscan=off"  # in the order that is asked for
+    )
+    async with (
+        await psycopg.AsyncConnection.connect(database_url) as claimer,
+        await psycopg.AsyncConnection.connect(
+            database_url, application_name="millpy commit", options=one_by_one
+        ) as committer,
+        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as watcher,
+    ):
+        await claimer.execute(lock, [first])
+        fence = asyncio.create_task(hold_grants(committer, owner, [second, first], 1))
+        await waits_for_a_lock(watcher)
+        await claimer.execute(lock, [second])
+        await claimer.rollback()
+        await fence
+        await committer.rollback()
+
+
+async def test_the_fence_names_the_intervals_that_another_commit_has_advanced(owner: Owner, database_url: str) -> None:
+    advanced, other = sorted(owner.grants)[:2]
+    async with await psycopg.AsyncConnection.connect(database_url) as connection:
+        await hold_grants(connection, owner, [advanced], 1)
+        await connection.commit()
+        with pytest.raises(psycopg.Error) as refused:
+            await hold_grants(connection, owner, [advanced, other], 1)
+    assert (refused.value.sqlstate, refused.value.diag.message_detail) == ("MW001", str(advanced))
 
 
 async def test_cancelled_commit_is_unknown(owner: Owner, database_url: str) -> None:
