@@ -160,7 +160,7 @@ def translate_commit(
         return _queue_full(error)
     if users and state and _raised(error):
         return PoisonError(_line(error), table=error.diag.table_name or table, sqlstate=state)
-    if connection_lost(error):
+    if connection_lost(error) and not (users and _is_of_another_server(error)):
         if commit_sent:
             return CommitUnknownError(f"the connection was lost around COMMIT: {_line(error)}")
         return StoreUnavailableError(f"the connection was lost before COMMIT: {_line(error)}")
@@ -191,7 +191,7 @@ def _of_users(error: psycopg.Error, state: str, table: str) -> MillError:
         return altered_table_error(table, _line(error))  # a rule
     if state.startswith("MW") or state[:2] in ("40", "25", "53", "58") or state in ("55P03", "57014", "26000", "42P05"):
         return translate(error)
-    if state[:2] == "HV" or (not inside and state[:2] in ("42", "3F", "55") and state != SYNTAX_ERROR):
+    if state[:2] in ("08", "HV") or (not inside and state[:2] in ("42", "3F", "55") and state != SYNTAX_ERROR):
         return altered_table_error(table, _line(error))
     if not state or state in DAMAGED:
         return translate(error)
@@ -243,6 +243,11 @@ def connection_lost(error: psycopg.Error) -> bool:
     if state[:2] == "08" or state[:3] == "57P":
         return True
     return not state and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+
+
+def _is_of_another_server(error: psycopg.Error) -> bool:
+    """Tell whether a connection that users' code has made was lost: that of ours ends with FATAL, or without a word."""
+    return (error.sqlstate or "").startswith("08") and error.diag.severity_nonlocalized == "ERROR"
 
 
 def _line(error: psycopg.Error) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from psycopg.pq import DiagnosticField
 
 from millpy.errors import (
     CommitUnknownError,
@@ -114,3 +115,16 @@ def test_error_reported_by_the_server_is_not_an_unknown_outcome(sqlstate: str) -
 
     assert isinstance(error, TransientError)
     assert not isinstance(error, CommitUnknownError)
+
+
+@pytest.mark.parametrize("state", ["08000", "08001", "08006"])
+def test_a_foreign_server_that_is_away_is_not_the_database(state: str) -> None:
+    """As postgres_fdw and dblink report it; the end of our own connection is FATAL."""
+
+    def error_of(severity: bytes) -> psycopg.Error:
+        return psycopg.errors.lookup(state)("away", info={DiagnosticField.SEVERITY_NONLOCALIZED: severity})
+
+    for sent in (False, True):
+        assert isinstance(translate_commit(error_of(b"ERROR"), commit_sent=sent, users=True), ResultTableError)
+    assert isinstance(translate_commit(error_of(b"FATAL"), commit_sent=True, users=True), CommitUnknownError)
+    assert isinstance(translate_commit(error_of(b"ERROR"), commit_sent=True), CommitUnknownError)
