@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from millpy import PostgresTable
 from millpy.clock import SystemClock
@@ -232,3 +233,26 @@ async def test_setting_by_which_a_slot_was_lost_is_named(tmp_path: Path, secret:
         with pytest.raises(ConfigError, match=r"lost a part of the log \(idle_replication_slot_timeout\)"):
             async with reader(url, found.position, secret=secret, database=url) as stopped:
                 await stopped.take()
+
+
+@pytest.mark.parametrize("has_read", [False, True])
+async def test_slot_of_another_database_is_neither_read_nor_dropped(
+    database_url: str, secret: str, has_read: bool
+) -> None:
+    """The workers' database may be a copy within the server: the slot is that of the database it was copied from."""
+    with (
+        table_of(database_url, "id int PRIMARY KEY") as connection,
+        psycopg.connect(make_conninfo(database_url, dbname="postgres"), autocommit=True) as other,
+    ):
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+        end_readers(connection)
+        (name,) = connection.execute(f"SELECT slot_name {SLOTS}").fetchone() or ("",)
+        connection.execute("SELECT pg_drop_replication_slot(%s)", [name])
+        other.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+        try:
+            with pytest.raises(ConfigError, match=f"slot {name} is that of database postgres"):
+                async with reader(database_url, found.position if has_read else None, secret=secret) as stopped:
+                    await stopped.take()
+        finally:
+            other.execute("SELECT pg_drop_replication_slot(%s)", [name])

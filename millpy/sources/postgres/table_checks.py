@@ -288,25 +288,26 @@ def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, position:
         The position of the log from which the slot has changes.
 
     Raises:
-        ConfigError: it cannot be created, or lacks changes that were not read.
+        ConfigError: it cannot be created, is somebody else's, or lacks changes that were not read.
     """
     found = connection.execute(statement("look_at_slot"), {"slot": slot}).fetchone()
-    is_usable, confirmed, *_ = found or (False, 0)
-    if position is not None:
-        why = _why_unfit(slot, found, position)
-        if why:
-            raise ConfigError(f"{setup.stream}: {why}", hint=COPY_ANEW)
-    if is_usable:
+    other, is_lost, confirmed, *_ = found or ("", False, 0)
+    why = "" if position is None else _why_unfit(slot, found, position)
+    if other:  # the workers' database is a copy, and what it was copied from has the slot
+        why = f"replication slot {slot} is that of {other}"
+    if why:
+        raise ConfigError(f"{setup.stream}: {why}", hint=COPY_ANEW)
+    if found is not None and not is_lost:
         return int(confirmed)
     return _create_slot(connection, setup, slot, is_there=found is not None)
 
 
-def _why_unfit(slot: str, found: tuple[bool, int, int, str] | None, position: TablePosition) -> str:
+def _why_unfit(slot: str, found: tuple[str, bool, int, int, str] | None, position: TablePosition) -> str:
     """Return why a slot lacks changes behind what was read; "" if it has them."""
     if found is None:
         return f"replication slot {slot} was dropped, so changes are missing"
-    is_usable, confirmed, end, reason = found
-    if not is_usable:
+    _, is_lost, confirmed, end, reason = found
+    if is_lost:
         why = _INVALIDATED_BY.get(reason, reason)
         return f"replication slot {slot} has lost a part of the log ({why}), so changes are missing"
     if confirmed > position.lsn:
