@@ -44,9 +44,9 @@ def _through_proxy(world: World, company: bool, delay_s: float = 0.3) -> tuple[P
     parts = conninfo.conninfo_to_dict(world.server.tcp_url())
     proxy = world.stack.enter_context(PostgresProxy(str(parts["host"]), int(str(parts["port"])), delay_s=delay_s))
     by_tcp = world.server.tcp_url(str(conninfo.conninfo_to_dict(world.url)["dbname"]))
-    worker = world.worker(url_through_proxy(by_tcp, proxy.port), bundle_records_max=20, epoch_s=60)
+    worker = world.worker(url_through_proxy(by_tcp, proxy.port), bundle_records_max=20, epoch_s=3_600)
     await_commits(proxy, worker)
-    return proxy, worker, [world.worker(bundle_records_max=20, epoch_s=60)] if company else []
+    return proxy, worker, [world.worker(bundle_records_max=20, epoch_s=3_600)] if company else []
 
 
 def await_commits(proxy: PostgresProxy, worker: Worker, more: int = COMMITS_BETWEEN) -> None:
