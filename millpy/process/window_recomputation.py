@@ -130,12 +130,11 @@ def recompute_windows(
     task = _Task(admin, graph, name, directory, table)
     found = Recomputation()
     windows = task.windows(ids, found)
-    early = [window for window in windows if window.start < since]
-    for window in early:
+    if early := [late for window in windows if window.start < since for late in window.ids]:
         at = to_datetime(Instant(since)).isoformat()
         why = f"its window begins before {at}, when the deployed graph was changed in place"
-        found.refused.update(dict.fromkeys(window.ids, why))
-    del windows[: len(early)]  # they are in order
+        found.refused.update(dict.fromkeys(early, why))
+    windows = [window for window in windows if window.start >= since]
     for start in range(0, len(windows), WINDOWS_MAX):
         task.recompute(windows[start : start + WINDOWS_MAX], found)
     return found

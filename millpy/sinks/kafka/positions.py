@@ -108,7 +108,7 @@ class StableOffsetFetch(Request[StableOffsetFetchStruct]):  # type: ignore[misc]
 
 
 def marked(position: int) -> OffsetAndMetadata:
-    """Return a position as an offset to store."""
+    """Return a position as an offset to store, with its mark."""
     return OffsetAndMetadata(position, f"millpy {position}")
 
 

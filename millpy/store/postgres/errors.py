@@ -160,9 +160,11 @@ def translate_commit(
         return _queue_full(error)
     if users and state and _raised(error):
         return PoisonError(_line(error), table=error.diag.table_name or table, sqlstate=state)
-    if connection_lost(error) and not (users and _is_of_another_server(error)):
+    if connection_lost(error):
         if commit_sent:
             return CommitUnknownError(f"the connection was lost around COMMIT: {_line(error)}")
+        if users and _is_of_another_server(error):
+            return altered_table_error(table, _line(error))
         return StoreUnavailableError(f"the connection was lost before COMMIT: {_line(error)}")
     if state[:2] == "23":
         return _constraint(error, state)
@@ -191,7 +193,7 @@ def _of_users(error: psycopg.Error, state: str, table: str) -> MillError:
         return altered_table_error(table, _line(error))  # a rule
     if state.startswith("MW") or state[:2] in ("40", "25", "53", "58") or state in ("55P03", "57014", "26000", "42P05"):
         return translate(error)
-    if state[:2] in ("08", "HV") or (not inside and state[:2] in ("42", "3F", "55") and state != SYNTAX_ERROR):
+    if state[:2] == "HV" or (not inside and state[:2] in ("42", "3F", "55") and state != SYNTAX_ERROR):
         return altered_table_error(table, _line(error))
     if not state or state in DAMAGED:
         return translate(error)
