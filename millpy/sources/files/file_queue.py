@@ -158,6 +158,20 @@ def read_on(done: FilePosition, size: int, changed_ns: int) -> NextFile:
     return NextFile(msgspec.structs.replace(done, size=size, changed_ns=changed_ns), problem)
 
 
+def rewritten(done: FilePosition, changed_ns: int, open: Callable[[str], BinaryIO]) -> NextFile | None:
+    """Return the problem of a file of the size that was read, which was changed since; None if it was only touched.
+
+    Raises:
+        SourceUnavailableError: it cannot be read.
+    """
+    try:
+        with open(done.path) as opened:
+            check_grown(done, opened)
+    except BrokenFileError as error:
+        return NextFile(msgspec.structs.replace(done, changed_ns=changed_ns), error.message)
+    return None
+
+
 class FileQueue(Protocol):
     """The order in which files are read."""
 
@@ -278,8 +292,11 @@ class FixedFileQueue:
         done = self._notes.done.get(name)
         if done is None:
             return NextFile(FilePosition(name))
-        if done is not self._earlier.get(name) or (state := _status(name)) is None or state.st_size == done.size:
+        if done is not self._earlier.get(name) or (state := _status(name)) is None:
             return None
+        if state.st_size == done.size:
+            same = done.broken or state.st_mtime_ns == done.changed_ns
+            return None if same else rewritten(done, state.st_mtime_ns, self.open)
         return read_on(done, state.st_size, state.st_mtime_ns)
 
     def changed_notes(self) -> dict[str, bytes | None]:
@@ -298,9 +315,6 @@ class FixedFileQueue:
         found = []
         for name in self._names():
             following, state, done = self._following(name), _status(name), self._notes.done.get(name)
-            if following is None and stops and done is not None and state is not None and not done.broken:
-                if state.st_mtime_ns != done.changed_ns:
-                    self._check(NextFile(done, grown=True))  # of the same size, but perhaps another file
             if following is None or state is None:
                 continue
             if stops:
@@ -439,9 +453,12 @@ class WatchedFileQueue:
             done = self._notes.done.get(path)
             if done is None:
                 return NextFile(FilePosition(path))
-            if done.size == seen.size and not done.broken:
-                continue
-            return read_on(done, seen.size, seen.changed_ns)
+            if done.size != seen.size or done.broken:
+                return read_on(done, seen.size, seen.changed_ns)
+            if done.changed_ns != seen.changed_ns:
+                if (problem := rewritten(done, seen.changed_ns, self.open)) is not None:
+                    return problem
+                self._notes.returned(path, seen.changed_ns)
         return None
 
     def _recognize(self, path: str, seen: _GrowingFile) -> None:
@@ -473,12 +490,10 @@ class WatchedFileQueue:
                 listed.append(path)
                 done = self._notes.done.get(path)
                 as_it_was = done is not None and (done.size, done.changed_ns) == (state.st_size, state.st_mtime_ns)
-                if done is not None and done.size == state.st_size and (as_it_was or not done.broken):
-                    if not done.gone_us:
-                        continue
-                    if as_it_was:
+                if done is not None and as_it_was:
+                    if done.gone_us:
                         self._notes.returned(path, state.st_mtime_ns)
-                        continue
+                    continue
                 before = self._seen.get(path)
                 same = before is not None and (before.size, before.changed_ns) == (state.st_size, state.st_mtime_ns)
                 since = before.since if before is not None and same else now

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import os
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import pytest
@@ -15,8 +16,11 @@ from millpy.errors import BrokenFileError
 from millpy.formats import Csv
 from millpy.ingest.protocol import SourceBatch
 from millpy.model.record import RecordType
-from millpy.sources.files.source import Files
+from millpy.sources.files import file_queue
+from millpy.sources.files.byte_reader import FilePosition, check_grown
+from millpy.sources.files.source import Directory, Files
 from tests.unit.sources.test_files import connect, lines_of, read_all, take
+from tests.unit.sources.test_files_watched import OFTEN, Watch
 
 
 async def read_on(
@@ -174,3 +178,63 @@ async def test_another_file_of_the_same_size_is_a_defect_and_a_touched_one_is_no
     os.utime(path, ns=(1, 1))
     with pytest.raises(BrokenFileError, match="bytes differ"):
         Files(path).unread(setup)
+    lenient = Files(path, broken="dead_letter")
+    assert lenient.unread(setup)
+    injector = connect(lenient, notes=notes)
+    await injector.open(whole.position)
+    letter = await take(injector)
+    await injector.close()
+    assert [r.reason for r in letter.refused] == ["broken_file"]
+    notes.update({name: note for name, note in letter.notes.items() if note is not None})
+    assert lenient.unread(replace(setup, notes=notes)) == []
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["at once", "between two workers"])
+async def test_a_watched_file_replaced_by_one_of_the_same_size_is_a_dead_letter(tmp_path: Path, restarts: bool) -> None:
+    path = tmp_path / "now.ndjson"
+    path.write_bytes(b"{1}\n")
+    watch = Watch(Directory(tmp_path, settle=timedelta(0), every=OFTEN))
+
+    def replace_file() -> None:
+        (tmp_path / "next.tmp").write_bytes(b"{2}\n")
+        os.utime(tmp_path / "next.tmp", ns=(2, 2))
+        (tmp_path / "next.tmp").rename(path)
+
+    async with watch.open():
+        await watch.until_quiet()
+        if not restarts:
+            replace_file()
+            await watch.until(lambda: not watch.injector.quiet())
+            found = await watch.until_quiet()
+    if restarts:
+        replace_file()
+        found = await watch.read()
+
+    assert [r.detail for batch in found for r in batch.refused] == [
+        f"{path} is not the file that was read to its end: its first bytes differ"
+    ]
+    assert await watch.read() == []
+
+
+async def test_a_watched_file_that_was_only_touched_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.ndjson"
+    path.write_bytes(b"{1}\n")
+    watch = Watch(Directory(tmp_path, settle=timedelta(0), every=OFTEN))
+    checked: list[str] = []
+
+    def check(done: FilePosition, opened: BinaryIO) -> None:
+        checked.append(done.path)
+        check_grown(done, opened)
+
+    monkeypatch.setattr(file_queue, "check_grown", check)
+    async with watch.open():
+        await watch.until_quiet()
+        os.utime(path, ns=(1, 1))
+        await watch.until(lambda: bool(checked))
+        await watch.appear()
+    async with watch.open():
+        assert await watch.until_quiet() == []
+
+    assert checked == [str(path)]
