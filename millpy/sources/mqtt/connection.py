@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _CONNECT_S_MAX = 5.0
 _FAREWELL_S_MAX = 3.0
-_SILENCE_S_MAX = 60.0  # without any packet; an expected answer may wait behind a session's whole backlog
+_SILENCE_S_MAX = 60.0  # without a packet beside pings; an expected answer may wait behind a session's whole backlog
 _LAST_WORD_S_MAX = 0.5  # for the library to read what the broker sent before it closed the connection
 _UNSPECIFIED = 128
 _SESSION_TAKEN_OVER = 142
@@ -170,7 +170,7 @@ class MqttConnection:
     async def subscribe(self, topic_filter: str, *, retained: bool) -> None:
         """Subscribe with QoS 1, never 2: paho would acknowledge messages of QoS 2 before we see them.
 
-        Wait for the answer as long as packets arrive or reading is paused.
+        Wait for the answer as long as packets other than answers to pings arrive, or reading is paused.
 
         Raises:
             ConfigError: the filter is invalid, or the broker does not allow the subscription.
@@ -208,13 +208,13 @@ class MqttConnection:
         asked, lost = asyncio.ensure_future(question), self._lost
         try:
             while not asked.done():
-                heard = self._relay.reads
+                heard = self._relay.reads_beside_pings
                 await asyncio.wait([asked, lost], timeout=_SILENCE_S_MAX, return_when=asyncio.FIRST_COMPLETED)
                 if asked.done():
                     break
                 if lost.done():
                     raise aiomqtt.MqttError("the connection was lost")
-                if not self._relay.paused and self._relay.reads == heard:
+                if not self._relay.paused and self._relay.reads_beside_pings == heard:
                     raise aiomqtt.MqttError("the broker does not answer")
             return asked.result()
         finally:

@@ -115,6 +115,8 @@ class PacketRelay:
         self.paused = False
         self.reads = 0
         """The number of reads from the broker so far."""
+        self.reads_beside_pings = 0
+        """Those with anything but answers to pings."""
 
     async def connect(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
         """Connect to the broker, with TLS if there is a context. Raises OSError."""
@@ -221,7 +223,9 @@ class PacketRelay:
             self._answer_ping()
         try:
             published, others = self._incoming.feed(data)
-            self._pings_back += others.count(_PINGRESP)
+            answered = others.count(_PINGRESP)
+            self._pings_back += answered
+            self.reads_beside_pings += not answered or answered < len(others) or len(published) > 0
             self._library.write(b"".join(self._answer(others)))
         except PacketError as error:
             self.abort(error)

@@ -83,6 +83,48 @@ async def test_invalid_packets_end_the_connection_and_not_the_injector(
             await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("unanswered", ["sensors/#", "millpy/marker/"])
+async def test_broker_that_answers_pings_and_no_subscription_is_away(
+    unanswered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt_connection, "_SILENCE_S_MAX", 0.3)
+
+    async def ping(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"\xd0\x00")
+            await asyncio.sleep(0.02)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering = asyncio.create_task(ping(writer))
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readexactly(2):
+                body = await reader.readexactly(head[1])
+                if head[0] == 0x10:
+                    writer.write(CONNACK)
+                elif head[0] & 0xF0 == 0x80 and unanswered.encode() not in body:
+                    writer.write(b"\x90\x04" + body[:2] + b"\x00\x01")
+                elif head[0] == 0xE0:
+                    break
+        answering.cancel()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    limits = Limits(lease_ttl_s=0.5, retry_s_min=0.01, retry_s_max=0.05)
+    setup = SourceSetup(
+        graph="g", stream="s", partition="sensors/#", limits=limits, clock=SystemClock(), ready=asyncio.Event()
+    )
+    injector = Mqtt("sensors/#", host="127.0.0.1", port=port).connect(setup)
+    try:
+        async with asyncio.timeout(30):
+            await injector.open(None)
+        assert setup.connection.is_connected is False
+        assert "cannot subscribe" in setup.connection.why and "does not answer" in setup.connection.why
+    finally:
+        await injector.close()
+        server.close()
+
+
 async def test_refused_subscription_behind_a_backlog_is_reported_after_it() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connected = await reader.readexactly(2)
