@@ -51,6 +51,7 @@ _WATCH_GAP_S = 2.0
 _CANCEL_AGAIN_S = 1.0
 _MARKER_PATIENCE_S = 10.0
 _LISTENS_S_MAX = 1.0
+MARKER_RIGHTS = f"allow this client to publish and read {MARKER_PREFIX}#"
 ANOTHER_CLIENT = "give two deployments on one broker different client ids with MqttSession(client_id=…)"
 
 
@@ -88,6 +89,8 @@ class _Session:
         self.marker_topic = marker_topic(address.client_id).encode()
         self.marker = b""
         self.marker_sent_at = float("inf")
+        self._received_before_marker = -1
+        self._told_marker = False
         self.connected_at = setup.clock.monotonic()
         self.silence = BrokerSilence(self.connected_at)
         self.outstanding: deque[_Token] = deque()
@@ -196,11 +199,26 @@ class _Session:
         self.drained = False
         self.marker = random_id().hex.encode()
         self.marker_sent_at = self._setup.clock.monotonic()
+        self._received_before_marker = self.inbox.received
         try:
             await self.connection.publish(self.marker_topic.decode(), self.marker)
         except SourceUnavailableError as error:
             # The answer is late behind a large backlog, or lost with the connection: `quiet` sends the marker again.
             log.debug("mqtt marker unconfirmed", extra={"topic": self.marker_topic.decode(), "why": error.message})
+
+    def warn_of_marker(self) -> None:
+        """Say once that the marker does not come back, if nothing else has arrived that could be before it.
+
+        Brokers tell little of rights: mosquitto accepts each subscription, and MQTT 3.1.1 each publication.
+        """
+        if self._told_marker or self.inbox.received != self._received_before_marker:
+            return
+        self._told_marker = True
+        log.warning(
+            "the MQTT broker does not return our marker for filter %r: while the source is idle, its watermark waits",
+            self._setup.partition,
+            extra={"hint": MARKER_RIGHTS},
+        )
 
 
 def marker_topic(client_id: str) -> str:
@@ -315,7 +333,7 @@ class MqttInjector:
             await session.connection.subscribe(session.marker_topic.decode(), retained=False)
         except ConfigError as error:
             # This is safe, but an idle source then cannot advance its watermark.
-            log.warning("%s", error.message, extra={"hint": f"allow this client to publish and read {MARKER_PREFIX}#"})
+            log.warning("%s", error.message, extra={"hint": MARKER_RIGHTS})
             session.marker_sent_at = float("inf")
             return
         self._send_marker(session)
@@ -446,6 +464,8 @@ class MqttInjector:
             return False
         slept = session.drained and now - watched_at > _WATCH_GAP_S
         unanswered = not session.drained and now - session.marker_sent_at > _MARKER_PATIENCE_S
+        if unanswered and session.silence.answers(now):
+            session.warn_of_marker()
         if slept or unanswered:
             self._send_marker(session)
         return session.drained and session.silence.answers(now)

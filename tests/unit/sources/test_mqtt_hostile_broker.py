@@ -14,6 +14,7 @@ from millpy.errors import ConfigError
 from millpy.ingest.protocol import SourceSetup
 from millpy.limits import Limits
 from millpy.sources.mqtt import connection as mqtt_connection
+from millpy.sources.mqtt import injector as mqtt_injector
 from millpy.sources.mqtt.packets import PacketCutter, PacketError
 from millpy.sources.mqtt.source import Mqtt
 
@@ -123,6 +124,52 @@ async def test_broker_that_answers_pings_and_no_subscription_is_away(
     finally:
         await injector.close()
         server.close()
+
+
+@pytest.mark.parametrize("code", [b"\x00", b"\x87"], ids=["dropped", "refused"])
+async def test_marker_that_does_not_come_back_is_reported_once(
+    code: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mqtt_injector, "_MARKER_PATIENCE_S", 0.05)
+    markers = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal markers
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readexactly(2):
+                body = await reader.readexactly(head[1])
+                if head[0] == 0x10:
+                    writer.write(CONNACK)
+                elif head[0] & 0xF0 == 0x80:
+                    writer.write(b"\x90\x04" + body[:2] + b"\x00\x01")
+                elif head[0] & 0xF0 == 0x30:
+                    markers += 1
+                    packet_id = 2 + int.from_bytes(body[:2])
+                    writer.write(b"\x40\x03" + body[packet_id : packet_id + 2] + code)
+                elif head[0] == 0xC0:
+                    writer.write(b"\xd0\x00")
+                elif head[0] == 0xE0:
+                    break
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    setup = SourceSetup(
+        graph="g", stream="s", partition="a", limits=Limits(), clock=SystemClock(), ready=asyncio.Event()
+    )
+    injector = Mqtt("a", host="127.0.0.1", port=port).connect(setup)
+    try:
+        await injector.open(None)
+        async with asyncio.timeout(30):
+            while markers < 5:
+                assert not injector.quiet()
+                await asyncio.sleep(0.01)
+    finally:
+        await injector.close()
+        server.close()
+    said = [record for record in caplog.records if "does not return our marker" in record.getMessage()]
+    assert len(said) == 1
+    assert "millpy/marker/#" in said[0].hint  # type: ignore[attr-defined]
 
 
 async def test_refused_subscription_behind_a_backlog_is_reported_after_it() -> None:
