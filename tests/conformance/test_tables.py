@@ -202,11 +202,36 @@ async def test_large_value_that_did_not_change_is_a_dead_letter_without_full_ide
             connection.execute("UPDATE t SET n = 1")
             (record,) = await found.records(1)
             assert "big" not in record
-            assert found.refused[0].endswith("ALTER TABLE public.t REPLICA IDENTITY FULL")
+            assert found.refused[0].endswith("ALTER TABLE public.t REPLICA IDENTITY FULL, and each partition of it")
             connection.execute("ALTER TABLE t REPLICA IDENTITY FULL")
             connection.execute("UPDATE t SET n = 2")
             assert (await found.records(1))[0]["big"] == "x" * 9000
             assert len(found.refused) == 1
+
+
+async def test_partition_without_full_identity_of_its_own_has_no_values_that_the_log_lacks(
+    database_url: str, secret: str
+) -> None:
+    with table_of(database_url, "id int PRIMARY KEY, n int, big text) PARTITION BY RANGE (id") as connection:
+        connection.execute("CREATE TABLE t_1 PARTITION OF t DEFAULT; ALTER TABLE t_1 ALTER big SET STORAGE EXTERNAL")
+        connection.execute("ALTER TABLE t REPLICA IDENTITY FULL; INSERT INTO t VALUES (1, 0, repeat('x', 9000))")
+        async with reader(database_url, secret=secret) as found:
+            assert (await found.records(1))[0]["big"] == "x" * 9000
+            connection.execute("UPDATE t SET id = 2; DELETE FROM t")
+            updated, deleted = await found.records(2)
+            assert "REPLICA IDENTITY FULL, and each partition of it" in found.refused[0]
+            whole = []
+            for identity in ("FULL", "DEFAULT"):
+                connection.execute(f"ALTER TABLE t REPLICA IDENTITY {identity}; ALTER TABLE t_1 REPLICA IDENTITY FULL")
+                connection.execute("INSERT INTO t VALUES (3, NULL, repeat('x', 9000)); UPDATE t SET id = 4")
+                connection.execute("DELETE FROM t")
+                whole += (await found.records(3))[1:]
+
+    assert (updated["before"], updated.keys() & {"id", "n", "big"}) == ({"id": 1}, {"id", "n"})
+    assert (deleted["before"], deleted.keys() & {"id", "n", "big"}) == ({"id": 2}, {"id"})
+    assert [record["before"] for record in whole] == [{"id": n, "n": None, "big": "x" * 9000} for n in (3, 4)] * 2
+    assert [record["big"] for record in whole] == ["x" * 9000] * 4
+    assert len(found.refused) == 1
 
 
 async def until_told(found: Reader, words: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -28,15 +28,15 @@ class Layout:
 
     Attributes:
         columns: (name, OID of the type, whether it is part of the replica identity) of each column.
-        taken, taken_of_key: the members of a record; of a row of which the log has only the key.
-        image, image_of_key: the members of the row before a change, which has all columns.
+        taken: the members of a record.
+        image: the members of the row before a change, which has all columns.
+        beside_key: the places of columns that the log has of a row before a change only if it has the whole row.
     """
 
     columns: Columns
     taken: Sequence[Member]
-    taken_of_key: Sequence[Member]
     image: Sequence[Member]
-    image_of_key: Sequence[Member]
+    beside_key: Sequence[int]
 
 
 class ChangeRecords:
@@ -46,10 +46,18 @@ class ChangeRecords:
         record_type: the type of the records; None, in tests, takes all columns.
         fields: the fields that a change fills.
         form_of: returns what makes JSON of values of a type, by its OID.
+        partitioned_by: the primary key of a partitioned table.
     """
 
-    def __init__(self, record_type: RecordType | None, fields: ChangeFields, form_of: Callable[[int], ToJson]) -> None:
+    def __init__(
+        self,
+        record_type: RecordType | None,
+        fields: ChangeFields,
+        form_of: Callable[[int], ToJson],
+        partitioned_by: Collection[str] = (),
+    ) -> None:
         self._form_of = form_of
+        self._partitioned_by = partitioned_by
         self._taken: dict[str, bytes] | None = None
         names = {name: name for name in fields.names()}
         if record_type is not None:
@@ -68,15 +76,15 @@ class ChangeRecords:
     def layout(self, columns: Columns) -> Layout:
         """Return the layout of a table with these columns."""
         every = [(place, _member(name), self._form_of(oid)) for place, (name, oid, _) in enumerate(columns)]
-        keys = {place for place, (_, _, is_key) in enumerate(columns) if is_key}
         names = None if self._taken is None else self._taken.keys()
-        taken = [member for member in every if names is None or columns[member[0]][0] in names]
+        key = {name for name, _, is_key in columns if is_key}
+        if len(key) == len(columns):
+            key = set(self._partitioned_by)
         return Layout(
             columns,
-            taken,
-            [member for member in taken if member[0] in keys],
+            [member for member in every if names is None or columns[member[0]][0] in names],
             every,
-            [member for member in every if member[0] in keys],
+            [place for place, (name, _, _) in enumerate(columns) if name not in key],
         )
 
     def of_row(self, layout: Layout, row: Row, committed_at: int) -> bytes:
@@ -86,18 +94,20 @@ class ChangeRecords:
     def of_change(self, layout: Layout, change: Change, committed_at: int) -> tuple[bytes, str]:
         """Return the payload of a change, and why it is not a record; "" if it is."""
         row, before, lacking = change.row, change.before, ""
+        if self._partitioned_by and before is not None:
+            # Each partition has a replica identity of its own, and the log says what that of the table is.
+            change.is_whole = any(before[place] is not None for place in layout.beside_key)
         if row is not None:
             if UNCHANGED in row:
                 row, lacking = _completed(layout, change)
             members = _members(layout.taken, row)
         elif before is not None:
-            members = _members(layout.taken if change.is_whole else layout.taken_of_key, before)
+            members = _members_before(layout.taken, change, before)
         else:
             members = []
         image = b"null"
         if self._before and before is not None:
-            of_before = _members(layout.image if change.is_whole else layout.image_of_key, before)
-            image = b"{" + b",".join(of_before) + b"}"
+            image = b"{" + b",".join(_members_before(layout.image, change, before)) + b"}"
         return self._payload(members, change.operation, image, committed_at), lacking
 
     def _payload(self, members: list[bytes], operation: str, before: bytes, committed_at: int) -> bytes:
@@ -125,13 +135,18 @@ def _members(members: Sequence[Member], row: Row) -> list[bytes]:
     ]
 
 
+def _members_before(members: Sequence[Member], change: Change, before: Row) -> list[bytes]:
+    """Return the members of the row before a change: of a key, which has no NULL, those that the log has."""
+    return _members(members if change.is_whole else [m for m in members if before[m[0]] is not None], before)
+
+
 def _completed(layout: Layout, change: Change) -> tuple[Row, str]:
     """Take values that were not changed from the row before. Return the row, and which field lacks its value."""
     assert change.row is not None
     row, lacking, taken = list(change.row), "", {place for place, _, _ in layout.taken}
     for place, value in enumerate(row):
         if isinstance(value, UnchangedValue):
-            if change.before is not None and (change.is_whole or layout.columns[place][2]):
+            if change.before is not None and change.before[place] is not None:
                 row[place] = change.before[place]
             elif place in taken:
                 lacking = layout.columns[place][0]
@@ -140,7 +155,7 @@ def _completed(layout: Layout, change: Change) -> tuple[Row, str]:
     table = f"{change.relation.schema}.{change.relation.name}"
     return row, (
         f"column {lacking} was not changed, and its value is stored out of line, so that the log does not have it:"
-        f" ALTER TABLE {table} REPLICA IDENTITY FULL"
+        f" ALTER TABLE {table} REPLICA IDENTITY FULL, and each partition of it"
     )
 
 

@@ -248,7 +248,8 @@ def _check_publishable(connection: Connection, source: PostgresTable) -> None:
     if lacks_identity:
         raise ConfigError(
             f"table {table} has no replica identity: PostgreSQL would refuse to update its rows once it is published",
-            hint="ALTER TABLE … REPLICA IDENTITY DEFAULT; with a primary key that is DEFERRABLE, REPLICA IDENTITY FULL",
+            hint="ALTER TABLE … REPLICA IDENTITY DEFAULT; with a primary key that is DEFERRABLE, REPLICA IDENTITY FULL;"
+            " each partition has its own",
         )
     if is_virtual:
         raise ConfigError(

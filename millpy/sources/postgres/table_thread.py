@@ -80,14 +80,15 @@ class TableThread(PageThread):
         """Copy what is not copied yet, and follow."""
         if self._is_new:
             self._position = msgspec.structs.replace(self._position, published="")
-        self._look_at_table(connection)
+        facts = self._look_at_table(connection)
         position = self._position
         if self._is_new:
             self._await_open(connection)  # as the creation of a slot does, without a word
         begin = ensure_slot(connection, self._setup, self._slot, None if self._is_new else position)
         if self._is_new:
             self._position = msgspec.structs.replace(position, lsn=begin)
-        records = ChangeRecords(self._setup.record_type, self._source.fields, forms(connection))
+        key = facts.key_names if facts.is_partitioned else ()
+        records = ChangeRecords(self._setup.record_type, self._source.fields, forms(connection), key)
         if not position.copied:
             self._copy(connection, records)
         elif self._is_new:
