@@ -170,6 +170,40 @@ async def test_changes_without_the_primary_key_stop_a_reader_whose_copy_was_inte
                 await again.records(5)
 
 
+async def test_partition_without_the_primary_key_stops_a_reader_whose_copy_was_interrupted(
+    foreign_url: str, secret: str
+) -> None:
+    with table_of(foreign_url, "a int PRIMARY KEY, b int NOT NULL) PARTITION BY RANGE (a") as connection:
+        connection.execute("CREATE TABLE t_1 PARTITION OF t DEFAULT; CREATE UNIQUE INDEX t_b ON t_1 (b)")
+        connection.execute("INSERT INTO t SELECT i, i FROM generate_series(1, 6) AS i")
+        limits = Limits(bundle_records_max=2)
+        async with reader(foreign_url, secret=secret, database=foreign_url, limits=limits) as found:
+            await found.records(2)
+        connection.execute("ALTER TABLE t_1 REPLICA IDENTITY USING INDEX t_b; DELETE FROM t WHERE a = 1")
+        with pytest.raises(ConfigError, match="replica identity of table t lacks the primary key"):
+            async with reader(foreign_url, found.position, secret=secret, database=foreign_url) as again:
+                await again.records(5)
+
+
+async def test_update_of_a_copied_row_whose_key_is_stored_out_of_line_is_an_update(
+    foreign_url: str, secret: str
+) -> None:
+    with table_of(foreign_url, "a text PRIMARY KEY, n int") as connection:
+        connection.execute("ALTER TABLE t ALTER a SET STORAGE EXTERNAL")
+        connection.execute("INSERT INTO t SELECT repeat(chr(96 + i), 2400), 0 FROM generate_series(1, 4) AS i")
+        limits = Limits(bundle_records_max=2)
+        async with reader(foreign_url, secret=secret, database=foreign_url, limits=limits) as found:
+            await found.records(2)
+        connection.execute("UPDATE t SET n = 1 WHERE a < 'c'")
+        async with reader(foreign_url, found.position, secret=secret, database=foreign_url) as again:
+            read = [record for record in await again.records(4) if record["operation"] != "snapshot"]
+
+    assert [(record["operation"], record["a"][0], record["n"]) for record in read] == [
+        ("update", "a", 1),
+        ("update", "b", 1),
+    ]
+
+
 async def test_copy_has_the_columns_that_a_publication_has(foreign_url: str, secret: str) -> None:
     with table_of(foreign_url, "a int PRIMARY KEY, b int, c int") as connection:
         connection.execute("CREATE PUBLICATION millpy_public_t FOR TABLE t (a, c)")

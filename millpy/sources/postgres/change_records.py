@@ -11,7 +11,7 @@ from millpy.formats.message import encoded_names
 from millpy.model.record import RecordType
 from millpy.model.time import Instant, to_datetime
 from millpy.sources.postgres.column_json import ToJson
-from millpy.sources.postgres.pgoutput import UNCHANGED, Change, Relation, Row, UnchangedValue
+from millpy.sources.postgres.pgoutput import UNCHANGED, Change, Row, UnchangedValue
 from millpy.sources.postgres.table import ChangeFields
 
 UNCHANGED_REASON = "unchanged_value"
@@ -159,12 +159,18 @@ def _completed(layout: Layout, change: Change) -> tuple[Row, str]:
     )
 
 
-def key_of(relation: Relation, names: Sequence[str], row: Row) -> list[str] | None:
-    """Return the values of key columns as text; None if the row lacks one."""
-    places = {name: place for place, (name, _, _) in enumerate(relation.columns)}
-    values = [row[places[name]] if name in places else None for name in names]
-    return (
-        [value.decode() for value in values if isinstance(value, bytes)]
-        if all(isinstance(value, bytes) for value in values)
-        else None
-    )
+def key_of(change: Change, names: Sequence[str], row: Row) -> list[str] | None:
+    """Return the values of key columns of a row of a change as text; None if it lacks one.
+
+    A value that is stored out of line, and was not changed, is that of the row before the change.
+    """
+    places = {name: place for place, (name, _, _) in enumerate(change.relation.columns)}
+    found = []
+    for name in names:
+        value = row[places[name]] if name in places else None
+        if isinstance(value, UnchangedValue) and change.before is not None:
+            value = change.before[places[name]]
+        if not isinstance(value, bytes):
+            return None
+        found.append(value.decode())
+    return found

@@ -315,7 +315,7 @@ class TableThread(PageThread):
         """Return what of a change the first copy does not have; None if it has all.
 
         Raises:
-            ConfigError: a part of the copy was truncated after another part had been copied.
+            ConfigError: a part of the copy was truncated after another part had been copied, or the change has no key.
         """
         if begin.lsn >= position.until:
             return change
@@ -329,16 +329,13 @@ class TableThread(PageThread):
             )
         identity = {name for name, _, is_key in change.relation.columns if is_key}
         if not identity.issuperset(facts.key_names):
-            raise ConfigError(
-                f"the replica identity of table {self._table} lacks the primary key, and its copy was interrupted",
-                hint=COPY_ANEW,
-            )
+            raise self._lacks_key()
         bounds = [part.upto for part in position.copies[:-1] if part.upto is not None]
 
         def is_shown(row: Any) -> bool:
-            key = key_of(change.relation, facts.key_names, row)
+            key = key_of(change, facts.key_names, row)
             if key is None:
-                return shown[-1]
+                raise self._lacks_key()  # that of a partition
             return shown[[*is_upto(connection, facts, key, bounds), True].index(True)]
 
         before = is_shown(change.before) if change.before is not None else None
@@ -348,6 +345,12 @@ class TableThread(PageThread):
         if after:  # the copy has the new key already, and the old one still
             return Change(change.relation, "delete", None, change.before, change.is_whole)
         return Change(change.relation, "insert", change.row, None, is_whole=False)
+
+    def _lacks_key(self) -> ConfigError:
+        return ConfigError(
+            f"the replica identity of table {self._table} lacks the primary key, and its copy was interrupted",
+            hint=COPY_ANEW,
+        )
 
     def _note_drained(self, stream: ReplicationStream, connection: psycopg.Connection[Any]) -> None:
         """Find out whether everything that was committed a moment ago was read."""
