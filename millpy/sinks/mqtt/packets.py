@@ -6,10 +6,11 @@ at a source (`sources/mqtt/packets.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millpy.sources.mqtt.packets import PacketError
+from millpy.sources.mqtt.properties import body_of, number_of, properties_at
 
 CONNACK, PUBACK, PUBREC, PUBCOMP, DISCONNECT = 2, 4, 5, 7, 14
 """Types of packets from the broker."""
@@ -19,13 +20,6 @@ PACKET_BYTES_MAX = 268_435_460
 REASON_CHARACTERS_MAX = 200
 _CONTENT_TYPE, _EXPIRY, _IS_TEXT, _USER = b"\x03", b"\x02", b"\x01\x01", b"\x26"
 _RECEIVE_MAX, _QOS_MAX, _RETAINS, _PACKET_MAX, _REASON, _PAIR = 0x21, 0x24, 0x25, 0x27, 0x1F, 0x26
-_WIDTHS = {
-    **dict.fromkeys((0x01, 0x17, 0x19, 0x24, 0x25, 0x28, 0x29, 0x2A), 1),
-    **dict.fromkeys((0x13, 0x21, 0x22, 0x23), 2),
-    **dict.fromkeys((0x02, 0x11, 0x18, 0x27), 4),
-}
-"""Property -> bytes of its number; the others that a broker may send are text or bytes behind their length."""
-_VARIABLE = 0x0B
 REASONS = {
     0x80: "unspecified error",
     0x81: "malformed packet",
@@ -117,18 +111,18 @@ def pubrel(packet_id: int) -> bytes:
 
 def limits_of(connack: bytes) -> BrokerLimits:
     """Return what the broker takes. Raises PacketError."""
-    found = dict(_properties(connack, _start(connack) + 2))
+    found = dict(properties_at(connack, body_of(connack) + 2))
     return BrokerLimits(
-        receive_max=_number(found.get(_RECEIVE_MAX), ID_MAX) or 1,
-        packet_bytes_max=_number(found.get(_PACKET_MAX), PACKET_BYTES_MAX) or PACKET_BYTES_MAX,
-        qos_max=_number(found.get(_QOS_MAX), 2),
-        retains=bool(_number(found.get(_RETAINS), 1)),
+        receive_max=number_of(found.get(_RECEIVE_MAX), ID_MAX) or 1,
+        packet_bytes_max=number_of(found.get(_PACKET_MAX), PACKET_BYTES_MAX) or PACKET_BYTES_MAX,
+        qos_max=number_of(found.get(_QOS_MAX), 2),
+        retains=bool(number_of(found.get(_RETAINS), 1)),
     )
 
 
 def answer_of(packet: bytes) -> Answer:
     """Return a PUBACK, PUBREC or PUBCOMP. Raises PacketError."""
-    at = _start(packet)
+    at = body_of(packet)
     if len(packet) < at + 2:
         raise PacketError("the broker's answer to a message names no message")
     code = packet[at + 2] if len(packet) > at + 2 else 0
@@ -137,58 +131,17 @@ def answer_of(packet: bytes) -> Answer:
 
 def farewell_of(packet: bytes) -> tuple[int, str]:
     """Return the reason code of a DISCONNECT, and what it says. Raises PacketError."""
-    at = _start(packet)
+    at = body_of(packet)
     code = packet[at] if len(packet) > at else 0
     return code, why(code, packet, at + 1)
 
 
 def why(code: int, packet: bytes, at: int) -> str:
     """Return a reason code with what the broker adds, which begins at an index. Raises PacketError."""
-    said = dict(_properties(packet, at)).get(_REASON, b"").decode(errors="replace")[:REASON_CHARACTERS_MAX]
+    said = dict(properties_at(packet, at)).get(_REASON, b"").decode(errors="replace")[:REASON_CHARACTERS_MAX]
     printable = "".join(character if character.isprintable() else "\ufffd" for character in said)
     text = f"{REASONS.get(code, 'unknown reason')} (0x{code:02x})"
     return f"{text}: {printable}" if printable else text
-
-
-def _properties(packet: bytes, at: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the properties that begin at an index, with the bytes of their values; none at the end of the packet."""
-    if at >= len(packet):
-        return
-    length, at = _variable(packet, at)
-    end = at + length
-    if end > len(packet):
-        raise PacketError("a packet from the broker ends within its properties")
-    while at < end:
-        kind, at = packet[at], at + 1
-        if kind == _VARIABLE:
-            stop = _variable(packet, at)[1]
-        elif kind in _WIDTHS:
-            stop = at + _WIDTHS[kind]
-        else:
-            stop = at
-            for _ in range(2 if kind == _PAIR else 1):
-                stop += 2 + int.from_bytes(packet[stop : stop + 2])
-        if stop > end:
-            raise PacketError("a property from the broker is longer than its packet")
-        yield kind, packet[at:stop] if kind in _WIDTHS else packet[at + 2 : stop]
-        at = stop
-
-
-def _start(packet: bytes) -> int:
-    return _variable(packet, 1)[1]
-
-
-def _variable(packet: bytes, at: int) -> tuple[int, int]:
-    """Return a variable byte integer, and the index behind it."""
-    value = 0
-    for count in range(4):
-        if at + count >= len(packet):
-            break
-        byte = packet[at + count]
-        value |= (byte & 0x7F) << 7 * count
-        if not byte & 0x80:
-            return value, at + count + 1
-    raise PacketError("a packet from the broker has an invalid length")
 
 
 def _length(value: int) -> bytes:
@@ -202,7 +155,3 @@ def _length(value: int) -> bytes:
 
 def _text(value: bytes) -> bytes:
     return len(value).to_bytes(2) + value
-
-
-def _number(value: bytes | None, default: int) -> int:
-    return default if value is None else int.from_bytes(value)

@@ -28,6 +28,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.sources.mqtt.address import BrokerAddress, tls_context
 from millpy.sources.mqtt.packets import Messages
+from millpy.sources.mqtt.properties import CONNACK_FIRST, SessionGrant, session_grant
 from millpy.sources.mqtt.relay import PacketRelay
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,9 @@ class MqttConnection:
         packet_bytes_max: the length above which a message is delivered without the end of its payload.
         kept_bytes: the length of the beginning that is delivered then.
         answer: called with the other packets of a read; returns those that the library is to see.
+
+    Attributes:
+        grant: what the broker has said of the session; None before it has answered.
     """
 
     def __init__(
@@ -63,17 +67,25 @@ class MqttConnection:
         answer: Callable[[list[bytes]], list[bytes]] = list,
     ) -> None:
         self.address = address
+        self.grant: SessionGrant | None = None
+        self._answer_packets = answer
         self._relay = PacketRelay(
             five=address.protocol == 5,
             packet_bytes_max=packet_bytes_max,
             kept_bytes=kept_bytes,
             deliver=deliver,
-            answer=answer,
+            answer=self._see,
         )
         self._tls = tls_context(address)
         self._client: aiomqtt.Client | None = None
         self._lost: asyncio.Task[None] | None = None
         self.why_lost = ""
+
+    def _see(self, packets: list[bytes]) -> list[bytes]:
+        """Read what the broker says of the session, which the library keeps to itself."""
+        if self.grant is None and packets and packets[0][0] == CONNACK_FIRST:
+            self.grant = session_grant(packets[0], five=self.address.protocol == 5)
+        return self._answer_packets(packets)
 
     def _client_of(self, path: str) -> aiomqtt.Client:
         """Return a client that connects to the relay at this path."""

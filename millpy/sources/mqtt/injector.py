@@ -52,6 +52,7 @@ _CANCEL_AGAIN_S = 1.0
 _MARKER_PATIENCE_S = 10.0
 _LISTENS_S_MAX = 1.0
 MARKER_RIGHTS = f"allow this client to publish and read {MARKER_PREFIX}#"
+LOST_SESSION = "let the broker keep sessions on disk (mosquitto: persistence true), and longer than workers are away"
 ANOTHER_CLIENT = "give two deployments on one broker different client ids with MqttSession(client_id=…)"
 
 
@@ -257,6 +258,7 @@ class MqttInjector:
         self._asking: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._watched_at = 0.0
+        self._told_expiry = False
         self._total = 0
         self._redeliveries = Redeliveries(setup.notes, address.receive_max)
 
@@ -284,6 +286,7 @@ class MqttInjector:
     async def _connect(self) -> _Session:
         session = _Session(self._setup, self._address, self._pattern, retained=self._retained, format=self._format)
         await session.connection.open()
+        self._report_session(session.connection)
         subscribing = session.subscribe(self._subscribe(session))
         full = asyncio.create_task(session.full.wait(), name="millpy-mqtt-full")
         try:
@@ -299,6 +302,30 @@ class MqttInjector:
         self._setup.connection.connected()
         self._setup.ready.set()
         return session
+
+    def _report_session(self, connection: MqttConnection) -> None:
+        """Say that the broker has forgotten our session, or will do so earlier than it was asked to."""
+        grant, setup = connection.grant, self._setup
+        if grant is None:
+            return
+        if setup.connection.accepted and not grant.resumed:
+            text = (
+                f"{setup.partition}: the MQTT broker at {self._address} has no session of ours any more; "
+                "messages that it had not delivered, or that came in the meantime, are lost"
+            )
+            log.warning("%s", text, extra={"hint": LOST_SESSION})
+            setup.tell("source_lost", {"partition": setup.partition, "stream": setup.stream, "what": text})
+        asked_s = self._address.session_expiry_s
+        if grant.expiry_s is not None and grant.expiry_s < asked_s and not self._told_expiry:
+            self._told_expiry = True
+            log.warning(
+                "%s: the MQTT broker at %s keeps messages for %s s without a worker, instead of %s s",
+                setup.partition,
+                self._address,
+                f"{grant.expiry_s:,}",
+                f"{asked_s:,}",
+                extra={"hint": "raise the broker's limit for the expiry of sessions, or lower MqttSession(expiry_s=…)"},
+            )
 
     async def _watch_answers(self) -> None:
         """Ping the broker, tell when it does not answer, and hang up when it has not answered for long.

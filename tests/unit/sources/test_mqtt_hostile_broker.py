@@ -90,15 +90,15 @@ async def test_broker_that_answers_pings_and_no_subscription_is_away(
 ) -> None:
     monkeypatch.setattr(mqtt_connection, "_SILENCE_S_MAX", 0.3)
 
-    async def ping(writer: asyncio.StreamWriter) -> None:
-        while True:
-            writer.write(b"\xd0\x00")
-            await asyncio.sleep(0.02)
-
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answering = asyncio.create_task(ping(writer))
         with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while head := await reader.readexactly(2):
+            while True:
+                try:
+                    async with asyncio.timeout(0.02):
+                        head = await reader.readexactly(2)
+                except TimeoutError:
+                    writer.write(b"\xd0\x00")
+                    continue
                 body = await reader.readexactly(head[1])
                 if head[0] == 0x10:
                     writer.write(CONNACK)
@@ -106,7 +106,6 @@ async def test_broker_that_answers_pings_and_no_subscription_is_away(
                     writer.write(b"\x90\x04" + body[:2] + b"\x00\x01")
                 elif head[0] == 0xE0:
                     break
-        answering.cancel()
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -163,13 +162,60 @@ async def test_marker_that_does_not_come_back_is_reported_once(
         async with asyncio.timeout(30):
             while markers < 5:
                 assert not injector.quiet()
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
     finally:
         await injector.close()
         server.close()
     said = [record for record in caplog.records if "does not return our marker" in record.getMessage()]
     assert len(said) == 1
     assert "millpy/marker/#" in said[0].hint  # type: ignore[attr-defined]
+
+
+async def test_session_that_the_broker_has_forgotten_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    resumed = [b"\x00", b"\x01", b"\x00"]  # a new session, the same, and one that another broker begins
+    told: list[tuple[str, dict[str, object]]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readexactly(2):
+                body = await reader.readexactly(head[1])
+                if head[0] == 0x10:
+                    # It keeps sessions for 60 s.
+                    writer.write(b"\x20\x08" + resumed.pop(0) + b"\x00\x05\x11" + (60).to_bytes(4))
+                elif head[0] & 0xF0 == 0x80:
+                    writer.write(b"\x90\x04" + body[:2] + b"\x00\x01")
+                elif head[0] == 0xC0:
+                    writer.write(b"\xd0\x00")
+                elif head[0] & 0xF0 == 0x30 and resumed:
+                    break
+                elif head[0] == 0xE0:
+                    break
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    limits = Limits(lease_ttl_s=0.5, retry_s_min=0.01, retry_s_max=0.01)
+    setup = SourceSetup(
+        graph="g", stream="s", partition="a", limits=limits, clock=SystemClock(), ready=asyncio.Event(),
+        tell=lambda kind, detail: told.append((kind, detail)),
+    )  # fmt: skip
+    injector = Mqtt("a", host="127.0.0.1", port=port).connect(setup)
+    try:
+        await injector.open(None)
+        async with asyncio.timeout(30):
+            while not told:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    finally:
+        await injector.close()
+        server.close()
+    assert not resumed
+    ((kind, detail),) = told
+    assert (kind, detail["partition"], detail["stream"]) == ("source_lost", "a", "s")
+    assert "has no session of ours any more" in str(detail["what"])
+    said = [record.getMessage() for record in caplog.records if "keeps messages for" in record.getMessage()]
+    assert said == [
+        f"a: the MQTT broker at 127.0.0.1:{port} keeps messages for 60 s without a worker, instead of 604,800 s"
+    ]
 
 
 async def test_refused_subscription_behind_a_backlog_is_reported_after_it() -> None:
