@@ -1295,7 +1295,8 @@ GRANT EXECUTE ON FUNCTION mill.moment(bigint), mill.instant(timestamptz), mill.r
    TO PUBLIC;
 
 -- The sources that read injected records: what waits, and the transactions that have injected and are still open. Their
--- records do not exist yet; nobody waits for them.
+-- records do not exist yet; nobody waits for them. The locks of a prepared transaction have no pid; one of them is that
+-- on its own id.
 CREATE VIEW millpy.injections AS
 SELECT g.name AS graph, r.source, r.stream, w.waiting, w.oldest_at, r.waiting_max, r.read_number,
        t.open_transactions, t.open_since
@@ -1305,7 +1306,10 @@ SELECT g.name AS graph, r.source, r.stream, w.waiting, w.oldest_at, r.waiting_ma
        SELECT count(*) AS waiting, min(i.injected_at) AS oldest_at FROM mill.injected_records AS i
         WHERE i.stream = r.stream AND NOT mill.has_read(r, i.number, i.xid)) AS w
  CROSS JOIN (
-       SELECT count(*) AS open_transactions, min(a.xact_start) AS open_since
+       SELECT count(*) AS open_transactions, min(CASE WHEN l.pid IS NOT NULL THEN a.xact_start ELSE (
+                  SELECT p.prepared FROM pg_prepared_xacts AS p
+                    JOIN pg_locks AS o ON o.locktype = 'transactionid' AND o.transactionid = p.transaction
+                   WHERE o.pid IS NULL AND o.virtualtransaction = l.virtualtransaction) END) AS open_since
          FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a USING (pid)
         WHERE l.locktype = 'relation' AND l.relation = 'mill.injected_records'::regclass AND l.mode = 'RowExclusiveLock'
           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())

@@ -301,7 +301,7 @@ BEGIN
             ('injected_at', false, 'Time of the call of millpy.inject.'),
             ('number', false, 'Number of the record, over all streams; the greater, the later it was injected.'),
             ('oldest_at', false, 'Time at which the oldest waiting record was injected; NULL if none waits.'),
-            ('open_since', false, 'Begin of the oldest of them, if this role may see it.'),
+            ('open_since', false, 'Begin of the oldest of them, if this role may see it; of a prepared one, when it was prepared.'),
             ('open_transactions', false, 'Number of open transactions that have injected records, into any stream.'),
             ('open_xids', false, 'Transactions that were open at the last read: their records are unread.'),
             ('produced', false, 'Number of records or rows that were made.'),

@@ -46,5 +46,5 @@ def judge_injections(facts: Facts, limits: Limits) -> Iterator[Finding]:
             f"{row['open_transactions']} open transactions have injected records, the oldest has been open for "
             f"{format_duration(row['open_s'])}",
             "their records do not exist before they commit, and may be late then; no other record waits for them",
-            "commit or end them: pg_stat_activity shows them by xact_start",
+            "commit or end them: pg_stat_activity shows them by xact_start, and pg_prepared_xacts the prepared ones",
         )

@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from examples.orders_app import TABLE
 from millpy import Count, Dedupe, EventTime, FixedWindows, Graph, InjectedStream, Sum, hours, seconds
+from millpy.admin import doctor_injections
 from millpy.admin.diagnosis import read_facts
 from millpy.admin.doctor import examine
 from millpy.clock import SystemClock
@@ -272,6 +273,29 @@ async def test_refusals_say_what_to_do_and_waiting_records_are_bounded(database_
         with psycopg.connect(database_url, autocommit=True) as connection:
             inject(connection, 5, 6)  # it is not refused for ever
         assert await found_reader.amounts(2) == [5, 6]
+
+
+async def test_prepared_transaction_is_open_since_it_was_prepared(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_injections, "OPEN_S_MAX", 0.0)
+    await deploy(database_url, graph_of())
+    with psycopg.connect(database_url) as connection:
+        connection.tpc_begin("orders")
+        with connection.cursor() as cursor:
+            cursor.execute("SAVEPOINT s")
+        inject(connection, 1)
+        connection.tpc_prepare()
+        facts = read_facts(database_url, SystemClock())
+        connection.tpc_commit()
+
+    assert [row["open_transactions"] for row in facts.injections] == [1]
+    (warning,) = (
+        f for f in examine(facts, Limits()) if f.check == "injected records" and f.severity is not Severity.OK
+    )
+    assert "have injected records, the oldest has been open for" in warning.found
+    assert "pg_prepared_xacts" in warning.action
+    assert stored(database_url) == [1]
 
 
 async def test_many_records_of_a_transaction_are_not_counted_for_each_beside_a_busy_stream(database_url: str) -> None:
