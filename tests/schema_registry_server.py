@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+UNKNOWN = {"error_code": 40403, "message": "Schema not found"}
+
 
 class RegistryServer:
     """Schemas by subject; ids from 1 on.
@@ -35,13 +37,13 @@ class RegistryServer:
             return 503, {"message": "away"}
         if method == "GET" and words[:2] == ["schemas", "ids"]:
             number = int(words[2])
-            return (200, {"schema": self.schemas[number - 1]}) if 0 < number <= len(self.schemas) else (404, {})
+            return (200, {"schema": self.schemas[number - 1]}) if 0 < number <= len(self.schemas) else (404, UNKNOWN)
         subject, schema = words[1], sent["schema"]
         known = [number for number in self.subjects.get(subject, ()) if self.schemas[number - 1] == schema]
         if known:
             return 200, {"id": known[0]}
         if words[2:] != ["versions"]:
-            return 404, {"error_code": 40403, "message": "Schema not found"}
+            return 404, UNKNOWN
         if self.refuses is not None:
             return self.refuses[0], {"error_code": self.refuses[0], "message": self.refuses[1]}
         if schema not in self.schemas:

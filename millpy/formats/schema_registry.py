@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 
 from millpy.clock import Clock, SystemClock
@@ -190,7 +191,7 @@ class SchemaCache:
         references: dict[str, str] = {}
         self._add_references(answer, references, ())
         return RegisteredSchema(
-            schema_id, str(answer.get("schemaType") or "AVRO"), str(answer["schema"]), tuple(references.values())
+            schema_id, str(answer.get("schemaType") or "AVRO"), _schema_in(answer), tuple(references.values())
         )
 
     def _add_references(self, answer: Any, found: dict[str, str], outer: tuple[str, ...]) -> None:
@@ -204,20 +205,23 @@ class SchemaCache:
                 raise _UnknownError(f"a schema refers to itself, or to more than {REFERENCES_MAX} others")
             inner = self._fetch(f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/{version}")
             self._add_references(inner, found, (*outer, key))
-            found[key] = str(inner["schema"])
+            found[key] = _schema_in(inner)
 
     def id_of(self, subject: str, schema: str, *, register: bool) -> int:
         """Return the id of a schema under a subject, which is registered first if it is to be. It blocks.
 
         Raises:
             IncompatibleSchemaError: the registry refuses it, or does not know it and it is not to be registered.
-            OSError: the registry cannot be reached.
+            OSError: the registry cannot be reached, or something else answers in its place.
         """
         path = f"/subjects/{urllib.parse.quote(subject, safe='')}" + ("/versions" if register else "")
         try:
-            found = int(self._ask(path, {"schema": schema})["id"])
+            answer = self._ask(path, {"schema": schema})
         except _UnknownError:
             raise IncompatibleSchemaError("it is not registered") from None
+        found = answer.get("id")
+        if not isinstance(found, int):
+            raise OSError("it answers without the id of the schema")
         self.learn(subject, schema, found)
         return found
 
@@ -259,17 +263,41 @@ class SchemaCache:
                 text = answer.read(ANSWER_BYTES_MAX + 1)
         except urllib.error.HTTPError as error:
             with error:
-                said = error.read(SAID_BYTES_MAX).decode(errors="replace") if error.code in REFUSALS else ""
-            if error.code == 404:
+                said = error.read(SAID_BYTES_MAX).decode(errors="replace")
+            if error.code == 404 and _is_of_registry(said):
                 raise _UnknownError from None
-            if sent is not None and said:
+            if sent is not None and said and error.code in REFUSALS:
                 raise IncompatibleSchemaError(f"{host} answers {error.code}: {said}") from None
             raise OSError(f"{host} answers {error.code} {error.reason}") from None
         except urllib.error.URLError as error:
             raise OSError(f"{host}: {error.reason}") from None
+        except HTTPException as error:
+            raise OSError(f"{host} does not speak HTTP: {error!r}") from None
         if len(text) > ANSWER_BYTES_MAX:
             raise _UnknownError(f"the schema has more than {ANSWER_BYTES_MAX} bytes")
-        return json.loads(text)
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise OSError(f"{host} answers something else than a schema registry does")
+        return found
+
+
+def _schema_in(answer: Any) -> str:
+    """Return the schema of an answer. Raises OSError if it has none."""
+    text = answer.get("schema")
+    if not isinstance(text, str):
+        raise OSError("it answers without a schema")
+    return text
+
+
+def _is_of_registry(said: str) -> bool:
+    """Tell whether an error is a registry's own, rather than that of a proxy before one that is away."""
+    try:
+        return "error_code" in json.loads(said)
+    except (ValueError, TypeError):
+        return False
 
 
 def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 import threading
 import uuid
 from collections.abc import Iterator
@@ -277,6 +278,10 @@ def served(answers: dict[str, tuple[int, bytes]]) -> Iterator[tuple[str, list[st
     logins: list[str | None] = []
 
     class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
         def do_GET(self) -> None:
             logins.append(self.headers.get("Authorization"))
             status, body = answers.get(self.path, (404, b'{"error_code":40403}'))
@@ -317,6 +322,47 @@ def test_the_registry_is_asked_over_http_once_for_each_schema() -> None:
             cache._found(3)
         assert "hidden" not in str(refused.value)
     assert "hidden" not in repr(registry)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (404, b"default backend - 404"),
+        (404, b'{"message":"no Route matched with those values"}'),
+        (404, b"404"),
+        (200, b"<html>log in, please</html>"),
+        (200, b"[]"),
+        (200, b"{}"),
+        (200, b'{"id":null,"schema":null}'),
+        (200, b'{"id":1,"sche'),
+    ],
+)
+def test_a_proxy_that_answers_in_place_of_the_registry_is_an_outage(status: int, body: bytes) -> None:
+    paths = ("/api/schemas/ids/1", "/api/subjects/readings-value/versions", "/api/subjects/readings-value")
+    with served(dict.fromkeys(paths, (status, body))) as (url, _):
+        cache = SchemaCache(SchemaRegistry(url=url))
+        with pytest.raises(OSError, match="answers"):
+            cache._found(1)
+        for register in (True, False):
+            with pytest.raises(OSError, match="answers"):
+                cache.id_of("readings-value", '"int"', register=register)
+
+
+def test_a_server_that_does_not_speak_http_is_an_outage() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(10_000)
+                connection.sendall(b"\x15\x03\x01\x00\x02\x02\x46")  # an alert of TLS
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        cache = SchemaCache(SchemaRegistry(url=f"http://127.0.0.1:{server.getsockname()[1]}"))
+        with pytest.raises(OSError, match="does not speak HTTP"):
+            cache._found(1)
+        thread.join()
 
 
 def test_what_is_kept_of_a_registry_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
