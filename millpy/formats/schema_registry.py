@@ -34,7 +34,8 @@ REFERENCES_MAX = 100
 """The most schemas that one schema refers to, directly or not."""
 ANSWER_S_MAX = 10.0
 SAID_BYTES_MAX = 1_000
-REFUSALS = (401, 403, 409, 422)
+LOGIN_REFUSALS = (401, 403)
+REFUSALS = (*LOGIN_REFUSALS, 409, 422)
 """The answers of a registry that will be the same the next time."""
 MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 UNKNOWN_S = 60.0
@@ -70,7 +71,11 @@ class RegisteredSchema:
 
 
 class IncompatibleSchemaError(Exception):
-    """The registry refuses a schema, or our login."""
+    """The registry refuses a schema."""
+
+
+class RegistryLoginError(Exception):
+    """The registry refuses our login, or lets it not do this."""
 
 
 class _UnknownError(Exception):
@@ -212,6 +217,7 @@ class SchemaCache:
 
         Raises:
             IncompatibleSchemaError: the registry refuses it, or does not know it and it is not to be registered.
+            RegistryLoginError: the registry refuses our login.
             OSError: the registry cannot be reached, or something else answers in its place.
         """
         path = f"/subjects/{urllib.parse.quote(subject, safe='')}" + ("/versions" if register else "")
@@ -267,7 +273,8 @@ class SchemaCache:
             if error.code == 404 and _is_of_registry(said):
                 raise _UnknownError from None
             if sent is not None and said and error.code in REFUSALS:
-                raise IncompatibleSchemaError(f"{host} answers {error.code}: {said}") from None
+                refusal = RegistryLoginError if error.code in LOGIN_REFUSALS else IncompatibleSchemaError
+                raise refusal(f"{host} answers {error.code}: {said}") from None
             raise OSError(f"{host} answers {error.code} {error.reason}") from None
         except urllib.error.URLError as error:
             raise OSError(f"{host}: {error.reason}") from None

@@ -9,7 +9,7 @@ from millpy.errors import ConfigError, SinkUnavailableError
 from millpy.formats import Avro
 from millpy.formats.avro import check_package
 from millpy.formats.avro_writing import check_fields, schema_of, writer_of
-from millpy.formats.schema_registry import IncompatibleSchemaError, SchemaCache, cache_of, framed
+from millpy.formats.schema_registry import IncompatibleSchemaError, RegistryLoginError, SchemaCache, cache_of, framed
 from millpy.model.record import RecordType
 
 TEST_ID = 0
@@ -47,7 +47,7 @@ class AvroMessages:
         """Learn the id of the schema.
 
         Raises:
-            ConfigError: the registry refuses the schema.
+            ConfigError: the registry refuses the schema, or our login.
             SinkUnavailableError: the registry does not answer.
         """
         if self._cache is None or self._cache.known_id(self._subject, self._schema) is not None:
@@ -60,6 +60,13 @@ class AvroMessages:
                 hint="change the record class so that it is compatible, or the subject's compatibility level"
                 if self._format.register
                 else "register it, or let the sink do so with Avro(register=True)",
+            ) from error
+        except RegistryLoginError as error:
+            raise ConfigError(
+                f"the schema registry refuses our login for subject {self._subject!r}: {error}",
+                hint="SchemaRegistry(login=Login(…)), or give that user the right to register schemas under the subject"
+                if self._format.register
+                else "SchemaRegistry(login=Login(…)), or give that user the right to read the subject",
             ) from error
         except OSError as error:
             raise SinkUnavailableError(

@@ -102,6 +102,10 @@ async def test_the_registry_is_asked_once_and_what_it_refuses_is_an_error_of_the
     registry.is_away, registry.refuses = False, (409, "READER_FIELD_MISSING_DEFAULT_VALUE")
     with pytest.raises(ConfigError, match=r"refuses the schema of subject 'places-value'.*READER_FIELD_MISSING"):
         await sink.prepare(types)
+    registry.refuses = (403, "User is denied operation Write on Subject: places-value")
+    with pytest.raises(ConfigError, match=r"refuses our login for subject 'places-value'.*denied operation") as refused:
+        await sink.prepare(types)
+    assert "right to register" in refused.value.hint
     unregistered = KafkaTopic("places", format=Avro(registry=SchemaRegistry(url=registry.url), register=False))
     with pytest.raises(ConfigError, match="it is not registered"):
         await unregistered.prepare(types)
