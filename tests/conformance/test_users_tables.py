@@ -57,6 +57,7 @@ BODIES = {
     "feature": "RAISE feature_not_supported",
     "internal": "RAISE internal_error",
     "corrupted": "RAISE data_corrupted",
+    "transaction of its own": "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE",
     "foreign key": "INSERT INTO public.child VALUES (7)",
 }
 

@@ -63,6 +63,8 @@ OUR_CHECK = "mill.check_panes"
 FOREIGN_ROW = "MW009"
 SYNTAX_ERROR = "42601"
 """The statement was prepared, so this is the syntax of a value, such as that of a tsquery."""
+NOT_IN_TRANSACTION = "25001"
+"""A function does what only a transaction of its own may, such as to set the isolation level, or VACUUM."""
 DAMAGED = ("XX001", "XX002")
 """Damaged data, or a damaged index: not the fault of a row."""
 
@@ -191,6 +193,8 @@ def _of_users(error: psycopg.Error, state: str, table: str) -> MillError:
         return PoisonError(_line(error), table=table, sqlstate=state)
     if state == "0A000" and not inside and error.diag.source_function != STALE_PLAN:
         return altered_table_error(table, _line(error))  # a rule
+    if state == NOT_IN_TRANSACTION:
+        return PoisonError(_line(error), table=table, sqlstate=state)
     if state.startswith("MW") or state[:2] in ("40", "25", "53", "58") or state in ("55P03", "57014", "26000", "42P05"):
         return translate(error)
     if state[:2] == "HV" or (not inside and state[:2] in ("42", "3F", "55") and state != SYNTAX_ERROR):
