@@ -37,7 +37,7 @@ _CONNECT_S_MAX = 5.0
 _FAREWELL_S_MAX = 3.0
 _SILENCE_S_MAX = 60.0  # without a packet beside pings; an expected answer may wait behind a session's whole backlog
 _LAST_WORD_S_MAX = 0.5  # for the library to read what the broker sent before it closed the connection
-_UNSPECIFIED = 128
+_REFUSED_MIN = _UNSPECIFIED = 128
 _SESSION_TAKEN_OVER = 142
 _BAD_CREDENTIALS = {4, 5, 134, 135}
 _BAD_PROTOCOL = {1, 132}
@@ -208,6 +208,11 @@ class MqttConnection:
                 hint="check that the address is an MQTT broker",
             )
         code = _value_of(granted[0])
+        if code is not None and code >= _REFUSED_MIN:
+            raise ConfigError(
+                f"the MQTT broker refuses the subscription to {topic_filter!r}: {granted[0]} (0x{code:02x})",
+                hint="allow this client to subscribe to it, or see the broker's log and limits",
+            )
         if code != 1:
             raise ConfigError(
                 f"the MQTT broker granted {code} instead of QoS 1 for {topic_filter!r}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from contextlib import suppress
+from typing import Any
 
 import psutil
 import pytest
@@ -240,7 +241,7 @@ async def test_refused_subscription_behind_a_backlog_is_reported_after_it() -> N
     await injector.open(None)
 
     taken = 0
-    with pytest.raises(ConfigError, match="granted 135"):
+    with pytest.raises(ConfigError, match=r"refuses the subscription to 'a': Not authorized \(0x87\)"):
         async with asyncio.timeout(60):
             while True:
                 setup.ready.clear()
@@ -251,6 +252,43 @@ async def test_refused_subscription_behind_a_backlog_is_reported_after_it() -> N
     assert taken == 40_000
     await injector.close()
     server.close()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "code", "said"),
+    [
+        (5, 0x97, r"refuses the subscription to 'a': Quota exceeded \(0x97\)"),
+        (5, 0xA2, r"refuses the subscription to 'a': Wildcard subscription not supported \(0xa2\)"),
+        (311, 0x80, r"refuses the subscription to 'a': Unspecified error \(0x80\)"),
+        (5, 0x00, "granted 0 instead of QoS 1 for 'a'"),
+    ],
+)
+async def test_refused_subscription_is_reported_with_the_reason(protocol: Any, code: int, said: str) -> None:
+    five = protocol == 5
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected = await reader.readexactly(2)
+        await reader.readexactly(connected[1])
+        writer.write(CONNACK if five else b"\x20\x02\x00\x00")
+        subscribe = await reader.readexactly(2)
+        packet_id = (await reader.readexactly(subscribe[1]))[:2]
+        answer = packet_id + (b"\x00" if five else b"") + bytes([code])
+        writer.write(b"\x90%c%b" % (len(answer), answer))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    setup = SourceSetup(
+        graph="g", stream="s", partition="a", limits=Limits(), clock=SystemClock(), ready=asyncio.Event()
+    )
+    injector = Mqtt("a", host="127.0.0.1", port=port, protocol=protocol).connect(setup)
+    try:
+        with pytest.raises(ConfigError, match=said):
+            await injector.open(None)
+    finally:
+        await injector.close()
+        server.close()
 
 
 async def test_subscription_that_is_refused_for_a_while_is_an_outage() -> None:
@@ -280,7 +318,7 @@ async def test_subscription_that_is_refused_for_a_while_is_an_outage() -> None:
             while len(states) < 4:
                 assert await injector.take() is None
                 await asyncio.sleep(0)
-        assert [("granted 135" in why) for why in states] == [False, False, True, True]
+        assert [("refuses the subscription" in why) for why in states] == [False, False, True, True]
     finally:
         await injector.close()
         server.close()
