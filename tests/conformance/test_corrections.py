@@ -135,6 +135,25 @@ def test_a_correction_follows_the_panes_of_the_history(database_url: str) -> Non
     assert row["pane_index"] == 8
 
 
+@pytest.mark.parametrize("mode", ["accumulating", "retracting"])
+def test_a_correction_that_is_repeated_is_made_once(database_url: str, mode: str) -> None:
+    """The command may be killed when it has committed, before it says so."""
+    admin = deployed(database_url, mode)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        ((first,),) = connection.execute(CORRECT).fetchall()
+        history = admin.ask("SELECT * FROM factory.sums_1m_history")
+        ((again,),) = connection.execute(CORRECT).fetchall()
+        assert again == first
+        assert len(admin.ask("SELECT FROM millpy.corrections")) == 1
+        assert admin.ask("SELECT * FROM factory.sums_1m_history") == history
+
+        connection.execute(CORRECT.replace("'why'", "'another reason'"))  # type: ignore[call-overload]
+        connection.execute(CORRECT)  # the row is another since the first
+    assert [row["why"] for row in admin.ask("SELECT why FROM millpy.corrections ORDER BY correction_id")] == [
+        "why", "another reason", "why"
+    ]  # fmt: skip
+
+
 def test_a_window_stays_corrected_when_its_correction_is_forgotten(database_url: str) -> None:
     """Else an audit finds its row wrong, and a repair puts the old value back."""
     admin = deployed(database_url, "accumulating")
