@@ -12,11 +12,13 @@ from millpy.cli import text_table as tables
 from millpy.cli.copied_results import check_generation, copy_all, described, show_plan
 from millpy.cli.options import DatabaseOption, JsonOption, handle_errors, print_json, settings_of
 from millpy.errors import GraphError, MillError, TransientError, UsageError
+from millpy.graph import Graph, StageNode
 from millpy.model.deployment import GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange, of_kind
 from millpy.model.versions import MIGRATE, NEW_GENERATION, cannot_deploy
 from millpy.observability.status_line import working
 from millpy.process.assembly import prepare_sinks
+from millpy.sinks.outbox import OutboxLogic
 from millpy.store.postgres.store import PostgresStore
 
 WAY_BACK = "the file lacks parts of the deployed graph: add them, or remove them with millpy deploy FILE --back"
@@ -65,7 +67,7 @@ def deploy(
             raise UsageError("--copy-results takes no --reset, --upgrade or --back", hint="do it afterwards")
     with connected(settings_of(database), graph, create=not dry_run) as url, working(f"deploying graph {loaded.name}"):
         if reset:
-            asyncio.run(_reset(url, loaded.spec(), list(dict.fromkeys(reset)), dry_run=dry_run, as_json=as_json))
+            asyncio.run(_reset(url, loaded, list(dict.fromkeys(reset)), dry_run=dry_run, as_json=as_json))
         else:
             if not dry_run:
                 asyncio.run(prepare_sinks(loaded))
@@ -130,8 +132,9 @@ async def _tried(store: PostgresStore, spec: GraphSpec, how: Mapping[str, Any]) 
     return None
 
 
-async def _reset(url: str, spec: GraphSpec, names: Sequence[str], *, dry_run: bool, as_json: bool) -> None:
+async def _reset(url: str, graph: Graph, names: Sequence[str], *, dry_run: bool, as_json: bool) -> None:
     """Let computations begin anew, and say what is deleted; with `dry_run`, roll it back."""
+    spec = graph.spec()
     async with PostgresStore(url) as store:
         deployment = await store.reset(spec, names, dry_run=dry_run)
     dropped = [table.name for table in spec.tables if table.computation in names]
@@ -141,6 +144,9 @@ async def _reset(url: str, spec: GraphSpec, names: Sequence[str], *, dry_run: bo
         return
     tables.say(f"graph {spec.name}: {'would reset' if dry_run else 'reset'} {', '.join(names)}")
     tables.say("  their state, positions, dead letters and late records are deleted")
+    steps = [node for node in graph.nodes if node.name in names and isinstance(node, StageNode)]
+    if sinks := [step.name for step in steps if isinstance(step.logic, OutboxLogic)]:
+        tables.say(f"  the messages of {', '.join(sinks)} that are not delivered are deleted")
     begin = {"a source as if it were new" if c.kind == "injector" else "a computation with new data"
              for c in spec.computations if c.name in names}  # fmt: skip
     tables.say(f"  they begin anew: {', '.join(sorted(begin))}")

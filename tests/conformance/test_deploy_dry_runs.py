@@ -62,6 +62,16 @@ def test_a_dry_run_changes_nothing(files: Files) -> None:
     assert "version 2 is deployed" in files.deploy(HIGH)
 
 
+def test_a_reset_of_a_sink_says_that_it_loses_messages(files: Files) -> None:
+    graph = GRAPH + 'source.to_webhook("https://hooks.example/{device}", key="device", name="hooks")\n'
+    files.deploy(graph)
+
+    said = "the messages of hooks that are not delivered are deleted"
+    assert said in files.deploy(graph, "--reset", "hooks", "--dry-run")
+    assert said in files.deploy(graph, "--reset", "hooks", "--reset", "minutes")
+    assert said not in files.deploy(graph, "--reset", "minutes")
+
+
 @pytest.mark.parametrize(
     ("deployed", "changed", "words", "obstacle"),
     [
