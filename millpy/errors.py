@@ -12,6 +12,7 @@
     │   └── CommitUnknownError   retry after taking over one's own intervals, which settles the commit
     ├── RecordError           dead-letter the record RefusedValueError · CallTimeoutError · PoisonError
     ├── GraphVersionError     stop the process: another version of the graph runs
+    │   └── GraphReplacedError   start it again, with the file as it is by then
     └── CorruptionError       stop the worker        SegmentChecksumError · CursorGapError
                                                      · WatermarkRegressedError · PaneOrderError
 
@@ -216,6 +217,10 @@ class PoisonError(RecordError):
 
 class GraphVersionError(MillError):
     """Another version of this graph is deployed: stop the process."""
+
+
+class GraphReplacedError(GraphVersionError):
+    """Another version was deployed while a worker ran, in which this one's graph no longer fits."""
 
 
 class CorruptionError(MillError):

@@ -14,7 +14,14 @@ from functools import partial
 import pyarrow as pa
 
 from millpy.clock import Clock, SystemClock, random_id
-from millpy.errors import GraphVersionError, NotMigratedError, SinkUnavailableError, TransientError, UsageError
+from millpy.errors import (
+    GraphReplacedError,
+    GraphVersionError,
+    NotMigratedError,
+    SinkUnavailableError,
+    TransientError,
+    UsageError,
+)
 from millpy.graph import Graph, StageNode
 from millpy.hosting.failpoints import Failpoints, NoFailpoints
 from millpy.hosting.plan import plan
@@ -79,7 +86,7 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
 
     Raises:
         UsageError: the graph, a setting or the deployment is wrong.
-        GraphVersionError: another version of the graph is deployed.
+        GraphVersionError: another version of the graph is deployed; GraphReplacedError if it was while the worker ran.
         CorruptionError: an invariant is broken; the worker has stopped and kept all data.
         TransientError: the database is unreachable at the start, and `patient` is false.
     """
@@ -93,7 +100,7 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
             lease = Lease(limits, clock)
             store = open_store(database_url, limits=limits, progressed=lease.progressed)
             context = partial(common, store=store, lease=lease, growth=growth)
-            begin = partial(_begin, store, graph, limits, context, growth)
+            begin = partial(_begin, store, graph, limits, context, growth, previous_version != 0)
             try:
                 worker = await _begin_when_ready(begin, stop, limits, observer) if patient else await begin()
                 if worker is None:
@@ -106,7 +113,7 @@ async def run_worker(  # noqa: PLR0913 - keywords of the function that others em
                     # If only source partitions were added, deploying our graph again returns the new version.
                     if worker.graph_version == previous_version and not growth.is_pending:
                         raise
-                    previous_version = 0 if growth.is_pending else worker.graph_version
+                    previous_version = -1 if growth.is_pending else worker.graph_version
                     log.warning("%s; starting again", error.message)
             finally:
                 await store.close()
@@ -164,7 +171,12 @@ def _chosen(
 
 
 async def _begin(
-    store: PostgresStore, graph: Graph, limits: Limits, context: Callable[..., WorkerContext], growth: SourceGrowth
+    store: PostgresStore,
+    graph: Graph,
+    limits: Limits,
+    context: Callable[..., WorkerContext],
+    growth: SourceGrowth,
+    had_worker: bool,
 ) -> Worker:
     """Connect, deploy and register. Return a worker with a lease."""
     await store.open()
@@ -173,9 +185,11 @@ async def _begin(
         try:
             deployment = await store.deploy(growth.applied_to(graph.spec()))
         except (UsageError, GraphVersionError) as error:
-            if not growth.refuse(error):
-                raise
-            continue
+            if growth.refuse(error):
+                continue
+            if had_worker:
+                raise GraphReplacedError(error.message, hint=error.hint) from error
+            raise
         for change in deployment.changes:
             log.warning("graph %s, version %d: %s", graph.name, deployment.version, change)
         worker_id = random_id()

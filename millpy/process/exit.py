@@ -9,11 +9,13 @@ from collections.abc import Callable
 
 from millpy.config.escape import visible
 from millpy.config.secrets import redacted
-from millpy.errors import CorruptionError, MillError, UsageError
+from millpy.errors import CorruptionError, GraphReplacedError, MillError, UsageError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_CORRUPT = 3
+EXIT_REPLACED = 4
+"""A worker ended because another version of its graph was deployed, which is no failure of its own."""
 EXIT_INTERRUPTED = 130
 
 
@@ -27,6 +29,8 @@ def report_error(error: MillError, *, as_json: bool = False) -> int:
         status = EXIT_USAGE
     elif isinstance(error, CorruptionError):
         status = EXIT_CORRUPT
+    elif isinstance(error, GraphReplacedError):
+        status = EXIT_REPLACED
     if as_json:
         kind = type(error).__name__
         found = {"kind": kind, "message": message, "hint": error.hint, "exit_status": status}

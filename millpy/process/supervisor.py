@@ -5,6 +5,9 @@ BACKOFF_S_MAX. A worker that has run for STEADY_S begins with the shortest pause
 one worker in a row the run ends, and so it does at once for a reason that a restart does not change: a wrong graph or
 setting (status 2), or corrupt data (status 3). The statuses are those of `process/exit.py`.
 
+A worker that ends because another version of its graph was deployed (status 4) has not failed: it is started again
+after the shortest pause, with the file as it is by then, however often that happens.
+
 A worker that was started again and fails with status 2 has met a graph or setting that somebody is changing. It is
 started again, too, and does not end the run while another worker runs.
 
@@ -23,7 +26,7 @@ from typing import Any
 import structlog
 
 from millpy.clock import SystemClock
-from millpy.process.exit import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Interrupts
+from millpy.process.exit import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REPLACED, EXIT_USAGE, Interrupts
 
 log = structlog.get_logger("millpy.process.supervisor")
 BACKOFF_S = 1.0
@@ -48,7 +51,8 @@ def may_restart(code: int, *, restarted: bool = False) -> bool:
     A SIGTERM ends a process only before it has a handler, that is before it has started. `restarted` tells whether this
     was not the worker's first process: then its graph or settings have changed since.
     """
-    return code == EXIT_FAILED or (code < 0 and code != -signal.SIGTERM) or (restarted and code == EXIT_USAGE)
+    again = code in (EXIT_FAILED, EXIT_REPLACED) or (restarted and code == EXIT_USAGE)
+    return again or (code < 0 and code != -signal.SIGTERM)
 
 
 def exit_status(codes: Sequence[int]) -> int:
@@ -168,10 +172,11 @@ class Supervisor:
         try:
             while self._sent is None:
                 started = self._clock.monotonic()
-                code = self._codes[slot] = self._run_child(slot)
+                code = self._run_child(slot)
+                self._codes[slot] = 0 if code == EXIT_REPLACED else code
                 if self._sent is not None or not may_restart(code, restarted=self.restarts[slot] > 0):
                     return
-                if self._clock.monotonic() - started >= STEADY_S:
+                if code == EXIT_REPLACED or self._clock.monotonic() - started >= STEADY_S:
                     restarts = 0
                 if restarts >= RESTARTS_MAX and not (code == EXIT_USAGE and self._others_run()):
                     log.error("worker ended too often in a row; ending the run", worker=slot, restarts=restarts)
@@ -215,6 +220,8 @@ class Supervisor:
         elif code < 0:
             left = "the others take over" if self._others_run() else "no other worker runs"
             log.warning("worker killed", worker=slot, pid=child.pid, signal=_signal_name(-code), left=left)
+        elif code == EXIT_REPLACED:
+            log.info("worker ended for another version of the graph", worker=slot, pid=child.pid)
         elif code > 0:
             log.error("worker failed", worker=slot, pid=child.pid, status=code)
         return code

@@ -49,6 +49,14 @@ if started <= {mended}:
     sys.exit(2)
 open(sys.argv[2], "w").close()
 """
+DEPLOYED_BENEATH = """
+import sys
+with open(sys.argv[1], "a+") as starts:
+    starts.write("x")
+    starts.seek(0)
+    started = len(starts.read())
+sys.exit(4 if started <= {deployments} else {then})
+"""
 RUNS_UNTIL_DONE = """
 import os, sys, time
 while not os.path.exists(sys.argv[2]):
@@ -96,7 +104,7 @@ def test_pause_doubles_up_to_its_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "again"), [(0, False), (1, True), (2, False), (3, False), (-9, True), (-11, True), (-15, False)]
+    ("code", "again"), [(0, False), (1, True), (2, False), (3, False), (4, True), (-9, True), (-11, True), (-15, False)]
 )
 def test_only_what_a_restart_may_change_is_restarted(code: int, again: bool) -> None:
     assert may_restart(code) is again
@@ -135,6 +143,25 @@ def test_worker_that_is_killed_again_and_again_ends_the_run(logged: structlog.te
     assert events(logged).count("worker killed") == RESTARTS_MAX + 1
     assert events(logged)[-1] == "worker ended too often in a row; ending the run"
     assert {line["left"] for line in logged.entries if "left" in line} == {"no other worker runs"}
+
+
+@pytest.mark.parametrize("then", [0, 3])
+def test_deployments_are_no_failures_of_the_workers(
+    logged: structlog.testing.LogCapture, tmp_path: Path, then: int
+) -> None:
+    script = DEPLOYED_BENEATH.format(deployments=RESTARTS_MAX + 2, then=then)
+
+    assert run(script, str(tmp_path / "starts")) == then
+
+    assert events(logged).count("worker ended for another version of the graph") == RESTARTS_MAX + 2
+    assert events(logged).count("worker failed") == (then > 0)
+    assert {line["restarts"] for line in logged.entries if "of" in line} == {1}
+
+
+def test_drain_during_a_deployment_ends_with_status_0(tmp_path: Path) -> None:
+    script = TERMINATES_ITS_PARENT.format(handler="sys.exit(4)")
+
+    assert run(script) == 0
 
 
 def test_wrong_graph_ends_the_run_at_once(logged: structlog.testing.LogCapture) -> None:
