@@ -138,10 +138,10 @@ class EmbeddedPostgres:
                         hint="use another directory, or remove this one",
                     )
                 self._make_cluster()
+                self._supervise()  # first: this process may be killed while the server starts
                 if not self._is_up():
                     self._launch()
                 self._port_before = self._port()
-                self._supervise()
         except BaseException:
             held.close()
             raise

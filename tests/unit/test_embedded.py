@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -35,6 +36,17 @@ server = EmbeddedPostgres(sys.argv[1])
 server.start()
 print("held", flush=True)
 input()
+"""
+
+KILLED_STARTER = """
+import os, signal, sys
+from millpy.embedded import EmbeddedPostgres
+class Killed(EmbeddedPostgres):
+    def _launch(self, port=None):
+        super()._launch(port)
+        print(self.pid(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+Killed(sys.argv[1]).start()
 """
 
 
@@ -91,6 +103,13 @@ def test_server_lives_until_its_last_holder_ends(directory: Path) -> None:
     assert list(values(server)) == [1]
     kill(other)
     wait_until_gone(pid)
+
+
+def test_server_stops_whose_starter_was_killed_meanwhile(directory: Path) -> None:
+    starter = subprocess.run([sys.executable, "-c", KILLED_STARTER, str(directory)], capture_output=True, check=False)
+
+    assert starter.returncode == -signal.SIGKILL
+    wait_until_gone(int(starter.stdout))
 
 
 def test_committed_rows_survive_sigkill_of_server_and_holder(directory: Path) -> None:
