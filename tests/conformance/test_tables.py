@@ -202,11 +202,37 @@ async def test_large_value_that_did_not_change_is_a_dead_letter_without_full_ide
             connection.execute("UPDATE t SET n = 1")
             (record,) = await found.records(1)
             assert "big" not in record
-            assert found.refused[0].endswith("ALTER TABLE public.t REPLICA IDENTITY FULL, and each partition of it")
+            assert found.refused[0].endswith("ALTER TABLE public.t REPLICA IDENTITY FULL")
             connection.execute("ALTER TABLE t REPLICA IDENTITY FULL")
             connection.execute("UPDATE t SET n = 2")
             assert (await found.records(1))[0]["big"] == "x" * 9000
             assert len(found.refused) == 1
+
+
+@pytest.mark.parametrize(
+    ("of_table", "of_partition", "before"),
+    [
+        ("USING INDEX t_b_key", "DEFAULT", {"a": 1, "b": 2}),
+        ("DEFAULT", "USING INDEX t_1_b_key", {"b": 2}),
+        ("FULL", "USING INDEX t_1_b_key", {"b": 2}),
+        ("FULL", "FULL", {"a": 1, "b": 2, "n": None}),
+        ("DEFAULT", "FULL", {"a": 1, "b": 2, "n": None}),
+    ],
+)
+async def test_row_before_a_change_has_what_the_identity_of_its_partition_keeps(
+    database_url: str, secret: str, of_table: str, of_partition: str, before: dict[str, Any]
+) -> None:
+    columns = "a int, b int NOT NULL UNIQUE, n int, PRIMARY KEY (a, b)) PARTITION BY RANGE (b"
+    with table_of(database_url, columns) as connection:
+        connection.execute(f"CREATE TABLE t_1 PARTITION OF t DEFAULT; ALTER TABLE t REPLICA IDENTITY {of_table}")
+        connection.execute(f"ALTER TABLE t_1 REPLICA IDENTITY {of_partition}")
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+            connection.execute("INSERT INTO t VALUES (1, 2, NULL); DELETE FROM t")
+            (_, deleted) = await found.records(2)
+
+    assert deleted["before"] == before
+    assert {name: deleted[name] for name in deleted.keys() & {"a", "b", "n"}} == before
 
 
 async def test_partition_without_full_identity_of_its_own_has_no_values_that_the_log_lacks(

@@ -46,7 +46,8 @@ class ChangeRecords:
         record_type: the type of the records; None, in tests, takes all columns.
         fields: the fields that a change fills.
         form_of: returns what makes JSON of values of a type, by its OID.
-        partitioned_by: the primary key of a partitioned table.
+        partition_keys: the columns of the replica identities of a table's partitions, () if all are FULL; None without
+            partitions.
     """
 
     def __init__(
@@ -54,10 +55,10 @@ class ChangeRecords:
         record_type: RecordType | None,
         fields: ChangeFields,
         form_of: Callable[[int], ToJson],
-        partitioned_by: Collection[str] = (),
+        partition_keys: Collection[str] | None = None,
     ) -> None:
         self._form_of = form_of
-        self._partitioned_by = partitioned_by
+        self._partition_keys = partition_keys
         self._taken: dict[str, bytes] | None = None
         names = {name: name for name in fields.names()}
         if record_type is not None:
@@ -77,14 +78,12 @@ class ChangeRecords:
         """Return the layout of a table with these columns."""
         every = [(place, _member(name), self._form_of(oid)) for place, (name, oid, _) in enumerate(columns)]
         names = None if self._taken is None else self._taken.keys()
-        key = {name for name, _, is_key in columns if is_key}
-        if len(key) == len(columns):
-            key = set(self._partitioned_by)
+        keys = self._partition_keys or ()
         return Layout(
             columns,
             [member for member in every if names is None or columns[member[0]][0] in names],
             every,
-            [place for place, (name, _, _) in enumerate(columns) if name not in key],
+            [place for place, (name, _, _) in enumerate(columns) if name not in keys],
         )
 
     def of_row(self, layout: Layout, row: Row, committed_at: int) -> bytes:
@@ -94,12 +93,13 @@ class ChangeRecords:
     def of_change(self, layout: Layout, change: Change, committed_at: int) -> tuple[bytes, str]:
         """Return the payload of a change, and why it is not a record; "" if it is."""
         row, before, lacking = change.row, change.before, ""
-        if self._partitioned_by and before is not None:
-            # Each partition has a replica identity of its own, and the log says what that of the table is.
+        if self._partition_keys is not None and before is not None:
+            # Each partition has a replica identity of its own, and the log says what that of the table is. A whole row
+            # whose other columns are all NULL counts as a key, unless all partitions have whole rows.
             change.is_whole = any(before[place] is not None for place in layout.beside_key)
         if row is not None:
             if UNCHANGED in row:
-                row, lacking = _completed(layout, change)
+                row, lacking = _completed(layout, change, partitioned=self._partition_keys is not None)
             members = _members(layout.taken, row)
         elif before is not None:
             members = _members_before(layout.taken, change, before)
@@ -140,7 +140,7 @@ def _members_before(members: Sequence[Member], change: Change, before: Row) -> l
     return _members(members if change.is_whole else [m for m in members if before[m[0]] is not None], before)
 
 
-def _completed(layout: Layout, change: Change) -> tuple[Row, str]:
+def _completed(layout: Layout, change: Change, *, partitioned: bool) -> tuple[Row, str]:
     """Take values that were not changed from the row before. Return the row, and which field lacks its value."""
     assert change.row is not None
     row, lacking, taken = list(change.row), "", {place for place, _, _ in layout.taken}
@@ -153,9 +153,10 @@ def _completed(layout: Layout, change: Change) -> tuple[Row, str]:
     if not lacking:
         return row, ""
     table = f"{change.relation.schema}.{change.relation.name}"
+    also = ", and each partition of it" if partitioned else ""
     return row, (
         f"column {lacking} was not changed, and its value is stored out of line, so that the log does not have it:"
-        f" ALTER TABLE {table} REPLICA IDENTITY FULL, and each partition of it"
+        f" ALTER TABLE {table} REPLICA IDENTITY FULL{also}"
     )
 
 

@@ -72,12 +72,14 @@ class TableFacts:
         columns: the columns to read; () for all that the table has then.
         is_partitioned: whether its rows are in partitions; rows of tables that inherit from it are never read.
         published: the table's OID, and its place in the publication; another one if either was made anew.
+        partition_keys: the columns of the replica identities of its partitions, () if all are FULL; None without any.
     """
 
     key: tuple[SortColumn, ...]
     columns: tuple[str, ...]
     is_partitioned: bool = True
     published: str = ""
+    partition_keys: tuple[str, ...] | None = None
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -151,7 +153,7 @@ def look_at_table(
             f"there is no table {table}",
             hint="create it, or correct the name in the graph: views and foreign tables are not read",
         )
-    wal_level, is_standby, is_partitioned, columns, is_filtered, operations, identity = found
+    wal_level, is_standby, is_partitioned, columns, is_filtered, operations, identity, keys = found
     if is_standby:
         raise ConfigError("the database of the table is a standby", hint="give the URL of the primary")
     if wal_level != "logical":
@@ -185,7 +187,8 @@ def look_at_table(
         )
     lacking = [name for name in source.operations if name not in (*operations, "snapshot")]
     _check_publication(source, lacking, is_filtered, [column.name for column in key if column.name not in columns])
-    return TableFacts(key, tuple(columns), is_partitioned, identity)
+    partition_keys = tuple(keys or ()) if is_partitioned else None
+    return TableFacts(key, tuple(columns), is_partitioned, identity, partition_keys)
 
 
 def _check_publication(source: PostgresTable, lacking: list[str], is_filtered: bool, unread: list[str]) -> None:

@@ -87,8 +87,8 @@ class TableThread(PageThread):
         begin = ensure_slot(connection, self._setup, self._slot, None if self._is_new else position)
         if self._is_new:
             self._position = msgspec.structs.replace(position, lsn=begin)
-        key = facts.key_names if facts.is_partitioned else ()
-        records = ChangeRecords(self._setup.record_type, self._source.fields, forms(connection), key)
+        of_type, fields, form_of = self._setup.record_type, self._source.fields, forms(connection)
+        records = ChangeRecords(of_type, fields, form_of, facts.partition_keys)
         if not position.copied:
             self._copy(connection, records)
         elif self._is_new:
@@ -348,7 +348,8 @@ class TableThread(PageThread):
 
     def _lacks_key(self) -> ConfigError:
         return ConfigError(
-            f"the replica identity of table {self._table} lacks the primary key, and its copy was interrupted",
+            f"the replica identity of table {self._table}, or of a partition of it, lacks the primary key, and its copy"
+            " was interrupted",
             hint=COPY_ANEW,
         )
 

@@ -1,7 +1,8 @@
 -- name: look_at_table
 -- Reads what has to be so for the changes of a table, and what its publication has of it. Before version 16, that names
--- generated columns, too, which are not in the log. The last column identifies the table and its place in the publication:
--- another one means that either was made anew. Zero rows: there is no such table.
+-- generated columns, too, which are not in the log. The last but one identifies the table and its place in the
+-- publication: another one means that either was made anew. The last one has the columns of the replica identities of its
+-- partitions; NULL if all are FULL. Zero rows: there is no such table.
 SELECT current_setting('wal_level'), pg_is_in_recovery(), c.relkind = 'p',
        (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute AS a
          WHERE a.attrelid = c.oid AND a.attname = ANY (p.attnames)
@@ -17,7 +18,14 @@ SELECT current_setting('wal_level'), pg_is_in_recovery(), c.relkind = 'p',
                       AND (r.prrelid = c.oid OR r.prrelid IN (SELECT a.relid FROM pg_partition_ancestors(c.oid) AS a))),
                   (SELECT s.oid FROM pg_publication_namespace AS s
                     WHERE s.pnpubid = o.oid AND s.pnnspid = c.relnamespace)))
-          FROM pg_publication AS o WHERE o.pubname = %(publication)s)
+          FROM pg_publication AS o WHERE o.pubname = %(publication)s),
+       (SELECT array_agg(DISTINCT a.attname::text)
+          FROM pg_partition_tree(c.oid) AS t
+          JOIN pg_class AS r ON r.oid = t.relid AND r.relkind = 'r'
+          JOIN pg_index AS i
+            ON i.indrelid = r.oid
+           AND CASE r.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
+          JOIN pg_attribute AS a ON a.attrelid = r.oid AND a.attnum = ANY (i.indkey::int2[]))
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
   LEFT JOIN pg_publication_tables AS p
     ON p.pubname = %(publication)s AND p.schemaname = n.nspname AND p.tablename = c.relname

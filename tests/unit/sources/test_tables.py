@@ -241,7 +241,7 @@ class Answer:
         return self.key
 
 
-FACTS = ("logical", False, False, ["id"], False, ["insert", "update", "delete"], "1/2/3")
+FACTS = ("logical", False, False, ["id"], False, ["insert", "update", "delete"], "1/2/3", None)
 
 
 @pytest.mark.parametrize(
