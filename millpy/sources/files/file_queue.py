@@ -165,10 +165,14 @@ def rewritten(done: FilePosition, changed_ns: int, open: Callable[[str], BinaryI
         SourceUnavailableError: it cannot be read.
     """
     try:
-        with open(done.path) as opened:
+        opened = open(done.path)
+    except BrokenFileError:  # it has gone since it was listed
+        return None
+    with opened:
+        try:
             check_grown(done, opened)
-    except BrokenFileError as error:
-        return NextFile(msgspec.structs.replace(done, changed_ns=changed_ns), error.message)
+        except BrokenFileError as error:
+            return NextFile(msgspec.structs.replace(done, changed_ns=changed_ns), error.message)
     return None
 
 
@@ -385,12 +389,16 @@ def _without_dot(path: str) -> str:
 
 @dataclass(slots=True)
 class _GrowingFile:
-    """A file that may still be written to; `found` and `since` are when it was first seen, and first seen like this."""
+    """A file that may still be written to; `found` and `since` are when it was first seen, and first seen like this.
+
+    `was_read` tells whether a file of this size was read to its end: it was probably only touched.
+    """
 
     size: int
     changed_ns: int
     since: float
     found: float
+    was_read: bool
 
 
 class WatchedFileQueue:
@@ -498,7 +506,8 @@ class WatchedFileQueue:
                 same = before is not None and (before.size, before.changed_ns) == (state.st_size, state.st_mtime_ns)
                 since = before.since if before is not None and same else now
                 found = now if before is None else before.found
-                waiting[path] = _GrowingFile(state.st_size, state.st_mtime_ns, since, found)
+                was_read = done is not None and done.size == state.st_size and not (done.broken or done.gone_us)
+                waiting[path] = _GrowingFile(state.st_size, state.st_mtime_ns, since, found, was_read)
         except OSError as error:
             raise SourceUnavailableError(f"{self._directory}: {error}", hint="make the directory readable") from error
         self._seen, self._listed = waiting, frozenset(listed)
@@ -508,7 +517,8 @@ class WatchedFileQueue:
 
     def _report_unsettled(self, now: float) -> None:
         """Report a file that has been written to for so long that it may never settle; once, until there is none."""
-        unsettled = min(self._seen, key=lambda path: self._seen[path].found, default=None)
+        unread = (path for path, seen in self._seen.items() if not seen.was_read)
+        unsettled = min(unread, key=lambda path: self._seen[path].found, default=None)
         if unsettled is None or now - self._seen[unsettled].found < self._settle_s + _UNSETTLED_AFTER_S:
             self._told_unsettled = False
         elif not self._told_unsettled:
@@ -543,7 +553,7 @@ class WatchedFileQueue:
 
     def is_waiting(self) -> bool:
         """Tell whether some file has not settled yet."""
-        return bool(self._seen)
+        return any(not seen.was_read for seen in self._seen.values())
 
 
 def _is_meant(name: str) -> bool:
