@@ -75,7 +75,7 @@ class IncompatibleSchemaError(Exception):
 
 
 class RegistryLoginError(Exception):
-    """The registry refuses our login, or lets it not do this."""
+    """The registry refuses our login, or does not allow it to do this."""
 
 
 class _UnknownError(Exception):
@@ -268,8 +268,7 @@ class SchemaCache:
             with urllib.request.urlopen(request, timeout=ANSWER_S_MAX, context=context) as answer:
                 text = answer.read(ANSWER_BYTES_MAX + 1)
         except urllib.error.HTTPError as error:
-            with error:
-                said = error.read(SAID_BYTES_MAX).decode(errors="replace")
+            said = _said(error)
             if error.code == 404 and _is_of_registry(said):
                 raise _UnknownError from None
             if sent is not None and said and error.code in REFUSALS:
@@ -299,12 +298,22 @@ def _schema_in(answer: Any) -> str:
     return text
 
 
-def _is_of_registry(said: str) -> bool:
-    """Tell whether an error is a registry's own, rather than that of a proxy before one that is away."""
+def _said(error: urllib.error.HTTPError) -> str:
+    """Return the beginning of what an error says; "" if the connection breaks."""
     try:
-        return "error_code" in json.loads(said)
-    except (ValueError, TypeError):
+        with error:
+            return error.read(SAID_BYTES_MAX).decode(errors="replace")
+    except (HTTPException, OSError):
+        return ""
+
+
+def _is_of_registry(said: str) -> bool:
+    """Tell whether a 404 is a registry's own, such as 40403, rather than that of a proxy or of a wrong path."""
+    try:
+        found = json.loads(said)
+    except ValueError:
         return False
+    return isinstance(found, dict) and found.get("error_code") not in (None, 404)
 
 
 def _keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
