@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from millpy.clock import Clock, SystemClock, random_id
 from millpy.errors import (
+    GraphError,
     GraphReplacedError,
     GraphVersionError,
     NotMigratedError,
@@ -39,6 +40,7 @@ from millpy.store.postgres.heartbeat import HeartbeatConnection
 from millpy.store.postgres.store import PostgresStore
 
 log = logging.getLogger(__name__)
+REPLACED = "start a worker with the file of that version"
 SWITCH_S = 0.0005
 """How long one thread may keep the interpreter from another; Python's default of 5 ms would add to our latency."""
 
@@ -187,8 +189,8 @@ async def _begin(
         except (UsageError, GraphVersionError) as error:
             if growth.refuse(error):
                 continue
-            if had_worker:
-                raise GraphReplacedError(error.message, hint=error.hint) from error
+            if had_worker and isinstance(error, GraphError | GraphVersionError):
+                raise GraphReplacedError(f"another version was deployed: {error.message}", hint=REPLACED) from error
             raise
         for change in deployment.changes:
             log.warning("graph %s, version %d: %s", graph.name, deployment.version, change)
@@ -203,6 +205,7 @@ async def _begin(
         try:
             await worker.start()
         except GraphVersionError:
+            had_worker = True
             continue  # the graph was deployed again in the meantime
         return worker
 
