@@ -12,11 +12,13 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 PROC = Path("/proc")
 MARK = "millpy.data"
 """A setting without effect that marks a server process with its data directory."""
+STARTING_S_MAX = 1.0
 OPENED_DATA = "@data"
 """Placeholder for the data directory, as an open descriptor, in the command that stops the server."""
 
@@ -56,6 +58,9 @@ def main(directory: str, command: list[str]) -> int:
             return 0  # another supervisor is waiting
         fcntl.flock(holders, fcntl.LOCK_EX)
         code = 0
+        deadline = time.monotonic() + STARTING_S_MAX
+        while postmaster(Path(directory, "data")) is None and time.monotonic() < deadline:
+            time.sleep(0.05)  # the holder may have been killed while it started the server
         if postmaster(Path(directory, "data")) is not None:
             data = os.open(Path(directory, "data"), os.O_RDONLY | os.O_DIRECTORY)
             words = [f"/proc/self/fd/{data}" if word == OPENED_DATA else word for word in command]

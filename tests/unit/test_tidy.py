@@ -27,6 +27,7 @@ READS_TIME = (
     "clock",
     "embedded.broker",
     "embedded.postgres",
+    "embedded.supervise",
     "testing.crash",
     "testing.proxy",
 )  # these wait for processes, or delay on purpose
