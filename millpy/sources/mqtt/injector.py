@@ -52,7 +52,10 @@ _CANCEL_AGAIN_S = 1.0
 _MARKER_PATIENCE_S = 10.0
 _LISTENS_S_MAX = 1.0
 MARKER_RIGHTS = f"allow this client to publish and read {MARKER_PREFIX}#"
-LOST_SESSION = "let the broker keep sessions on disk (mosquitto: persistence true), and longer than workers are away"
+LOST_SESSION = (
+    "let the broker keep sessions on disk (mosquitto: persistence true), and longer than workers are away;"
+    " another client id or broker has another session"
+)
 ANOTHER_CLIENT = "give two deployments on one broker different client ids with MqttSession(client_id=…)"
 
 
@@ -212,7 +215,7 @@ class _Session:
 
         Brokers tell little of rights: mosquitto accepts each subscription, and MQTT 3.1.1 each publication.
         """
-        if self._told_marker or self.inbox.received != self._received_before_marker:
+        if self._told_marker or self.outstanding or self.inbox.received != self._received_before_marker:
             return
         self._told_marker = True
         log.warning(
@@ -311,7 +314,7 @@ class MqttInjector:
         if setup.connection.accepted and not grant.resumed:
             text = (
                 f"{setup.partition}: the MQTT broker at {self._address} has no session of ours any more; "
-                "messages that it had not delivered, or that came in the meantime, are lost"
+                "messages that it had not delivered, or that came in the meantime, may be lost"
             )
             log.warning("%s", text, extra={"hint": LOST_SESSION})
             setup.tell("source_lost", {"partition": setup.partition, "stream": setup.stream, "what": text})
