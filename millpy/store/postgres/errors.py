@@ -193,7 +193,7 @@ def _of_users(error: psycopg.Error, state: str, table: str) -> MillError:
         return PoisonError(_line(error), table=table, sqlstate=state)
     if state == "0A000" and not inside and error.diag.source_function != STALE_PLAN:
         return altered_table_error(table, _line(error))  # a rule
-    if state == NOT_IN_TRANSACTION:
+    if state == NOT_IN_TRANSACTION and inside:
         return PoisonError(_line(error), table=table, sqlstate=state)
     if state.startswith("MW") or state[:2] in ("40", "25", "53", "58") or state in ("55P03", "57014", "26000", "42P05"):
         return translate(error)
