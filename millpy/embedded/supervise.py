@@ -59,9 +59,9 @@ def main(directory: str, command: list[str]) -> int:
         fcntl.flock(holders, fcntl.LOCK_EX)
         code = 0
         deadline = time.monotonic() + STARTING_S_MAX
-        while postmaster(Path(directory, "data")) is None and time.monotonic() < deadline:
+        while (found := postmaster(Path(directory, "data"))) is None and time.monotonic() < deadline:
             time.sleep(0.05)  # the holder may have been killed while it started the server
-        if postmaster(Path(directory, "data")) is not None:
+        if found is not None:
             data = os.open(Path(directory, "data"), os.O_RDONLY | os.O_DIRECTORY)
             words = [f"/proc/self/fd/{data}" if word == OPENED_DATA else word for word in command]
             code = subprocess.run(

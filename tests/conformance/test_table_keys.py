@@ -156,32 +156,27 @@ async def test_copy_fails_where_row_security_would_hide_rows(foreign_url: str, s
             connection.execute("DROP OWNED BY tenant; DROP ROLE tenant")
 
 
+@pytest.mark.parametrize(
+    ("rest_of_table", "index", "changed"),
+    [
+        ("", "CREATE UNIQUE INDEX t_b ON t (b)", "t"),
+        (
+            ") PARTITION BY RANGE (a",
+            "CREATE TABLE t_1 PARTITION OF t DEFAULT; CREATE UNIQUE INDEX t_b ON t_1 (b)",
+            "t_1",
+        ),
+    ],
+    ids=["of the table", "of a partition"],
+)
 async def test_changes_without_the_primary_key_stop_a_reader_whose_copy_was_interrupted(
-    foreign_url: str, secret: str
+    foreign_url: str, secret: str, rest_of_table: str, index: str, changed: str
 ) -> None:
-    with table_of(foreign_url, "a int PRIMARY KEY, b int NOT NULL UNIQUE") as connection:
-        connection.execute("INSERT INTO t SELECT i, i FROM generate_series(1, 6) AS i")
+    with table_of(foreign_url, f"a int PRIMARY KEY, b int NOT NULL{rest_of_table}") as connection:
+        connection.execute(f"{index}; INSERT INTO t SELECT i, i FROM generate_series(1, 6) AS i")
         limits = Limits(bundle_records_max=2)
         async with reader(foreign_url, secret=secret, database=foreign_url, limits=limits) as found:
             await found.records(2)
-        connection.execute("ALTER TABLE t REPLICA IDENTITY USING INDEX t_b_key; DELETE FROM t WHERE a = 1")
-        with pytest.raises(
-            ConfigError, match="replica identity of table t, or of a partition of it, lacks the primary key"
-        ):
-            async with reader(foreign_url, found.position, secret=secret, database=foreign_url) as again:
-                await again.records(5)
-
-
-async def test_partition_without_the_primary_key_stops_a_reader_whose_copy_was_interrupted(
-    foreign_url: str, secret: str
-) -> None:
-    with table_of(foreign_url, "a int PRIMARY KEY, b int NOT NULL) PARTITION BY RANGE (a") as connection:
-        connection.execute("CREATE TABLE t_1 PARTITION OF t DEFAULT; CREATE UNIQUE INDEX t_b ON t_1 (b)")
-        connection.execute("INSERT INTO t SELECT i, i FROM generate_series(1, 6) AS i")
-        limits = Limits(bundle_records_max=2)
-        async with reader(foreign_url, secret=secret, database=foreign_url, limits=limits) as found:
-            await found.records(2)
-        connection.execute("ALTER TABLE t_1 REPLICA IDENTITY USING INDEX t_b; DELETE FROM t WHERE a = 1")
+        connection.execute(f"ALTER TABLE {changed} REPLICA IDENTITY USING INDEX t_b; DELETE FROM t WHERE a = 1")
         with pytest.raises(
             ConfigError, match="replica identity of table t, or of a partition of it, lacks the primary key"
         ):

@@ -348,19 +348,27 @@ def test_a_proxy_that_answers_in_place_of_the_registry_is_an_outage(status: int,
                 cache.id_of("readings-value", '"int"', register=register)
 
 
-def test_a_server_that_does_not_speak_http_is_an_outage() -> None:
+@pytest.mark.parametrize(
+    ("answer_bytes", "said"),
+    [
+        (b"\x15\x03\x01\x00\x02\x02\x46", "does not speak HTTP"),  # an alert of TLS
+        (b"HTTP/1.1 502 Bad Gateway\r\nTransfer-Encoding: chunked\r\n\r\n40\r\n<html>", "answers 502 Bad Gateway"),
+    ],
+    ids=["not HTTP", "an error that breaks off"],
+)
+def test_a_server_whose_answer_cannot_be_read_is_an_outage(answer_bytes: bytes, said: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
             connection, _ = server.accept()
             with connection:
                 connection.recv(10_000)
-                connection.sendall(b"\x15\x03\x01\x00\x02\x02\x46")  # an alert of TLS
+                connection.sendall(answer_bytes)
 
         thread = threading.Thread(target=answer)
         thread.start()
         cache = SchemaCache(SchemaRegistry(url=f"http://127.0.0.1:{server.getsockname()[1]}"))
-        with pytest.raises(OSError, match="does not speak HTTP"):
+        with pytest.raises(OSError, match=said):
             cache._found(1)
         thread.join()
 
