@@ -220,7 +220,7 @@ class GraphVersionError(MillError):
 
 
 class GraphReplacedError(GraphVersionError):
-    """Another version was deployed while a worker ran, in which this one's graph no longer fits."""
+    """Another version was deployed while a worker ran, and its own graph no longer fits."""
 
 
 class CorruptionError(MillError):
