@@ -7,7 +7,7 @@ from millpy.formats.function import Decode
 from millpy.formats.gzipped import Gzip
 from millpy.formats.json_objects import Json, Scalar
 from millpy.formats.line_protocol import LineProtocol
-from millpy.formats.message import BadPart, Format, Message, Part, Reader
+from millpy.formats.message import BadPart, FileHead, Format, Message, Part, Reader
 from millpy.formats.protobuf import Protobuf
 from millpy.formats.schema_registry import SchemaPendingError, SchemaRegistry
 from millpy.formats.sparkplug import Sparkplug, SparkplugMessage, sparkplug_rebirth
@@ -18,6 +18,7 @@ __all__ = [
     "Cbor",
     "Csv",
     "Decode",
+    "FileHead",
     "Format",
     "Gzip",
     "Json",

@@ -15,7 +15,7 @@ import msgspec
 
 from millpy.errors import GraphError
 from millpy.formats.byte_order_marks import UTF_8, decoded, is_wide
-from millpy.formats.message import BadPart, Format, Message, Part, Reader, check_objects, encoded_names
+from millpy.formats.message import BadPart, FileHead, Format, Message, Part, Reader, check_objects, encoded_names
 from millpy.formats.values import cell_writer
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
@@ -23,6 +23,7 @@ from millpy.model.record import RecordType
 _FOR_EXCEL = re.compile(r"sep=.")
 _COLUMNS_MAX = 10_000
 _HEADERS_MAX = 100
+SKIP_MAX = 1_000
 HEADER_CHARACTERS_MAX = 65_536
 UNCLOSED_MAX = 100
 """Quotes of a message that are not closed before its other quotes only count inside their lines."""
@@ -38,6 +39,8 @@ class Csv(Format):
     `header=` names the columns. A row that does not fit is a dead letter with its header, so that it can be replayed.
     Cells of columns that are no field are ignored, and a field without a column gets its default.
 
+    Exports and data loggers put other lines around the header: `Csv(skip=1, skip_below=2)` reads Campbell's TOA5.
+
     Args:
         delimiter: one character between cells.
         decimal: the decimal mark. With a comma, a number that has a point is rejected.
@@ -49,6 +52,11 @@ class Csv(Format):
         header: True if the first line names the columns; or the names of the columns, if no line does. "" skips one.
         rename: name in the header -> field, for names that are no identifiers. Columns that get the same field are
             joined by a space, in the order of the header: a date and a time of day.
+        skip: the number of lines before the header, such as a title, or before the first row if `header=` names the
+            columns; at most 1,000. Blank lines count.
+        skip_below: the number of lines under the header, such as one of units; at most 1,000.
+        comment: ASCII text with which lines begin that are no rows, such as "#"; None for none. Behind `skip` lines,
+            the header is the first line that does not begin with it.
     """
 
     delimiter: str
@@ -58,8 +66,11 @@ class Csv(Format):
     quote: str | None
     header: bool | tuple[str, ...]
     rename: dict[str, str]
+    skip: int
+    skip_below: int
+    comment: str | None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what makes dialects differ
         self,
         *,
         delimiter: str = ",",
@@ -69,6 +80,9 @@ class Csv(Format):
         quote: str | None = '"',
         header: bool | Sequence[str] = True,
         rename: dict[str, str] | None = None,
+        skip: int = 0,
+        skip_below: int = 0,
+        comment: str | None = None,
     ) -> None:
         if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '\r\n\0"':
             raise GraphError(f"delimiter={delimiter!r} must be one character", hint='for example ";" or "\\t"')
@@ -89,6 +103,12 @@ class Csv(Format):
         names: bool | tuple[str, ...] = True if header is True else tuple(header)
         if isinstance(names, tuple) and (not any(names) or isinstance(header, str)):
             raise GraphError(f"header={header!r} names no columns", hint='header=("device", "at", "value")')
+        _check_other_lines(skip, skip_below, has_header=header is True)
+        if comment is not None and not _is_comment(comment, delimiter, quote):
+            raise GraphError(
+                f"comment={comment!r} cannot tell comments from rows",
+                hint='for example "#": visible ASCII characters that do not begin with the delimiter or the quote',
+            )
         try:
             name = codecs.lookup(encoding).name
             plain = is_wide(name) or "\n;A".encode(name) == b"\n;A"
@@ -101,18 +121,18 @@ class Csv(Format):
             )
         values = {
             "delimiter": delimiter, "decimal": decimal, "encoding": name, "null": tuple(null), "quote": quote,
-            "header": names, "rename": dict(rename or {}),
+            "header": names, "rename": dict(rename or {}), "skip": skip, "skip_below": skip_below, "comment": comment,
         }  # fmt: skip
         for own, value in values.items():
             object.__setattr__(self, own, value)
 
     def __hash__(self) -> int:
-        return hash((self.delimiter, self.decimal, self.encoding, self.null, self.quote, self.header))
+        return hash((self.delimiter, self.decimal, self.encoding, self.null, self.quote, self.header, self.skip))
 
     @property
-    def has_header(self) -> bool:
-        """Whether the first line of a file names the columns."""
-        return self.header is True
+    def head(self) -> FileHead:
+        """The lines of a file that are no rows."""
+        return FileHead(self.header is True, self.skip, self.skip_below, (self.comment or "").encode())
 
     @property
     def text_encoding(self) -> str:
@@ -129,7 +149,9 @@ class Csv(Format):
             "encoding": self.encoding,
             "quote": self.quote or "",
         }
-        return {"kind": "separated_values", **plain, "null": list(self.null), **header, **rename}
+        others = {"skip": self.skip, "skip_below": self.skip_below, "comment": self.comment}
+        given = {name: value for name, value in others.items() if value}
+        return {"kind": "separated_values", **plain, "null": list(self.null), **header, **rename, **given}
 
     def validate(self, record_type: RecordType) -> None:
         """Check the record class and the names. Raises GraphError."""
@@ -173,7 +195,7 @@ class Csv(Format):
         if _LONE_RETURN.search(plain):
             raise ValueError("its lines end in a carriage return alone: convert them to newlines")
         if _FOR_EXCEL.fullmatch(plain):
-            raise ValueError("it is a note for Excel: remove that line")
+            raise ValueError("it is a note for Excel: pass over it by skip=1, or remove that line")
         try:
             return self.cells(plain, skips_space=True)
         except csv.Error as error:
@@ -182,6 +204,22 @@ class Csv(Format):
     def reader(self, record_type: RecordType) -> Reader:
         """Return a function that reads the rows of a message."""
         return _CsvReader(self, record_type).read
+
+
+def _check_other_lines(skip: object, skip_below: object, *, has_header: bool) -> None:
+    """Check numbers of lines around the header. Raises GraphError."""
+    for setting, count in (("skip", skip), ("skip_below", skip_below)):
+        if type(count) is not int or not 0 <= count <= SKIP_MAX:
+            raise GraphError(f"{setting}={count!r} is not a number of lines", hint=f"from 0 to {SKIP_MAX:,}")
+    if skip_below and not has_header:
+        raise GraphError(f"skip_below={skip_below!r} without a header", hint="give the number of all lines as skip=")
+
+
+def _is_comment(comment: object, delimiter: str, quote: str | None) -> bool:
+    """Tell whether no row has to begin like this."""
+    if not isinstance(comment, str) or not comment.isascii() or not comment.isprintable() or not comment.strip():
+        return False
+    return comment[0] not in (delimiter, quote, " ")
 
 
 class _CsvReader:
@@ -200,29 +238,37 @@ class _CsvReader:
     def read(self, message: Message) -> Iterable[Part]:
         """Yield the rows of a message."""
         dialect = self._dialect
-        columns, header, encoding = self._fixed, b"", dialect.encoding
+        columns, head, encoding = self._fixed, b"", dialect.encoding
         if message.header is not None:
             names, encoding = decoded(message.header, encoding)
             columns = self._columns_under(names) if columns is None else columns
         text, encoding = decoded(message.payload, encoding)
+        if message.header is None and dialect.skip and text.strip():
+            text, head = _behind(text, dialect.skip), b"\n" * dialect.skip
         is_quoted = self._record is not None and (dialect.quote or "") in text
         lines = _records(text, self._record) if self._record is not None and is_quoted else text.split("\n")
         mark = UTF_8 if encoding != dialect.encoding else b""
         if columns is None:
-            first = next((i for i, line in enumerate(lines) if line.strip()), None)
+            first = next((i for i, line in enumerate(lines) if self._counts(line)), None)
             if first is None:
                 return
-            columns, header = self._columns_under(lines[first]), lines[first].encode(encoding) + b"\n"
-            lines = lines[first + 1 :]
+            columns = self._columns_under(lines[first])
+            head += lines[first].encode(encoding) + b"\n" * (1 + dialect.skip_below)
+            lines = lines[first + 1 + dialect.skip_below :]
         for line in lines:
-            if not line.strip():
+            if not self._counts(line):
                 continue
             try:
                 yield self._row(line.removesuffix("\r"), columns)
             except (ValueError, csv.Error) as error:
-                part = header + line.encode(encoding)
+                part = head + line.encode(encoding)
                 unmarked = b"\n" if part.startswith(UTF_8) else b""  # no mark when it is read again
                 yield BadPart((mark or unmarked) + part, _reason(error, message))
+
+    def _counts(self, line: str) -> bool:
+        """Tell whether a line is neither blank nor a comment."""
+        comment = self._dialect.comment
+        return bool(line.strip()) and not (comment is not None and line.startswith(comment))
 
     def _row(self, line: str, columns: _HeaderColumns) -> bytes:
         cells = self._dialect.cells(line)
@@ -277,6 +323,14 @@ class _CsvReader:
         if not found.fields:
             raise ValueError(f"no column is a field of {self._type.struct.__name__}: {', '.join(names)[:200]}")
         return found
+
+
+def _behind(text: str, count: int) -> str:
+    """Return what is behind some lines of a text. Raises ValueError."""
+    *skipped, rest = text.split("\n", count)
+    if len(skipped) < count:
+        raise ValueError(f"it has {len(skipped) + 1} lines, of which skip={count} passes over all")
+    return rest
 
 
 def _reason(error: Exception, message: Message) -> str:

@@ -73,6 +73,30 @@ Reader = Callable[[Message], Iterable[Part]]
 """Returns the parts of a message, in order. A ValueError means that the message as a whole is bad."""
 
 
+@dataclass(frozen=True, slots=True)
+class FileHead:
+    """The lines of a file that are no messages.
+
+    Attributes:
+        has_header: whether a line describes the others.
+        skip: the number of lines before it, or before the first message.
+        skip_below: the number of lines under it.
+        comment: how lines begin that are passed over before the header, too; empty for none.
+    """
+
+    has_header: bool = False
+    skip: int = 0
+    skip_below: int = 0
+    comment: bytes = b""
+
+    def is_comment(self, line: bytes) -> bool:
+        """Tell whether a line before the header is passed over."""
+        return bool(self.comment) and line.startswith(self.comment)
+
+
+NO_HEAD = FileHead()
+
+
 class Format(GraphPart, ABC):
     """A payload format. It is immutable; equal settings mean equal records.
 
@@ -82,9 +106,9 @@ class Format(GraphPart, ABC):
     __slots__ = ()
 
     @property
-    def has_header(self) -> bool:
-        """Whether the first line of a file describes the others."""
-        return False
+    def head(self) -> FileHead:
+        """The lines of a file that are no messages; by default all of them are messages."""
+        return NO_HEAD
 
     @property
     def text_encoding(self) -> str | None:
@@ -105,7 +129,7 @@ class Format(GraphPart, ABC):
         return
 
     def header_names(self, line: bytes) -> Sequence[str]:
-        """Return the names of JSON that the first line of a file gives its columns. Raises ValueError.
+        """Return the names of JSON that the header of a file gives its columns. Raises ValueError.
 
         Only a format with a header defines it. A file whose header cannot give a record is one defect.
         """

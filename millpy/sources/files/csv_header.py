@@ -19,7 +19,7 @@ class HeaderError(BrokenFileError):
     """No line of the file can be a record.
 
     Attributes:
-        header: the first line.
+        header: the line.
     """
 
     def __init__(self, message: str, header: bytes, *, hint: str) -> None:
@@ -59,7 +59,7 @@ def check_header(
 
     Args:
         path: the file, for messages.
-        line: the first line, as it is in the file.
+        line: the header, as it is in the file.
         header: the names of the columns.
         record_type: the type of the records.
         format: the payload format, whose columns may have any separator; None for commas.
@@ -83,7 +83,8 @@ def check_header(
     name = struct.__name__
     hint = f"give the columns of {name} their names: {', '.join(sorted(known))}"
     if format is not None:
-        hint += '; or name them in the format: rename={"Temperature [C]": "temperature"}'
+        hint += '; or name them in the format: rename={"Temperature [C]": "temperature"}, or say how many lines come'
+        hint += " before the header: skip=1"
     separated = "commas" if format is None else "as the format says"
     for separator, words in _SEPARATORS.items():
         if len(header) == 1 and separator in header[0]:

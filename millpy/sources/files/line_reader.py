@@ -26,6 +26,7 @@ from millpy.errors import BrokenFileError
 from millpy.formats import Format as PayloadFormat
 from millpy.formats import Message
 from millpy.formats.byte_order_marks import MARK_BYTES_MAX, UTF_8, is_wide, wide_mark
+from millpy.formats.message import NO_HEAD
 from millpy.ingest.expansion import Expander, Expansion
 from millpy.ingest.protocol import FixedBound, RejectedRow, TakeBound
 from millpy.ingest.text_columns import quotes_are_regular
@@ -86,7 +87,7 @@ class ExpandedLines:
         format, record_type: the source's.
 
     Attributes:
-        has_header: whether the first line of a file is not a message but its header.
+        head: the lines of a file that are no messages.
         encoding: the encoding of a file whose byte order mark says no other; None for UTF-8.
     """
 
@@ -96,7 +97,7 @@ class ExpandedLines:
         self._expander = expander
         self._now_us = now_us
         self._format, self._record_type = format, record_type
-        self.has_header = format.has_header
+        self.head = format.head
         self.encoding = format.text_encoding
 
     def check_header(self, path: str, line: bytes) -> None:
@@ -145,7 +146,7 @@ class LineReader:
         self._kind = kind
         self._record_type = record_type
         self._lines = lines
-        self._first_line: bytes | None = None
+        self._header_line: bytes | None = None
         self._bound = bound or FixedBound(limits.bundle_records_max, limits.bundle_bytes_max)
         self._records_max, self._bytes_max = self._bound.records, self._bound.bytes
         self._record_bytes_max = limits.record_bytes_max
@@ -167,9 +168,9 @@ class LineReader:
             self._read_header()
         elif self._buffer.startswith(UTF_8):
             self._skip(len(UTF_8), lines=0)
-            self._first_line = UTF_8 if lines is not None and (lines.has_header or lines.encoding) else None
-        if lines is not None and lines.has_header:
-            self._read_first_line(lines)
+            self._header_line = UTF_8 if lines is not None and (lines.head.has_header or lines.encoding) else None
+        if lines is not None:
+            self._read_head(lines)
         if start.offset > self._at.offset:
             self._seek(start)
 
@@ -190,7 +191,7 @@ class LineReader:
     def _check_mark(self, begin: bytes) -> None:
         """Raise BrokenFileError for a file that its mark says to be UTF-16 or UTF-32; a format with a header does."""
         wide, lines = wide_mark(begin), self._lines
-        if wide is None or (lines is not None and lines.has_header):
+        if wide is None or (lines is not None and lines.head.has_header):
             return
         is_csv = self._kind == "csv" or (lines is not None and lines.encoding is not None)
         hint = f"read it by format=Csv({wide.setting}), or convert it to UTF-8" if is_csv else "convert it to UTF-8"
@@ -218,22 +219,57 @@ class LineReader:
         self._header = header
         self._skip(end, lines=self._buffer[:end].count(b"\n"))
 
-    def _read_first_line(self, lines: ExpandedLines) -> None:
-        """Read the header of a payload format, of up to HEADER_BYTES_MAX: a dead letter of the file has it, too."""
-        while self._line == len(self._ends) and not self._at_end and len(self._buffer) <= HEADER_BYTES_MAX:
+    def _read_head(self, lines: ExpandedLines) -> None:
+        """Read the header of a payload format, and pass over the other lines that are no messages."""
+        head = lines.head
+        if head == NO_HEAD or self._is_over():
+            return  # an empty file has no messages, so it needs no header
+        for _ in range(head.skip):
+            self._read_line(f"it ends before line {head.skip + 1}")
+        if not head.has_header:
+            # This tells the format that a line is not a message with such lines of its own.
+            self._header_line = self._header_line or b""
+            return
+        while head.is_comment(line := self._read_line(f"it ends before line {head.skip + 1}, or has comments only")):
+            pass
+        # The mark tells the format the encoding of all lines.
+        self._header_line = (self._header_line or b"") + line
+        lines.check_header(self._at.path, self._header_line)
+        for _ in range(head.skip_below):
+            if not self._is_over():
+                self._read_line()
+
+    def _is_over(self) -> bool:
+        """Tell whether the file has no more bytes."""
+        while self._start == len(self._buffer) and not self._at_end:
+            self._fill()
+        return self._start == len(self._buffer)
+
+    def _read_line(self, missing: str = "") -> bytes:
+        """Read a line of up to HEADER_BYTES_MAX: a dead letter of the file has the header, too.
+
+        Raises:
+            BrokenFileError: it is longer, or the file is over, which means what `missing` says.
+        """
+        path = self._at.path
+        if self._is_over():
+            raise self._defect or BrokenFileError(
+                f"{path} has no header: {missing}", hint="check that the file fits its format=Csv(…)"
+            )
+        while (
+            self._line == len(self._ends) and not self._at_end and len(self._buffer) - self._start <= HEADER_BYTES_MAX
+        ):
             self._fill()
         whole = self._line < len(self._ends)
         end = int(self._ends[self._line]) + 1 if whole else len(self._buffer)
-        if end - self._start > HEADER_BYTES_MAX:
+        line = self._buffer[self._start : end]
+        if len(line) > HEADER_BYTES_MAX:
             raise BrokenFileError(
-                f"{self._at.path}: the first line has more than {HEADER_BYTES_MAX} bytes",
+                f"{path}: line {self._at.line + 1} has more than {HEADER_BYTES_MAX} bytes",
                 hint="begin the file with the names of its columns",
             )
-        # The mark tells the format the encoding of all lines.
-        self._first_line = (self._first_line or b"") + self._buffer[self._start : end].rstrip(b"\r\n")
-        if self._buffer:  # an empty file has no records, so it needs no header
-            lines.check_header(self._at.path, self._first_line)
-        self._skip(end - self._start, lines=1)
+        self._skip(len(line), lines=1)
+        return line.rstrip(b"\r\n")
 
     def _peek(self, count: int) -> bytes:
         self._fill()
@@ -334,7 +370,7 @@ class LineReader:
     def _expanded(self, lines: ExpandedLines, block: bytes, before: FilePosition, start: int, line: int) -> FilePiece:
         """Expand the lines of a block, as many as fit; go back to the first of the others."""
         texts = block.removesuffix(b"\n").split(b"\n")
-        found = lines.expand(texts, before.path, self._first_line, self._bound)
+        found = lines.expand(texts, before.path, self._header_line, self._bound)
         if found.taken < len(texts):
             size = sum(map(len, texts[: found.taken])) + found.taken
             self._start, self._line = start + size, line + found.taken
@@ -361,7 +397,7 @@ class LineReader:
         )
         piece.refused = (RejectedRow(0, CONTINUED, detail),)
         if self._lines is not None:
-            piece.messages = {0: self._lines.message(line, before.path, self._first_line)}
+            piece.messages = {0: self._lines.message(line, before.path, self._header_line)}
         piece.describe = _describer(block, before)
         return piece
 
