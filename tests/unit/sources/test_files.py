@@ -21,7 +21,7 @@ from millpy.ingest.decode import Decoder
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.limits import Limits
 from millpy.model.record import RecordType
-from millpy.sources.files.line_reader import record_ends
+from millpy.sources.files.csv_records import record_ends
 from millpy.sources.files.source import Directory, File, FileInjector, Files
 
 

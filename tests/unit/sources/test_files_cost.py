@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millpy.sources.files.line_reader import record_ends
+from millpy.sources.files.csv_records import record_ends
 from millpy.sources.files.source import File, Files
 from tests.unit.sources.test_files import connect, end_by_state, read_all, take
 
