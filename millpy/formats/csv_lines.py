@@ -244,7 +244,7 @@ class _CsvReader:
             columns = self._columns_under(names) if columns is None else columns
         text, encoding = decoded(message.payload, encoding)
         if message.header is None and dialect.skip and text.strip():
-            text, head = _behind(text, dialect.skip), b"\n" * dialect.skip
+            text, head = _rest_of(text, dialect.skip), b"\n" * dialect.skip
         is_quoted = self._record is not None and (dialect.quote or "") in text
         lines = _records(text, self._record) if self._record is not None and is_quoted else text.split("\n")
         mark = UTF_8 if encoding != dialect.encoding else b""
@@ -325,7 +325,7 @@ class _CsvReader:
         return found
 
 
-def _behind(text: str, count: int) -> str:
+def _rest_of(text: str, count: int) -> str:
     """Return what is behind some lines of a text. Raises ValueError."""
     *skipped, rest = text.split("\n", count)
     if len(skipped) < count:

@@ -32,8 +32,17 @@ def column_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), []))
 
 
-def check_format_header(path: str, line: bytes, format: Format, record_type: RecordType) -> None:
+def check_format_header(
+    path: str, line: bytes, format: Format, record_type: RecordType, given: Sequence[str] = ()
+) -> None:
     """Check a header in a payload format, which ignores columns that are no field.
+
+    Args:
+        path: the file, for messages.
+        line: the header, as it is in the file.
+        format: the payload format.
+        record_type: the type of the records.
+        given: the names in JSON of the fields that the name of the file fills.
 
     Raises:
         HeaderError: as `check_header`; or it cannot be read, or two columns are the same field.
@@ -49,11 +58,17 @@ def check_format_header(path: str, line: bytes, format: Format, record_type: Rec
         shown = line.decode(errors="replace")[:_SHOWN_CHARACTERS]
         hint = f"check that the file fits {format!r}"
         raise HeaderError(f"{path}: the header {shown!r} cannot be read: {error}; {hint}", line, hint=hint) from error
-    check_header(path, line, named if named or not known else names, record_type, format=format)
+    check_header(path, line, named if named or not known else names, record_type, format=format, given=given)
 
 
 def check_header(
-    path: str, line: bytes, header: Sequence[str], record_type: RecordType, *, format: Format | None = None
+    path: str,
+    line: bytes,
+    header: Sequence[str],
+    record_type: RecordType,
+    *,
+    format: Format | None = None,
+    given: Sequence[str] = (),
 ) -> None:
     """Check that a header has the columns that a record needs.
 
@@ -63,6 +78,7 @@ def check_header(
         header: the names of the columns.
         record_type: the type of the records.
         format: the payload format, whose columns may have any separator; None for commas.
+        given: the names of the fields that need no column.
 
     Raises:
         HeaderError: a required column is missing, none has the name of a field, or one has a name that the class
@@ -70,7 +86,7 @@ def check_header(
     """
     struct = record_type.struct
     fields = msgspec.structs.fields(struct)
-    missing = [field.encode_name for field in fields if field.required and field.encode_name not in header]
+    missing = [field.encode_name for field in fields if field.required and field.encode_name not in (*header, *given)]
     known = {field.encode_name for field in fields}
     if missing:
         problem = f"no column {', '.join(map(repr, missing))}"

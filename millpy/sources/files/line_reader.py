@@ -28,6 +28,7 @@ from millpy.model.record import RecordType
 from millpy.sources.files.byte_reader import REPLACED_HINT, Bytes, FilePosition, open_bytes
 from millpy.sources.files.csv_header import check_format_header, check_header, column_names
 from millpy.sources.files.csv_records import Positions, record_ends
+from millpy.sources.files.named_paths import PathFields
 from millpy.sources.files.transcoding import Utf8Reader
 
 Format = Literal["json", "csv", "parquet"]
@@ -78,6 +79,7 @@ class ExpandedLines:
         expander: the source's expander.
         now_us: returns the time, which is that of the arrival of a line.
         format, record_type: the source's.
+        fields: what the names of files add to records.
 
     Attributes:
         head: the lines of a file that are no messages.
@@ -85,9 +87,15 @@ class ExpandedLines:
     """
 
     def __init__(
-        self, expander: Expander, now_us: Callable[[], int], format: PayloadFormat, record_type: RecordType
+        self,
+        expander: Expander,
+        now_us: Callable[[], int],
+        format: PayloadFormat,
+        record_type: RecordType,
+        fields: PathFields,
     ) -> None:
         self._expander = expander
+        self._fields = fields
         self._now_us = now_us
         self._format, self._record_type = format, record_type
         self.head = format.head
@@ -95,12 +103,13 @@ class ExpandedLines:
 
     def check_header(self, path: str, line: bytes) -> None:
         """Raise HeaderError for a header that cannot give a record."""
-        check_format_header(path, line, self._format, self._record_type)
+        check_format_header(path, line, self._format, self._record_type, self._fields.find(path)[1])
 
     def message(self, line: bytes, path: str, header: bytes | None, now_us: int | None = None) -> Message:
         """Return a line as a message, by default one that arrives now."""
         arrived_at = self._now_us() if now_us is None else now_us
-        return Message(line.removesuffix(b"\r"), path, arrived_at=arrived_at, header=header)
+        ending, _ = self._fields.find(path)
+        return Message(line.removesuffix(b"\r"), path, arrived_at=arrived_at, header=header, ending=ending)
 
     def expand(self, lines: Sequence[bytes], path: str, header: bytes | None, bound: TakeBound) -> Expansion:
         """Expand lines, from the front, as many as fit into a bundle. Blank lines have no records."""

@@ -8,13 +8,14 @@ never exceeds the bundle's bound on records.
     file_names.py    patterns, opening a file       parquet_reader.py   rows of Parquet files
     reader.py        one file after the other       parquet_pages.py    bounds on Parquet pages
     byte_reader.py   plain and gzip, recognizing a file
+    named_paths.py   fields from names of files
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -43,6 +44,7 @@ from millpy.sources.files.file_queue import (
 )
 from millpy.sources.files.line_reader import ExpandedLines, FilePiece
 from millpy.sources.files.line_reader import Format as FileFormat
+from millpy.sources.files.named_paths import NamedPath, PathFields, check_paths
 from millpy.sources.files.reader import Broken, FileReader
 
 log = logging.getLogger(__name__)
@@ -62,7 +64,15 @@ def _partition_names(count: int) -> tuple[str, ...]:
     return (PARTITION,) if count == 1 else tuple(f"{PARTITION}-{place}" for place in range(count))
 
 
-def _check(format: FileFormat | PayloadFormat | None, broken: Broken, partitions: int) -> None:
+def _check(
+    format: FileFormat | PayloadFormat | None, broken: Broken, partitions: int, paths: Iterable[NamedPath]
+) -> None:
+    named = next((name for path in paths for name in path.names), None)
+    if named is not None and not isinstance(format, PayloadFormat):
+        raise ConfigError(
+            f"the part {{{named}}} of a path needs a payload format to put it into records",
+            hint="give format=Csv(), format=Json(), or decode=; or write * for it ([{] for a brace in a name)",
+        )
     if isinstance(format, PayloadFormat):
         if not format.reads_lines:
             raise ConfigError(
@@ -83,7 +93,9 @@ class Files(Source):
 
     Args:
         paths: names and patterns (`data/*.csv`, `**` for any depth), relative to the working directory. They are read
-            in this order, the files that match a pattern sorted by name. `.gz` is decompressed.
+            in this order, the files that match a pattern sorted by name. `.gz` is decompressed. A part written `{name}`
+            is a wildcard and fills the record's field of that name: `data/{site}/{device}_*.csv`. It stands for as few
+            characters as fit, and needs a payload format.
         format: "json" (NDJSON), "csv" or "parquet"; by default each file's suffix decides (.csv, .parquet, .pq, else
             NDJSON). Or a payload format for each line, such as `Csv(delimiter=";", decimal=",")`.
         broken: the reaction to a truncated or corrupt file: "stop" stops the worker with an error; "dead_letter" makes
@@ -114,7 +126,7 @@ class Files(Source):
             )
         for name in names:
             check_name(name)
-        _check(format, broken, partitions)
+        _check(format, broken, partitions, map(NamedPath.parse, names))
         for name, value in {"paths": names, "format": format, "broken": broken, "count": partitions}.items():
             object.__setattr__(self, name, value)
 
@@ -127,9 +139,16 @@ class Files(Source):
         return _payload_format(self.format)
 
     def validate(self, record_type: RecordType) -> None:
-        """Check that the format fits the record class. Raises GraphError."""
+        """Check that the format fits the record class, and has a field for each named part. Raises GraphError."""
+        check_paths(self._named(), record_type)
         if isinstance(self.format, PayloadFormat):
             self.format.validate(record_type)
+
+    def _named(self) -> list[NamedPath]:
+        return list(map(NamedPath.parse, self.paths))
+
+    def _patterns(self) -> tuple[str, ...]:
+        return tuple(path.pattern for path in self._named())
 
     def partitions(self) -> tuple[str, ...]:
         """Return the names of the source partitions, by default one."""
@@ -137,7 +156,7 @@ class Files(Source):
 
     def check(self) -> None:
         """Check that each name or pattern has a file. Raises ConfigError."""
-        FixedFileQueue(self.paths, Notes.recovered({}), lambda path: True, lambda path, why: None).check()
+        FixedFileQueue(self._patterns(), Notes.recovered({}), lambda path: True, lambda path, why: None).check()
 
     def ends(self) -> bool:
         """Return True: it ends with the last file."""
@@ -146,7 +165,8 @@ class Files(Source):
     def connect(self, setup: SourceSetup) -> FileInjector:
         """Return the injector of one source partition, not yet open."""
         notes = Notes.recovered(setup.notes)
-        return FileInjector(setup, self._queue(setup, notes), notes, format=self.format, broken=self.broken)
+        queue, paths = self._queue(setup, notes), self._named()
+        return FileInjector(setup, queue, notes, paths, format=self.format, broken=self.broken)
 
     def unread(self, setup: SourceSetup) -> list[str]:
         """Say which files are new, or have another size, since the partition ended.
@@ -158,7 +178,9 @@ class Files(Source):
 
     def _queue(self, setup: SourceSetup, notes: Notes) -> FixedFileQueue:
         place = self.partitions().index(setup.partition)
-        return FixedFileQueue(self.paths, notes, lambda path: is_ours(path, place, self.count), SkipReporter(setup))
+        return FixedFileQueue(
+            self._patterns(), notes, lambda path: is_ours(path, place, self.count), SkipReporter(setup)
+        )
 
 
 def File(  # noqa: N802
@@ -184,7 +206,7 @@ class Directory(Source):
     Args:
         path: the directory, which must exist.
         pattern: the files to read (`*.csv`; `**/*.csv` for any depth). Symbolic links and files that are not regular
-            are skipped.
+            are skipped. A part written `{name}` fills a field, as for `Files`: `{device}/*.csv`.
         settle: how long a file must stay unchanged before it is read.
         every: how often to list the directory.
         format: as for `Files`.
@@ -216,8 +238,9 @@ class Directory(Source):
     ) -> None:
         format = checked_format(format, decode, named=True)
         check_name(str(path))
-        NamePattern(pattern)
-        _check(format, broken, partitions)
+        named = NamedPath.parse(pattern)
+        NamePattern(named.pattern)
+        _check(format, broken, partitions, [named])
         if settle < timedelta(0) or every <= timedelta(0):
             raise ConfigError(
                 f"settle= must not be negative, and every= must be positive: settle={settle}, every={every}"
@@ -244,9 +267,13 @@ class Directory(Source):
         return _payload_format(self.format)
 
     def validate(self, record_type: RecordType) -> None:
-        """Check that the format fits the record class. Raises GraphError."""
+        """Check that the format fits the record class, and has a field for each named part. Raises GraphError."""
+        check_paths([self._named()], record_type)
         if isinstance(self.format, PayloadFormat):
             self.format.validate(record_type)
+
+    def _named(self) -> NamedPath:
+        return NamedPath.parse(self.pattern, self.path)
 
     def partitions(self) -> tuple[str, ...]:
         """Return the names of the source partitions, by default one."""
@@ -259,23 +286,29 @@ class Directory(Source):
     def connect(self, setup: SourceSetup) -> FileInjector:
         """Return the injector of one source partition, not yet open."""
         place = self.partitions().index(setup.partition)
-        notes = Notes.recovered(setup.notes)
+        notes, named = Notes.recovered(setup.notes), self._named()
         queue = WatchedFileQueue(
             self.path,
-            self.pattern,
+            named.pattern,
             notes,
             lambda path: is_ours(path, place, self.count),
             settle_s=self.settle.total_seconds(),
             setup=setup,
         )
         every_s = self.every.total_seconds()
-        return FileInjector(setup, queue, notes, format=self.format, broken=self.broken, every_s=every_s)
+        return FileInjector(setup, queue, notes, [named], format=self.format, broken=self.broken, every_s=every_s)
 
 
 class FileInjector:
     """The injector of one source partition of files, which reads one bundle ahead.
 
     Args:
+        setup: the partition's setup.
+        queue: the order of the files.
+        notes: the files that have been read to their end.
+        paths: the paths and patterns, whose named parts fill fields.
+        format: the source's format.
+        broken: the reaction to a defect.
         every_s: how many seconds to wait before looking for files again; None for a set that ends.
     """
 
@@ -284,6 +317,7 @@ class FileInjector:
         setup: SourceSetup,
         queue: FileQueue,
         notes: Notes,
+        paths: Sequence[NamedPath],
         *,
         format: FileFormat | PayloadFormat | None,
         broken: Broken,
@@ -294,7 +328,8 @@ class FileInjector:
         record_type, lines = setup.record_type, None
         if isinstance(format, PayloadFormat) and record_type is not None:
             expander = Expander(format, record_type, setup.limits)
-            lines = ExpandedLines(expander, setup.clock.now_us, format, record_type)
+            fields = PathFields(paths, record_type)
+            lines = ExpandedLines(expander, setup.clock.now_us, format, record_type, fields)
         self._reading = FileReader(
             queue,
             notes,

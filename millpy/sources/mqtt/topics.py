@@ -9,18 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from uuid import UUID
 
-import msgspec
-
-from millpy.errors import ConfigError, GraphError
-from millpy.formats.message import encoded_names
+from millpy.errors import ConfigError
 from millpy.ingest.json_append import EMPTY_OR_SPACED, completed
+from millpy.ingest.named_text import NAMED, NamedText, check_named
 from millpy.model.record import RecordType
 
 TOPIC_BYTES_MAX = 65_535
-_NAMED = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _KNOWN_TOPICS_MAX = 100_000
 _KNOWN_BYTES_MAX = 32_000_000
 
@@ -59,7 +54,7 @@ class TopicPattern:
         levels, names = [], []
         parts = text.split("/")
         for index, level in enumerate(parts):
-            named = _NAMED.fullmatch(level)
+            named = NAMED.fullmatch(level)
             if named:
                 names.append((index, named[1]))
                 levels.append("+")
@@ -93,19 +88,7 @@ class TopicPattern:
         Raises:
             GraphError: a name is not a field, the field is not a str, int or UUID, or records are written as arrays.
         """
-        for _, name in self.levels:
-            struct = record_type.struct.__name__
-            if name not in record_type.annotations:
-                raise GraphError(
-                    f"topic level {{{name}}}: {struct} has no field {name!r}",
-                    hint=f"its fields are {', '.join(record_type.fields)}",
-                )
-            if record_type.field_type(name) not in (str, int, UUID):
-                raise GraphError(f"topic level {{{name}}}: {name!r} of {struct} is not a str, int or UUID")
-        if self.levels and record_type.struct.__struct_config__.array_like:
-            raise GraphError(
-                f"named topic levels do not fit {record_type.struct.__name__}, which is written as an array"
-            )
+        check_named([name for _, name in self.levels], record_type, "topic level")
 
 
 def overlap(one: str, other: str) -> bool:
@@ -132,11 +115,8 @@ class TopicFields:
     """
 
     def __init__(self, pattern: TopicPattern, record_type: RecordType) -> None:
-        encoded = encoded_names(record_type)
-        self._levels = [
-            (index, msgspec.json.encode(encoded[name]), record_type.field_type(name) is int)
-            for index, name in pattern.levels
-        ]
+        self._levels = [index for index, _ in pattern.levels]
+        self._fields = NamedText([name for _, name in pattern.levels], record_type)
         self._endings: dict[bytes, bytes] = {}
         self._endings_bytes = 0
 
@@ -164,9 +144,4 @@ class TopicFields:
 
     def _ending(self, topic: bytes) -> bytes:
         levels = topic.decode(errors="replace").split("/")
-        fields = []
-        for index, name, is_int in self._levels:
-            value = levels[index]
-            bare = is_int and _INTEGER.fullmatch(value) is not None
-            fields.append(name + b":" + (value.encode() if bare else msgspec.json.encode(value)))
-        return b"," + b",".join(fields) + b"}"
+        return self._fields.ending([levels[index] for index in self._levels])
