@@ -1160,7 +1160,7 @@ SELECT p.graph, p.computation AS stream, p.source_partition, nullif(e.subkey, 'o
 -- Results that other computations have computed from the window stay as they are: they need p_only_table, or corrections
 -- of their own. Raises MW010 when the arguments do not fit.
 CREATE FUNCTION millpy.correct(p_table text, p_window jsonb, p_values jsonb, p_why text, p_only_table boolean DEFAULT false)
-RETURNS jsonb LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1 AS $$
+RETURNS jsonb LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1 SET timezone = 'UTC' AS $$
 DECLARE
     own regclass := to_regclass(p_table);
     found record;

@@ -97,12 +97,15 @@ def _list(
     table: RecordTable, words: Sequence[str], database: str | None, as_json: bool, wanted: RecordFilter, limit: int
 ) -> None:
     with _opened(words, database) as (admin, graph, _):
-        found = table.rows(admin, wanted.of_graph(graph), limit)
+        # One more than is shown, to tell whether there are more.
+        found = table.rows(admin, wanted.of_graph(graph), limit if as_json else limit + 1)
         unstored = [] if as_json else table.only_counted(admin, wanted.of_graph(graph))
     if as_json:
         print_json(found)
         return
-    tables.echo([table.short(row) for row in found])
+    tables.echo([table.short(row) for row in found[-limit:]])
+    if len(found) > limit:
+        tables.say(f"these are the newest {limit:,}; -n shows more")
     for row in unstored:
         tables.say(
             f"and {row['not_kept']:,} more of {row['graph']}.{row['computation']} ({row['reason']}) that are counted,"
@@ -152,7 +155,7 @@ def _replay(
     for line in () if as_json else lines:
         tables.say(line)
     if states is None:
-        return 0 if requested else EXIT_FAILED
+        return 0 if requested or not ids else EXIT_FAILED
     return EXIT_FAILED if states.get("requested") or states.get("open") else 0
 
 
@@ -167,7 +170,7 @@ def _late_of_letters(admin: Admin, ids: Sequence[int], wait_s: float) -> tuple[M
 
 def _refusals(admin: Admin, ids: Sequence[int], document: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
     """Return why late records could not be added to their windows; `document` has what an archive was asked."""
-    rows = LATE_RECORDS.rows(admin, RecordFilter(ids=tuple(ids)), AT_ONCE)
+    rows = LATE_RECORDS.rows(admin, RecordFilter(ids=tuple(ids)), AT_ONCE) if ids else []
     reasons = {str(row["detail"]) for row in rows if row["detail"] and row["state"] == "open"}
     reasons.update(document.get("refused", {}).values())
     return document, [f"not added: {reason}" for reason in sorted(reasons)]
@@ -206,7 +209,7 @@ def _discard(table: RecordTable, ids: Sequence[int], admin: Admin, *, as_json: b
         print_json({"discarded": gone, "of": len(ids)})
     else:
         tables.say(f"discarded {gone} of {len(ids)}; the accounting still counts them")
-    return 0 if gone else EXIT_FAILED
+    return 0 if gone or not ids else EXIT_FAILED
 
 
 def _check_why(why: str, *, into_window: bool) -> None:

@@ -142,6 +142,7 @@ def test_a_correction_that_is_repeated_is_made_once(database_url: str, mode: str
     with psycopg.connect(database_url, autocommit=True) as connection:
         ((first,),) = connection.execute(CORRECT).fetchall()
         history = admin.ask("SELECT * FROM factory.sums_1m_history")
+        connection.execute("SET timezone TO 'Asia/Kolkata'")
         ((again,),) = connection.execute(CORRECT).fetchall()
         assert again == first
         assert len(admin.ask("SELECT FROM millpy.corrections")) == 1

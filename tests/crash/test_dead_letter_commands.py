@@ -66,6 +66,9 @@ async def test_dead_letters_are_listed_replayed_corrected_and_discarded(database
             ("totals", "user_error"),
             ("totals", "user_error"),
         ]
+        for limit, says in ((4, True), (5, False)):
+            shown = await millpy(database_url, "dead-letters", "list", "-n", str(limit))
+            assert (f"these are the newest {limit}; -n shows more" in shown) == says, shown
 
         Faults.decoding = Faults.computing = Faults.mapping = False
         output = await millpy(database_url, "dead-letters", "replay", "--all", "--wait", "30", status=1)
@@ -83,6 +86,9 @@ async def test_dead_letters_are_listed_replayed_corrected_and_discarded(database
         output = await millpy(database_url, "dead-letters", "replay", str(rubbish), "--json", status=1)
         assert json.loads(output) == {"requested": 0, "of": 1, "states": None}
         assert account(database_url)["dead_lettered"] == 1
+        for action in (["replay", "--wait", "1"], ["discard"]):
+            assert " 0 of 0" in await millpy(database_url, "dead-letters", *action, "--all")
+        assert " 0 of 0" in await millpy(database_url, "late", "replay", "--all", "--into-window", "--stream", "none")
         late = LATE_RECORDS.ids(admin, RecordFilter(computation="windows"))
         assert late
         assert request_late(admin, late) == len(late)
