@@ -5,29 +5,19 @@ from __future__ import annotations
 import codecs
 import csv
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
-from uuid import UUID
-
-import msgspec
 
 from millpy.errors import GraphError
-from millpy.formats.byte_order_marks import UTF_8, decoded, is_wide
-from millpy.formats.message import BadPart, FileHead, Format, Message, Part, Reader, check_objects, encoded_names
-from millpy.formats.values import cell_writer
+from millpy.formats.byte_order_marks import decoded, is_wide
+from millpy.formats.csv_rows import CsvReader
+from millpy.formats.message import FileHead, Format, Reader, check_objects, encoded_names
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 
-_FOR_EXCEL = re.compile(r"sep=.")
-_COLUMNS_MAX = 10_000
-_HEADERS_MAX = 100
 SKIP_MAX = 1_000
-HEADER_CHARACTERS_MAX = 65_536
-UNCLOSED_MAX = 100
-"""Quotes of a message that are not closed before its other quotes only count inside their lines."""
-_TRIMMED = (int, float, bool, Decimal, datetime, date, UUID)
+_FOR_EXCEL = re.compile(r"sep=.")
 _LONE_RETURN = re.compile(r"\r(?!\n)")
 
 
@@ -39,7 +29,8 @@ class Csv(Format):
     `header=` names the columns. A row that does not fit is a dead letter with its header, so that it can be replayed.
     Cells of columns that are no field are ignored, and a field without a column gets its default.
 
-    Exports and data loggers put other lines around the header: `Csv(skip=1, skip_below=2)` reads Campbell's TOA5.
+    Exports and data loggers put other lines around the header: `Csv(skip=1, skip_below=2)` reads Campbell's TOA5. Where
+    each column is a device or a tag, `unpivot=("tag", "value")` makes a record of each cell.
 
     Args:
         delimiter: one character between cells.
@@ -57,6 +48,9 @@ class Csv(Format):
         skip_below: the number of lines under the header, such as one of units; at most 1,000.
         comment: ASCII text with which lines begin that are no rows, such as "#"; None for none. Behind `skip` lines,
             the header is the first line that does not begin with it.
+        unpivot: two fields, the first of them text. Each cell of a column that is no field is then a record, with the
+            name of its column in the first field, the cell in the second, and the row's other fields. A cell that means
+            no value gives none.
     """
 
     delimiter: str
@@ -69,6 +63,7 @@ class Csv(Format):
     skip: int
     skip_below: int
     comment: str | None
+    unpivot: tuple[str, str] | None
 
     def __init__(  # noqa: PLR0913 - what makes dialects differ
         self,
@@ -83,6 +78,7 @@ class Csv(Format):
         skip: int = 0,
         skip_below: int = 0,
         comment: str | None = None,
+        unpivot: tuple[str, str] | None = None,
     ) -> None:
         if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '\r\n\0"':
             raise GraphError(f"delimiter={delimiter!r} must be one character", hint='for example ";" or "\\t"')
@@ -109,6 +105,7 @@ class Csv(Format):
                 f"comment={comment!r} cannot tell comments from rows",
                 hint='for example "#": visible ASCII characters that do not begin with the delimiter or the quote',
             )
+        fields = _fields_of(unpivot)
         try:
             name = codecs.lookup(encoding).name
             plain = is_wide(name) or "\n;A".encode(name) == b"\n;A"
@@ -122,6 +119,7 @@ class Csv(Format):
         values = {
             "delimiter": delimiter, "decimal": decimal, "encoding": name, "null": tuple(null), "quote": quote,
             "header": names, "rename": dict(rename or {}), "skip": skip, "skip_below": skip_below, "comment": comment,
+            "unpivot": fields,
         }  # fmt: skip
         for own, value in values.items():
             object.__setattr__(self, own, value)
@@ -149,7 +147,8 @@ class Csv(Format):
             "encoding": self.encoding,
             "quote": self.quote or "",
         }
-        others = {"skip": self.skip, "skip_below": self.skip_below, "comment": self.comment}
+        unpivot = None if self.unpivot is None else list(self.unpivot)
+        others = {"skip": self.skip, "skip_below": self.skip_below, "comment": self.comment, "unpivot": unpivot}
         given = {name: value for name, value in others.items() if value}
         return {"kind": "separated_values", **plain, "null": list(self.null), **header, **rename, **given}
 
@@ -160,6 +159,12 @@ class Csv(Format):
         for column, name in self.rename.items():
             if name not in known:
                 raise GraphError(f"rename={{{column!r}: {name!r}}}: {record_type.struct.__name__} has no such field")
+        fields = {name: own for own, name in encoded_names(record_type).items()}
+        for name in self.unpivot or ():
+            if name not in fields:
+                raise GraphError(f"unpivot={self.unpivot!r}: {record_type.struct.__name__} has no field {name!r}")
+        if self.unpivot is not None and record_type.field_type(fields[self.unpivot[0]]) is not str:
+            raise GraphError(f"unpivot={self.unpivot!r}: {self.unpivot[0]!r} is not a str, which names of columns need")
 
     def cells(self, line: str, *, skips_space: bool = False) -> list[str]:
         """Split a line, in which space may come before a quote if `skips_space`. Raises csv.Error."""
@@ -169,10 +174,22 @@ class Csv(Format):
         lines = csv.reader([line], delimiter=self.delimiter, quotechar=self.quote, strict=True, skipinitialspace=skips)
         return next(lines)
 
-    def header_names(self, line: bytes) -> Sequence[str]:
+    def header_names(self, line: bytes, record_type: RecordType) -> Sequence[str]:
         """Return the names of the columns of a file, renamed. Raises ValueError."""
         text, _ = decoded(line, self.encoding)
-        return [name for name, _ in self.places(self.header_cells(text))]
+        names = [name for name, _ in self.places(self.header_cells(text))]
+        if self.unpivot is None:
+            return names
+        self.check_unpivoted(names, set(encoded_names(record_type).values()))
+        return [*names, *self.unpivot]
+
+    def check_unpivoted(self, names: Sequence[str], fields: Set[str]) -> None:
+        """Check the names of columns, of which those that are no fields are values. Raises ValueError."""
+        counts = Counter((*filter(None, names), *(self.unpivot or ())))
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"two columns are {min(twice)!r}")
+        if not set(names) - fields - {""}:
+            raise ValueError("each of its columns is a field, so none is left to unpivot")
 
     def places(self, cells: Sequence[str]) -> list[tuple[str, list[int]]]:
         """Return the names of columns, renamed, and the places of each; different columns of one name are joined."""
@@ -203,7 +220,7 @@ class Csv(Format):
 
     def reader(self, record_type: RecordType) -> Reader:
         """Return a function that reads the rows of a message."""
-        return _CsvReader(self, record_type).read
+        return CsvReader(self, record_type).read
 
 
 def _check_other_lines(skip: object, skip_below: object, *, has_header: bool) -> None:
@@ -215,166 +232,18 @@ def _check_other_lines(skip: object, skip_below: object, *, has_header: bool) ->
         raise GraphError(f"skip_below={skip_below!r} without a header", hint="give the number of all lines as skip=")
 
 
+def _fields_of(unpivot: object) -> tuple[str, str] | None:
+    """Return the two fields of `unpivot=`, if it is given. Raises GraphError."""
+    if unpivot is None:
+        return None
+    names = tuple(unpivot) if isinstance(unpivot, list | tuple) else ()
+    if len(names) != 2 or names[0] == names[1] or not all(isinstance(name, str) for name in names):
+        raise GraphError(f"unpivot={unpivot!r} is not two fields", hint='unpivot=("tag", "value")')
+    return names
+
+
 def _is_comment(comment: object, delimiter: str, quote: str | None) -> bool:
     """Tell whether no row has to begin like this."""
     if not isinstance(comment, str) or not comment.isascii() or not comment.isprintable() or not comment.strip():
         return False
     return comment[0] not in (delimiter, quote, " ")
-
-
-class _CsvReader:
-    """Reads the messages of one dialect into one record type."""
-
-    def __init__(self, dialect: Csv, record_type: RecordType) -> None:
-        self._dialect = dialect
-        self._type = record_type
-        self._fields = {name: own for own, name in encoded_names(record_type).items()}
-        self._defaults = {f.encode_name for f in msgspec.structs.fields(record_type.struct) if not f.required}
-        self._null = frozenset(dialect.null)
-        self._record = None if dialect.quote is None else _record_pattern(dialect.delimiter, dialect.quote)
-        self._known: dict[str, _HeaderColumns] = {}
-        self._fixed = None if isinstance(dialect.header, bool) else self._columns_of(dialect.header)
-
-    def read(self, message: Message) -> Iterable[Part]:
-        """Yield the rows of a message."""
-        dialect = self._dialect
-        columns, head, encoding = self._fixed, b"", dialect.encoding
-        if message.header is not None:
-            names, encoding = decoded(message.header, encoding)
-            columns = self._columns_under(names) if columns is None else columns
-        text, encoding = decoded(message.payload, encoding)
-        if message.header is None and dialect.skip and text.strip():
-            text, head = _rest_of(text, dialect.skip), b"\n" * dialect.skip
-        is_quoted = self._record is not None and (dialect.quote or "") in text
-        lines = _records(text, self._record) if self._record is not None and is_quoted else text.split("\n")
-        mark = UTF_8 if encoding != dialect.encoding else b""
-        if columns is None:
-            first = next((i for i, line in enumerate(lines) if self._counts(line)), None)
-            if first is None:
-                return
-            columns = self._columns_under(lines[first])
-            head += lines[first].encode(encoding) + b"\n" * (1 + dialect.skip_below)
-            lines = lines[first + 1 + dialect.skip_below :]
-        for line in lines:
-            if not self._counts(line):
-                continue
-            try:
-                yield self._row(line.removesuffix("\r"), columns)
-            except (ValueError, csv.Error) as error:
-                part = head + line.encode(encoding)
-                unmarked = b"\n" if part.startswith(UTF_8) else b""  # no mark when it is read again
-                yield BadPart((mark or unmarked) + part, _reason(error, message))
-
-    def _counts(self, line: str) -> bool:
-        """Tell whether a line is neither blank nor a comment."""
-        comment = self._dialect.comment
-        return bool(line.strip()) and not (comment is not None and line.startswith(comment))
-
-    def _row(self, line: str, columns: _HeaderColumns) -> bytes:
-        cells = self._dialect.cells(line)
-        if len(cells) != columns.count:
-            raise ValueError(f"{len(cells)} cells instead of {columns.count}")
-        parts = []
-        for index, others, name, write, empty, nulls, is_text in columns.fields:
-            cell = cells[index] if is_text else cells[index].strip()
-            is_null = cell in nulls
-            if others:
-                more = [cells[place].strip() for place in others]
-                is_null = is_null or not nulls.isdisjoint(more)
-                cell = " ".join((cell.strip(), *more))
-            if not is_null:
-                parts.append(name + write(cell))
-            elif empty is not None:
-                parts.append(name + empty)
-        return b"{" + b",".join(parts) + b"}"
-
-    def _columns_under(self, header: str) -> _HeaderColumns:
-        found = self._known.get(header)
-        if found is None:
-            if len(header) > HEADER_CHARACTERS_MAX:
-                raise ValueError(f"its header has more than {HEADER_CHARACTERS_MAX:,} characters")
-            if len(self._known) >= _HEADERS_MAX:
-                self._known.clear()
-            found = self._known[header] = self._columns_of(self._dialect.header_cells(header))
-        return found
-
-    def _columns_of(self, names: Sequence[str]) -> _HeaderColumns:
-        if len(names) > _COLUMNS_MAX:
-            raise ValueError(f"the header has more than {_COLUMNS_MAX} columns")
-        found = _HeaderColumns(len(names), [])
-        seen = set()
-        for name, (index, *others) in self._dialect.places(names):
-            own = self._fields.get(name)
-            if own is None:
-                continue
-            if name in seen:
-                raise ValueError(f"two columns are {name!r}")
-            seen.add(name)
-            # What an empty cell becomes: None, or nothing so that the default holds, or else an error.
-            empty = None if name in self._defaults and not self._type.is_nullable(own) else b"null"
-            kind = self._type.field_type(own)
-            write = cell_writer(kind, self._dialect.decimal)
-            # A text that must be there may be empty.
-            is_needed = kind is str and name not in self._defaults and not self._type.is_nullable(own)
-            key, is_text = msgspec.json.encode(name) + b":", kind not in _TRIMMED
-            nulls = self._null if is_text and not others else frozenset(text.strip() for text in self._null)
-            nulls = nulls - {""} if is_needed and not others else nulls
-            found.fields.append((index, others, key, write, empty, nulls, is_text))
-        if not found.fields:
-            raise ValueError(f"no column is a field of {self._type.struct.__name__}: {', '.join(names)[:200]}")
-        return found
-
-
-def _rest_of(text: str, count: int) -> str:
-    """Return what is behind some lines of a text. Raises ValueError."""
-    *skipped, rest = text.split("\n", count)
-    if len(skipped) < count:
-        raise ValueError(f"it has {len(skipped) + 1} lines, of which skip={count} passes over all")
-    return rest
-
-
-def _reason(error: Exception, message: Message) -> str:
-    if isinstance(error, csv.Error) and "unexpected end of data" in str(error):
-        more = "" if message.header is None else "; in a file, each line is a row, and a cell cannot have newlines"
-        return f"a quoted cell does not end{more}"
-    return str(error)
-
-
-@dataclass(frozen=True, slots=True)
-class _HeaderColumns:
-    """The columns under a header.
-
-    Attributes:
-        count: how many there are.
-        fields: for each field, its column, the columns that are joined to it, its name as JSON, how its cells are
-            written, what one without a value becomes, which cells those are, and whether space around a cell counts.
-    """
-
-    count: int
-    fields: list[tuple[int, list[int], bytes, Callable[[str], bytes], bytes | None, frozenset[str], bool]]
-
-
-def _record_pattern(delimiter: str, quote: str) -> re.Pattern[str]:
-    """Return a pattern of one record, up to its newline. A quote counts only at the beginning of a cell.
-
-    Each character can match in one way only, so matching is linear, and remembers no place to go back to.
-    """
-    d, q = re.escape(delimiter), re.escape(quote)
-    cell = f"(?:{q}[^{q}]*+(?:{q}{q}[^{q}]*+)*+{q}(?!{q})[^{d}\\n]*+|(?!{q})[^{d}\\n]*+)"
-    return re.compile(f"{cell}(?:{d}{cell})*+(?=\\n|\\Z)")
-
-
-def _records(text: str, record: re.Pattern[str]) -> list[str]:
-    """Split text at newlines outside of quotes; a quote that is not closed spoils its own line.
-
-    The search for each quote that is not closed reads the rest of the text: `UNCLOSED_MAX` bounds their number.
-    """
-    found, start, unclosed = [], 0, 0
-    while start < len(text):
-        whole = record.match(text, start) if unclosed < UNCLOSED_MAX else None
-        unclosed += whole is None
-        end = text.find("\n", start) if whole is None else whole.end()
-        end = len(text) if end < 0 else end
-        found.append(text[start:end])
-        start = end + 1
-    return found

@@ -128,7 +128,7 @@ class Format(GraphPart, ABC):
         """Check that the format fits the record class. Raises GraphError."""
         return
 
-    def header_names(self, line: bytes) -> Sequence[str]:
+    def header_names(self, line: bytes, record_type: RecordType) -> Sequence[str]:
         """Return the names of JSON that the header of a file gives its columns. Raises ValueError.
 
         Only a format with a header defines it. A file whose header cannot give a record is one defect.

@@ -77,6 +77,8 @@ FORMATS: dict[str, Format] = {
     "scalar": Scalar("temperature", arrival="at"),
     "csv": Csv(),
     "semicolons": Csv(delimiter=";", decimal=",", encoding="cp1252", null=["", "-"], header=["device", "at", "ok"]),
+    "preamble": Csv(skip=2, skip_below=1, comment="#"),
+    "unpivoted": Csv(skip=1, null=["", "-"], unpivot=("device", "temperature")),
     "lines": LineProtocol(precision="s", time="at", measurement="device"),
     "message_pack": MessagePack(),
     "cbor": Cbor(Json(many="a")),
@@ -234,6 +236,11 @@ def as_csv(readings: list[Reading]) -> bytes:
     return out.getvalue().encode("cp1252")
 
 
+def with_units(readings: list[Reading]) -> bytes:
+    header, rows = as_csv(readings).split(b"\n", 1)
+    return b"\n".join([b'the "title; of a table', header, b'";;C;s', rows])
+
+
 def as_lines(readings: list[Reading]) -> bytes:
     lines = []
     for r in readings:
@@ -256,6 +263,7 @@ def as_avro(readings: list[Reading]) -> bytes:
 
 ENCODERS: dict[str, tuple[Format, Any]] = {
     "csv": (Csv(delimiter=";", decimal=",", encoding="cp1252"), as_csv),
+    "units": (Csv(delimiter=";", decimal=",", encoding="cp1252", skip=1, skip_below=1), with_units),
     "lines": (LineProtocol(precision="s", time="at"), as_lines),
     "message_pack": (MessagePack(), lambda readings: msgpack.packb([as_map(r) for r in readings])),
     "gzip": (Gzip(Json()), lambda readings: gzip.compress(msgspec.json.encode(readings))),

@@ -49,7 +49,7 @@ def check_format_header(
     """
     known = set(record_type.struct.__struct_encode_fields__)
     try:
-        names = format.header_names(line)
+        names = format.header_names(line, record_type)
         named = [name for name in names if name in known]
         twice = sorted({name for name in named if named.count(name) > 1})
         if twice:
