@@ -7,6 +7,10 @@ from tests.mutants.mutant import Mutant
 VALUES = "tests/fuzz/test_values.py::test_values_equal_those_of_the_reference"
 LINES_OF_JSON, LINES_OF_CSV = (f"{VALUES}[ndjson-flat]",), (f"{VALUES}[csv-flat]",)
 
+HEADS = ("tests/unit/formats/test_csv_heads.py",)
+UNPIVOTED = ("tests/unit/formats/test_csv_unpivot.py",)
+NAMED = ("tests/unit/sources/test_named_paths.py",)
+
 MUTANTS = [
     Mutant(
         "millpy/ingest/dedupe.py",
@@ -105,4 +109,23 @@ MUTANTS = [
     ),
     Mutant("millpy/ingest/timestamps.py", 'ord("+"), -1, 1)', 'ord("+"), 1, -1)', killers=LINES_OF_JSON),
     Mutant("millpy/ingest/timestamps.py", "* 10 ** (6 - fraction)", "* 10 ** (5 - fraction)", killers=LINES_OF_JSON),
+    *(
+        Mutant("millpy/formats/csv_rows.py", old, new, killers=killers)
+        for old, new, killers in (
+            ('b"\\n" * dialect.skip\n', 'b""\n', HEADS),
+            ('+ b"\\n" * (1 + dialect.skip_below)', '+ b"\\n"', HEADS),
+            ("if message.header is None and dialect.skip", "if dialect.skip", HEADS),
+            ("            if cell not in self._value_nulls:\n", "            if cell:\n", UNPIVOTED),
+            ('b"," if common else b""', 'b","', UNPIVOTED),
+        )
+    ),
+    *(
+        Mutant("millpy/sources/files/line_reader.py", old, new, killers=killers)
+        for old, new, killers in (
+            ('            self._header_line = self._header_line or b""\n', "", HEADS),
+            ("        for _ in range(head.skip_below):\n", "        for _ in ():\n", HEADS),
+            ("header=header, ending=ending)", "header=header)", NAMED),
+        )
+    ),
+    Mutant("millpy/sources/files/named_paths.py", '_WITHIN = "[^/]*?"', '_WITHIN = "[^/]*"', killers=NAMED),
 ]
