@@ -13,7 +13,7 @@ from millpy.graph.nodes import StageNode
 from millpy.graph.sql_types import sql_type
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.record import RecordType
-from millpy.sinks.kafka.topic import Compression, KafkaTopic
+from millpy.sinks.kafka.topic import Compression, KafkaTopic, Partitioner
 from millpy.sinks.mqtt.topic import MqttTopic, Qos
 from millpy.sinks.outbox import OutboxLogic
 from millpy.sinks.protocol import Sink
@@ -98,6 +98,7 @@ class SinkMethods:
         value: str = "",
         headers: str | Sequence[str] = (),
         compression: Compression | None = None,
+        partitioner: Partitioner = "murmur2",
         brokers: KafkaBrokers = DEFAULT_BROKERS,
         intervals: int = KEY_INTERVALS_DEFAULT,
     ) -> None:
@@ -112,6 +113,7 @@ class SinkMethods:
             value: the field whose text or bytes is the value; by default the whole record, as JSON.
             headers: fields that become headers.
             compression: the codec of batches; by default none.
+            partitioner: how a key chooses its partition: "murmur2", "crc32", "fnv1a", or a function of yours.
             brokers: the brokers' addresses, our login and TLS; by default those of the environment.
             intervals: number of key intervals; each has a transaction of its own.
 
@@ -120,7 +122,9 @@ class SinkMethods:
             GraphError, SchemaError: as for `to_sink`.
         """
         fields = field_names("headers", headers) if headers else ()
-        sink = KafkaTopic(topic, value=value, headers=fields, compression=compression, brokers=brokers)
+        sink = KafkaTopic(
+            topic, value=value, headers=fields, compression=compression, partitioner=partitioner, brokers=brokers
+        )
         self.to_sink(sink, key=key, name=name, intervals=intervals)
 
     def to_mqtt(  # noqa: PLR0913 - what a user may say of a topic

@@ -8,6 +8,7 @@ import json
 import random
 import re
 import socket
+import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -239,6 +240,24 @@ async def test_a_connection_follows_the_number_of_partitions(place: Place) -> No
         await producer.client.force_metadata_update()
         with pytest.raises(SinkUnavailableError, match="does not exist"):
             await connection.send(numbered(20, 30))
+
+
+async def test_a_function_chooses_the_partition_and_holds_up_its_interval_while_it_fails(place: Place) -> None:
+    await place.make(3)
+    for_kind = {b"d": 2}
+    async with place.connection(partitioner=lambda key, count: for_kind[key]) as connection:
+        position = await connection.open()
+        await connection.send(numbered(position, 10))
+        for_kind.clear()
+        connection._partitions.clear()
+        with pytest.raises(SinkUnavailableError, match=r"the partitioner failed for key b'd': KeyError"):
+            await connection.send(numbered(10, 20))
+    async with place.connection(partitioner="crc32") as connection:
+        assert await connection.open() == 10
+        await connection.send(numbered(10, 20))
+
+    assert await place.read(2) == list(range(10))
+    assert await place.read(zlib.crc32(b"d") % 3) == list(range(10, 20))
 
 
 @pytest.mark.parametrize("offset", [0, 10, 13])

@@ -366,9 +366,8 @@ async def test_kafka_gets_the_partition_of_its_own_clients_and_no_timestamp_of_t
     setup = SinkSetup("g", "s", 0, 1, 1, SystemClock(), secret="x")
     connection = KafkaConnection(KafkaTopic("t"), setup, Cluster("localhost:1"))
     connection._count = 7
-    # The values of org.apache.kafka.common.utils.Utils.murmur2 in its own test.
-    for key, hashed in ((b"21", -973932308), (b"foobar", -790332482), (b"a-little-bit-long-string", -985981536)):
-        assert connection._partition_of(key) == (hashed & 0x7FFFFFFF) % 7
+    # The value of org.apache.kafka.common.utils.Utils.murmur2 in its own test.
+    assert connection._partition_of(b"foobar") == (-790332482 & 0x7FFFFFFF) % 7
     assert connection.id.startswith("millpy.g.s.1.")
     assert "x" not in connection.id.split(".")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -35,7 +35,6 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
     for_code,
 )
-from aiokafka.partitioner import murmur2
 from aiokafka.producer.sender import (
     BACKOFF_OVERRIDE,
     AddOffsetsToTxnHandler,
@@ -49,6 +48,7 @@ from aiokafka.protocol.transaction import (
 )
 
 from millpy.errors import MillError, SinkUnavailableError
+from millpy.sinks.kafka.partitioning import partition_of
 from millpy.sinks.kafka.positions import marked, stored_position
 from millpy.sinks.kafka.topic import KafkaTopic
 from millpy.sinks.messages import SinkMessages
@@ -169,11 +169,12 @@ class KafkaConnection:
         assert producer is not None, "open the connection first"
         async with self._answers(producer, SEND_S_MAX):
             self._count_partitions(producer)
+            partitions = list(map(self._partition_of, messages.keys))
             await producer.begin_transaction()
             # Its error comes also by the calls below; asyncio would tell of one that nobody has asked for.
             producer._txn_manager.wait_for_transaction_end().add_done_callback(_retrieve)
             self._sent = []
-            for partition, batch in self._batches(producer, messages):
+            for partition, batch in self._batches(producer, messages, partitions):
                 self._sent.append(await producer.send_batch(batch, topic, partition=partition))
                 self._sent[-1].add_done_callback(_retrieve)
             await producer.send_offsets_to_transaction({TopicPartition(topic, 0): marked(messages.end)}, self.id)
@@ -189,15 +190,17 @@ class KafkaConnection:
             self._partitions.clear()
             self._count = count
 
-    def _batches(self, producer: AIOKafkaProducer, messages: SinkMessages) -> list[tuple[int, Any]]:
+    def _batches(
+        self, producer: AIOKafkaProducer, messages: SinkMessages, partitions: Sequence[int]
+    ) -> list[tuple[int, Any]]:
         """Return the messages as batches by partition, in order within each partition."""
         open_batches: dict[int, Any] = {}
         full: list[tuple[int, Any]] = []
         # Brokers refuse timestamps of the future, which the panes of windows that are still open have.
         now_ms = self._setup.clock.now_us() // 1_000
         times = [min(max(0, at // 1_000), now_ms) for at in messages.event_times]
-        for place, (key, value, at) in enumerate(zip(messages.keys, messages.values, times, strict=True)):
-            partition = self._partition_of(key)
+        columns = zip(messages.keys, messages.values, times, partitions, strict=True)
+        for place, (key, value, at, partition) in enumerate(columns):
             headers = list(messages.headers_of(place))
             batch = open_batches.get(partition)
             if batch is None or batch.append(timestamp=at, key=key, value=value, headers=headers) is None:
@@ -208,12 +211,12 @@ class KafkaConnection:
         return [*full, *open_batches.items()]
 
     def _partition_of(self, key: bytes) -> int:
-        """Return the partition that Kafka's own clients choose for a key."""
+        """Return the partition of a key. Raises SinkUnavailableError."""
         found = self._partitions.get(key)
         if found is None:
             if len(self._partitions) >= KNOWN_KEYS_MAX:
                 self._partitions.clear()
-            found = self._partitions[key] = (murmur2(key) & 0x7FFFFFFF) % self._count
+            found = self._partitions[key] = partition_of(self._topic.partitioner, key, self._count)
         return found
 
     async def close(self) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from millpy.sources.kafka.client import Cluster
 
 Compression = Literal["gzip", "lz4", "snappy", "zstd"]
+Partitioner = Literal["murmur2", "crc32", "fnv1a"] | Callable[[bytes, int], int]
+PARTITIONERS = ("murmur2", "crc32", "fnv1a")
 TRANSACTION_MAX = SendBound(records=10_000, bytes=8_000_000)
 COMPRESSIONS = get_args(Compression)
 
@@ -35,8 +37,8 @@ class KafkaTopic(Sink):
     """A topic to which each message goes once, by transactions.
 
     The key of a message is that of the step: text as UTF-8, bytes as they are, a UUID as text, everything else as JSON.
-    Its partition is that of Kafka's own clients (murmur2 of the key), its timestamp the event time, at most now. The
-    repr and the identity leave out the brokers' addresses, the credentials and the bounds.
+    Its timestamp is the event time, at most now. The repr and the identity leave out the brokers' addresses, the
+    credentials and the bounds.
 
     Args:
         topic: the topic's name; it must exist.
@@ -46,6 +48,9 @@ class KafkaTopic(Sink):
             their schema, under the subject `TOPIC-value`. The schema is that of the record class, or the one given.
         headers: fields that become headers; those with None are left out.
         compression: the codec of batches: "gzip", "lz4", "snappy" or "zstd"; by default none.
+        partitioner: how a key chooses its partition: "murmur2" as Kafka's own clients, "crc32" as librdkafka's, "fnv1a"
+            as Sarama; or a function from the key's bytes and the number of partitions to the number of one. A function
+            that fails holds up the messages of its interval, as a broker does that is away.
         message_bytes_max: the most bytes of key, value and headers, at most the topic's `max.message.bytes`; a record
             with a larger message becomes a dead letter.
         brokers: the brokers' addresses, our login and TLS; by default those of the environment.
@@ -59,6 +64,7 @@ class KafkaTopic(Sink):
     format: Avro | None = None
     headers: tuple[str, ...] = ()
     compression: Compression | None = None
+    partitioner: Partitioner = "murmur2"
     message_bytes_max: int = 1_000_000
     brokers: KafkaBrokers = DEFAULT_BROKERS
     bound: SendBound = TRANSACTION_MAX
@@ -70,6 +76,11 @@ class KafkaTopic(Sink):
         if self.compression not in (None, *COMPRESSIONS):
             raise ConfigError(
                 f"unknown compression={self.compression!r}", hint=f"choose one of {', '.join(COMPRESSIONS)}, or None"
+            )
+        if self.partitioner not in PARTITIONERS and not callable(self.partitioner):
+            raise ConfigError(
+                f"unknown partitioner={self.partitioner!r}",
+                hint=f"choose one of {', '.join(PARTITIONERS)}, or give a function of a key and a number of partitions",
             )
         if self.message_bytes_max < 1:
             raise ConfigError(
