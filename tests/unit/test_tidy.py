@@ -39,6 +39,7 @@ CATCHES_ALL = (
     "runtime.step_thread",
     "runtime.outbox_drain",  # calls sinks of users
     "sinks.mqtt.template",  # calls a function of the user
+    "sinks.kafka.partitioning",  # calls a function of the user
     "ingest.expansion",  # calls a function of the user, and decoders of others
     "formats.avro",  # fastavro raises what it likes
     "api.live",  # a poll that must go on
