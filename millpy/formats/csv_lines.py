@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from millpy.errors import GraphError
 from millpy.formats.byte_order_marks import decoded, is_wide
-from millpy.formats.csv_rows import CsvReader
+from millpy.formats.csv_rows import COLUMNS_MAX, CsvReader
 from millpy.formats.message import FileHead, Format, Reader, check_objects, encoded_names
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
@@ -50,7 +50,7 @@ class Csv(Format):
             the header is the first line that does not begin with it.
         unpivot: two fields, the first of them text. Each cell of a column that is no field is then a record, with the
             name of its column in the first field, the cell in the second, and the row's other fields. A cell that means
-            no value gives none.
+            no value gives none, nor does a column without a name.
     """
 
     delimiter: str
@@ -97,7 +97,7 @@ class Csv(Format):
         if header is False:
             raise GraphError("header=False does not say what the columns are", hint='header=("device", "at", "value")')
         names: bool | tuple[str, ...] = True if header is True else tuple(header)
-        if isinstance(names, tuple) and (not any(names) or isinstance(header, str)):
+        if isinstance(names, tuple) and (not any(names) or isinstance(header, str) or len(names) > COLUMNS_MAX):
             raise GraphError(f"header={header!r} names no columns", hint='header=("device", "at", "value")')
         _check_other_lines(skip, skip_below, has_header=header is True)
         if comment is not None and not _is_comment(comment, delimiter, quote):
@@ -133,6 +133,11 @@ class Csv(Format):
         return FileHead(self.header is True, self.skip, self.skip_below, (self.comment or "").encode())
 
     @property
+    def filled_names(self) -> Sequence[str]:
+        """The fields of `unpivot`."""
+        return self.unpivot or ()
+
+    @property
     def text_encoding(self) -> str:
         """The encoding of a file without a mark."""
         return self.encoding
@@ -161,10 +166,17 @@ class Csv(Format):
                 raise GraphError(f"rename={{{column!r}: {name!r}}}: {record_type.struct.__name__} has no such field")
         fields = {name: own for own, name in encoded_names(record_type).items()}
         for name in self.unpivot or ():
+            if name in self.rename.values():
+                raise GraphError(f"unpivot={self.unpivot!r}: rename= gives a column the name {name!r}, too")
             if name not in fields:
                 raise GraphError(f"unpivot={self.unpivot!r}: {record_type.struct.__name__} has no field {name!r}")
         if self.unpivot is not None and record_type.field_type(fields[self.unpivot[0]]) is not str:
             raise GraphError(f"unpivot={self.unpivot!r}: {self.unpivot[0]!r} is not a str, which names of columns need")
+        if self.unpivot is not None and isinstance(self.header, tuple):
+            try:
+                self.check_unpivoted([name for name, _ in self.places(self.header)], fields.keys())
+            except ValueError as error:
+                raise GraphError(f"header={self.header!r}: {error}", hint="name each column once") from error
 
     def cells(self, line: str, *, skips_space: bool = False) -> list[str]:
         """Split a line, in which space may come before a quote if `skips_space`. Raises csv.Error."""
@@ -214,9 +226,12 @@ class Csv(Format):
         if _FOR_EXCEL.fullmatch(plain):
             raise ValueError("it is a note for Excel: pass over it by skip=1, or remove that line")
         try:
-            return self.cells(plain, skips_space=True)
+            cells = self.cells(plain, skips_space=True)
         except csv.Error as error:
             raise ValueError(str(error)) from error
+        if len(cells) > COLUMNS_MAX:
+            raise ValueError(f"the header has more than {COLUMNS_MAX} columns")
+        return cells
 
     def reader(self, record_type: RecordType) -> Reader:
         """Return a function that reads the rows of a message."""

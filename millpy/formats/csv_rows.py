@@ -21,8 +21,9 @@ from millpy.model.record import RecordType
 if TYPE_CHECKING:
     from millpy.formats.csv_lines import Csv
 
-_COLUMNS_MAX = 10_000
-_HEADERS_MAX = 100
+COLUMNS_MAX = 10_000
+_HEADERS_MAX, _HEADERS_CHARACTERS_MAX = 100, 1_000_000
+"""Headers of messages that are remembered; the columns of one take up to 25 times its characters."""
 HEADER_CHARACTERS_MAX = 65_536
 UNCLOSED_MAX = 100
 """Quotes of a message that are not closed before its other quotes only count inside their lines."""
@@ -40,6 +41,7 @@ class CsvReader:
         self._null = frozenset(dialect.null)
         self._record = None if dialect.quote is None else _record_pattern(dialect.delimiter, dialect.quote)
         self._known: dict[str, _HeaderColumns] = {}
+        self._known_characters = 0
         kind = str if dialect.unpivot is None else record_type.field_type(self._fields[dialect.unpivot[1]])
         self._write_value, self._value_is_text = cell_writer(kind, dialect.decimal), kind not in _TRIMMED
         self._value_nulls = self._null if self._value_is_text else frozenset(text.strip() for text in self._null)
@@ -83,7 +85,7 @@ class CsvReader:
         """Split text at newlines, of which those in quoted cells do not count."""
         if self._record is None or self._dialect.quote is None or self._dialect.quote not in text:
             return text.split("\n")
-        return _records(text, self._record)
+        return _records(text, self._record, self._dialect.comment)
 
     def _counts(self, line: str) -> bool:
         """Tell whether a line is neither blank nor a comment."""
@@ -125,14 +127,14 @@ class CsvReader:
         if found is None:
             if len(header) > HEADER_CHARACTERS_MAX:
                 raise ValueError(f"its header has more than {HEADER_CHARACTERS_MAX:,} characters")
-            if len(self._known) >= _HEADERS_MAX:
+            self._known_characters += len(header)
+            if len(self._known) >= _HEADERS_MAX or self._known_characters > _HEADERS_CHARACTERS_MAX:
                 self._known.clear()
+                self._known_characters = len(header)
             found = self._known[header] = self._columns_of(self._dialect.header_cells(header))
         return found
 
     def _columns_of(self, names: Sequence[str]) -> _HeaderColumns:
-        if len(names) > _COLUMNS_MAX:
-            raise ValueError(f"the header has more than {_COLUMNS_MAX} columns")
         found = _HeaderColumns(len(names), [], [])
         unpivot, places = self._dialect.unpivot, self._dialect.places(names)
         if unpivot is not None:
@@ -206,15 +208,16 @@ def _record_pattern(delimiter: str, quote: str) -> re.Pattern[str]:
     return re.compile(f"{cell}(?:{d}{cell})*+(?=\\n|\\Z)")
 
 
-def _records(text: str, record: re.Pattern[str]) -> list[str]:
-    """Split text at newlines outside of quotes; a quote that is not closed spoils its own line.
+def _records(text: str, record: re.Pattern[str], comment: str | None) -> list[str]:
+    """Split text at newlines outside of quotes; one that is not closed, or is in a comment, counts in its line only.
 
     The search for each quote that is not closed reads the rest of the text: `UNCLOSED_MAX` bounds their number.
     """
     found, start, unclosed = [], 0, 0
     while start < len(text):
-        whole = record.match(text, start) if unclosed < UNCLOSED_MAX else None
-        unclosed += whole is None
+        is_comment = comment is not None and text.startswith(comment, start)
+        whole = record.match(text, start) if unclosed < UNCLOSED_MAX and not is_comment else None
+        unclosed += whole is None and not is_comment
         end = text.find("\n", start) if whole is None else whole.end()
         end = len(text) if end < 0 else end
         found.append(text[start:end])

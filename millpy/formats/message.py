@@ -89,9 +89,9 @@ class FileHead:
     skip_below: int = 0
     comment: bytes = b""
 
-    def is_comment(self, line: bytes) -> bool:
-        """Tell whether a line before the header is passed over."""
-        return bool(self.comment) and line.startswith(self.comment)
+    def is_passed(self, line: bytes) -> bool:
+        """Tell whether a line before the header is passed over: it is blank, or a comment."""
+        return not line.strip() or (bool(self.comment) and line.startswith(self.comment))
 
 
 NO_HEAD = FileHead()
@@ -109,6 +109,11 @@ class Format(GraphPart, ABC):
     def head(self) -> FileHead:
         """The lines of a file that are no messages; by default all of them are messages."""
         return NO_HEAD
+
+    @property
+    def filled_names(self) -> Sequence[str]:
+        """The names of JSON of the fields that the format itself fills in each record; by default none."""
+        return ()
 
     @property
     def text_encoding(self) -> str | None:

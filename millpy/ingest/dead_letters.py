@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millpy.formats import Message
+from millpy.formats import BadPart, Message
 from millpy.ingest.decode import DecodeResult
 from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import SourceBatch
@@ -103,7 +103,10 @@ def replay_rows_of(requests: Sequence[Request], arrived_at: Instant, expander: E
         plain = wire if wire.format != "message" else PayloadFormat()
         return ReplayRows(_batch_of(requests, arrived_at, plain), requests, range(len(requests)))
     (request,) = requests
-    found = expander.expand([wire.message(request.payload)], records_max=0, bytes_max=0)
+    message = wire.message(request.payload)
+    found = expander.expand([message], records_max=0, bytes_max=0)
+    if not found.payloads:  # else it would count as replayed, and be gone
+        found.add(message, [BadPart(request.payload, "the payload gives no record")])
     taken = SourceBatch(
         "json",
         arrived_at,

@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from millpy.errors import GraphError
-from millpy.formats.message import encoded_names
+from millpy.formats.message import Format, encoded_names
 from millpy.model.record import RecordType
 
 NAMED = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -20,16 +20,18 @@ NAMED = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
-def check_named(names: Sequence[str], record_type: RecordType, part: str) -> None:
-    """Check that each name is a field of the record that can hold a text.
+def check_named(names: Sequence[str], record_type: RecordType, part: str, format: Format | None) -> None:
+    """Check that each name is a field of the record that can hold a text, and that nothing else fills.
 
     Args:
         names: the names.
         record_type: the type of the records.
         part: what has the names, for messages: "topic level".
+        format: the format of payloads.
 
     Raises:
-        GraphError: a name is not a field, the field is not a str, int or UUID, or records are written as arrays.
+        GraphError: a name is not a field, the field is not a str, int or UUID, the format fills it, or records are
+            written as arrays.
     """
     struct = record_type.struct.__name__
     for name in names:
@@ -40,6 +42,8 @@ def check_named(names: Sequence[str], record_type: RecordType, part: str) -> Non
             )
         if record_type.field_type(name) not in (str, int, UUID):
             raise GraphError(f"{part} {{{name}}}: {name!r} of {struct} is not a str, int or UUID")
+        if format is not None and encoded_names(record_type)[name] in format.filled_names:
+            raise GraphError(f"{part} {{{name}}}: {format!r} fills {name!r}, too", hint="write * or + for that part")
     if names and record_type.struct.__struct_config__.array_like:
         raise GraphError(f"{part} {{{names[0]}}} does not fit {struct}, which is written as an array")
 

@@ -1,4 +1,4 @@
-"""An edge node whose births nobody has seen is asked for them: by the graph, through the broker that it publishes to."""
+"""An edge node whose birth nobody has seen is asked for it: by the graph, through the broker that it publishes to."""
 
 from __future__ import annotations
 

@@ -127,5 +127,12 @@ MUTANTS = [
             ("header=header, ending=ending)", "header=header)", NAMED),
         )
     ),
-    Mutant("millpy/sources/files/named_paths.py", '_WITHIN = "[^/]*?"', '_WITHIN = "[^/]*"', killers=NAMED),
+    Mutant(
+        "millpy/sources/files/named_paths.py",
+        "                place += 1\n            continue",
+        "                break\n            continue",
+        killers=NAMED,
+    ),
+    Mutant("millpy/ingest/dead_letters.py", "    if not found.payloads:", "    if False:", killers=HEADS),
+    Mutant("millpy/formats/csv_rows.py", "UNCLOSED_MAX and not is_comment else", "UNCLOSED_MAX else", killers=HEADS),
 ]

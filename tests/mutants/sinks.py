@@ -48,8 +48,8 @@ MUTANTS = [
     ),
     Mutant(
         CONNECTION,
-        "            self._count_partitions(producer)\n            await producer.begin",
-        "            await producer.begin",
+        "            self._count_partitions(producer)\n            partitions =",
+        "            partitions =",
         killers=(f"{OF_KAFKA}test_a_connection_follows_the_number_of_partitions",),
     ),
     Mutant(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -51,9 +52,8 @@ def check_format_header(
     try:
         names = format.header_names(line, record_type)
         named = [name for name in names if name in known]
-        twice = sorted({name for name in named if named.count(name) > 1})
-        if twice:
-            raise ValueError(f"two columns are {twice[0]!r}")
+        if twice := [name for name, count in Counter(named).items() if count > 1]:
+            raise ValueError(f"two columns are {min(twice)!r}")
     except ValueError as error:
         shown = line.decode(errors="replace")[:_SHOWN_CHARACTERS]
         hint = f"check that the file fits {format!r}"

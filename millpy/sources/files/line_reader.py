@@ -20,7 +20,7 @@ from millpy.errors import BrokenFileError
 from millpy.formats import Format as PayloadFormat
 from millpy.formats import Message
 from millpy.formats.byte_order_marks import MARK_BYTES_MAX, UTF_8, is_wide, wide_mark
-from millpy.formats.message import NO_HEAD
+from millpy.formats.message import NO_HEAD, FileHead
 from millpy.ingest.expansion import Expander, Expansion
 from millpy.ingest.protocol import FixedBound, RejectedRow, TakeBound
 from millpy.limits import Limits
@@ -193,7 +193,8 @@ class LineReader:
     def _check_mark(self, begin: bytes) -> None:
         """Raise BrokenFileError for a file that its mark says to be UTF-16 or UTF-32; a format with a header does."""
         wide, lines = wide_mark(begin), self._lines
-        if wide is None or (lines is not None and lines.head.has_header):
+        # What decodes the first line says it, too, and better.
+        if wide is None or (lines is not None and lines.head == FileHead(has_header=True)):
             return
         is_csv = self._kind == "csv" or (lines is not None and lines.encoding is not None)
         hint = f"read it by format=Csv({wide.setting}), or convert it to UTF-8" if is_csv else "convert it to UTF-8"
@@ -232,7 +233,8 @@ class LineReader:
             # This tells the format that a line is not a message with such lines of its own.
             self._header_line = self._header_line or b""
             return
-        while head.is_comment(line := self._read_line(f"it ends before line {head.skip + 1}, or has comments only")):
+        missing = "it has only blank lines and comments" + (f" behind line {head.skip}" if head.skip else "")
+        while head.is_passed(line := self._read_line(missing)):
             pass
         # The mark tells the format the encoding of all lines.
         self._header_line = (self._header_line or b"") + line
@@ -268,7 +270,7 @@ class LineReader:
         if len(line) > HEADER_BYTES_MAX:
             raise BrokenFileError(
                 f"{path}: line {self._at.line + 1} has more than {HEADER_BYTES_MAX} bytes",
-                hint="begin the file with the names of its columns",
+                hint="begin the file with the names of its columns, or with shorter lines before them",
             )
         self._skip(len(line), lines=1)
         return line.rstrip(b"\r\n")

@@ -140,7 +140,7 @@ class Files(Source):
 
     def validate(self, record_type: RecordType) -> None:
         """Check that the format fits the record class, and has a field for each named part. Raises GraphError."""
-        check_paths(self._named(), record_type)
+        check_paths(self._named(), record_type, self.payload_format())
         if isinstance(self.format, PayloadFormat):
             self.format.validate(record_type)
 
@@ -238,7 +238,7 @@ class Directory(Source):
     ) -> None:
         format = checked_format(format, decode, named=True)
         check_name(str(path))
-        named = NamedPath.parse(pattern)
+        named = NamedPath.parse(pattern, str(path))
         NamePattern(named.pattern)
         _check(format, broken, partitions, [named])
         if settle < timedelta(0) or every <= timedelta(0):
@@ -268,7 +268,7 @@ class Directory(Source):
 
     def validate(self, record_type: RecordType) -> None:
         """Check that the format fits the record class, and has a field for each named part. Raises GraphError."""
-        check_paths([self._named()], record_type)
+        check_paths([self._named()], record_type, self.payload_format())
         if isinstance(self.format, PayloadFormat):
             self.format.validate(record_type)
 

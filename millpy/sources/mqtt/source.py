@@ -136,7 +136,7 @@ class Mqtt(Source):
     def validate(self, record_type: RecordType) -> None:
         """Check that the named topic levels fit the record. Raises GraphError."""
         for text in self.filters:
-            TopicPattern.parse(text).validate(record_type)
+            TopicPattern.parse(text).validate(record_type, self.format)
         if self.format is not None:
             self.format.validate(record_type)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millpy.errors import ConfigError
+from millpy.formats import Format
 from millpy.ingest.json_append import EMPTY_OR_SPACED, completed
 from millpy.ingest.named_text import NAMED, NamedText, check_named
 from millpy.model.record import RecordType
@@ -82,13 +83,14 @@ class TopicPattern:
         # A wildcard does not match the broker's own topics.
         return re.compile((b"(?!\\$)" if levels[0] in ("+", "#") else b"") + text, re.DOTALL)
 
-    def validate(self, record_type: RecordType) -> None:
+    def validate(self, record_type: RecordType, format: Format | None = None) -> None:
         """Check that each named level is a field of the record that can hold the text of a topic level.
 
         Raises:
-            GraphError: a name is not a field, the field is not a str, int or UUID, or records are written as arrays.
+            GraphError: a name is not a field, the field is not a str, int or UUID, the format fills it, or records are
+                written as arrays.
         """
-        check_named([name for _, name in self.levels], record_type, "topic level")
+        check_named([name for _, name in self.levels], record_type, "topic level", format)
 
 
 def overlap(one: str, other: str) -> bool:

@@ -12,7 +12,11 @@ import pytest
 from millpy import Csv, Files
 from millpy.errors import BrokenFileError, GraphError
 from millpy.formats import BadPart, Message
+from millpy.ingest.dead_letters import replay_rows_of
+from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import SourceBatch
+from millpy.limits import Limits
+from millpy.model.checkpoint import Request
 from millpy.model.record import RecordType
 from tests.unit.sources.test_files import read_all
 
@@ -149,10 +153,10 @@ async def test_a_dead_letter_names_the_line_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("format", "text", "said"),
     [
-        (LOGGER, TOA5[:20], "has no header: it ends before line 2"),
+        (LOGGER, TOA5[:20], "has no header: it has only blank lines and comments behind line 1"),
         (Csv(skip=3), "a\nb\n", "has no header: it ends before line 4"),
         (Csv(header=["at"], skip=3), "a\nb\n", "has no header: it ends before line 4"),
-        (Csv(comment="#"), "# one\n# two", "or has comments only"),
+        (Csv(comment="#"), "# one\n# two", "has no header: it has only blank lines and comments"),
         (Csv(skip=1), "t" * 70_000 + "\nat\n1\n", "line 1 has more than 65536 bytes"),
         (Csv(skip=1), "t\n" + "t" * 70_000, "line 2 has more than 65536 bytes"),
         (Csv(skip_below=1), "at\n" + "t" * 70_000 + "\n1\n", "line 2 has more than 65536 bytes"),
@@ -185,6 +189,41 @@ async def test_a_cut_archive_in_the_head_is_that_defect(tmp_path: Path) -> None:
         await read(tmp_path / "a.csv.gz", Csv(skip=3))
 
     assert "no header" not in str(error.value)
+
+
+@pytest.mark.parametrize("quoted", ['# by,"Bob', '#"', '# "a","b', '#,""'])
+def test_quotes_of_a_comment_count_in_its_line_only(quoted: str) -> None:
+    text = f'{quoted}\nat,battery\n{quoted}\n1,2\n"3",4\n{quoted}\n"5\n6",7\n'
+
+    assert rows(parts(Csv(comment="#"), text)) == [Row("1", 2.0), Row("3", 4.0), Row("5\n6", 7.0)]
+
+
+async def test_blank_lines_before_the_header_are_passed_over(tmp_path: Path) -> None:
+    text = "\n\r\n# one\n \nat,battery\na,1\n"
+    (tmp_path / "a.csv").write_text(text)
+
+    assert rows(parts(Csv(comment="#"), text)) == [Row("a", 1.0)]
+    assert in_file(await read(tmp_path / "a.csv", Csv(comment="#"))) == [Row("a", 1.0)]
+
+
+async def test_wide_text_without_its_setting_is_one_defect_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("title\nat,battery\na,1\n".encode("utf-16"))
+
+    with pytest.raises(BrokenFileError, match='encoding="utf-16"'):
+        await read(tmp_path / "a.csv", Csv(skip=1))
+
+
+def test_a_replay_that_gives_no_record_leaves_its_dead_letter_open() -> None:
+    """A payload may be corrected without the lines under its header: its record would be gone."""
+    corrected = b'"TIMESTAMP","BattV"\n"2026-01-01 00:30:00",12.5'
+    format = Csv(skip_below=1, rename={"TIMESTAMP": "at", "BattV": "battery"})
+    request = Request("dead_letters", 1, 1, "readings", "readings", corrected, wire='{"format":"message"}')
+
+    replayed = replay_rows_of([request], 0, Expander(format, TYPE, Limits()))
+
+    assert replayed.taken.payloads == [corrected]
+    assert [refused.detail for refused in replayed.taken.refused] == ["the payload gives no record"]
+    assert list(replayed.places) == [0]
 
 
 @pytest.mark.parametrize(("text", "lines"), [("a", 1), ("a\nb\nc", 3)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,43 @@ def test_fields_that_cannot_be_are_refused(unpivot: Any, said: str) -> None:
         Csv(unpivot=unpivot).validate(TYPE)
 
     assert said in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"header": ["at", "a", "a"]}, "two columns are 'a'"),
+        ({"header": ["at", "Tag", "a"]}, "two columns are 'Tag'"),
+        ({"header": ["at", "site"]}, "none is left to unpivot"),
+        ({"rename": {"x": "Tag"}}, "rename= gives a column the name 'Tag', too"),
+        ({"header": ["at"] * 10_001}, "names no columns"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: Any, said: str) -> None:
+    with pytest.raises(GraphError) as error:
+        Csv(unpivot=("Tag", "value"), **settings).validate(TYPE)
+
+    assert said in error.value.message
+
+
+async def test_a_header_of_too_many_columns_is_one_defect(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("at" + ",a" * 10_000 + "\n1,2\n2,3\n")
+
+    for format in (Csv(), Csv(unpivot=("Tag", "value"))):
+        with pytest.raises(BrokenFileError, match="more than 10000 columns"):
+            await read_all(Files(tmp_path / "a.csv", format=format), record_type=TYPE)
+
+
+def test_headers_that_change_with_each_message_are_not_all_remembered() -> None:
+    read = Csv(unpivot=("Tag", "value")).reader(TYPE)
+    tracemalloc.start()
+    for number in range(60):
+        header = ",".join(f"c{number}_{column}" for column in range(6_000))
+        list(read(Message(f"{header}\n{'1' + ',1' * 5_999}".encode())))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 60_000_000
 
 
 def test_one_row_of_many_columns_is_bounded() -> None:

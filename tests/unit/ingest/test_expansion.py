@@ -342,7 +342,7 @@ def test_the_header_of_a_file_is_read_again_at_a_position(tmp_path: Path) -> Non
     assert rest == [b"2;b", b'{"at":3,"device":"c","temperature":3.5}']
     assert [row for batch in others for row in batch.payloads] == rest
     path.write_bytes(b"a" * 65_600 + b"\n1\n")
-    with pytest.raises(BrokenFileError, match="the first line has more than 65536 bytes"):
+    with pytest.raises(BrokenFileError, match="line 1 has more than 65536 bytes"):
         list(taken_from(path, format, 1, None))
     (message,) = (m for batch in others for m in batch.messages.values())
     assert message.header == b"\xef\xbb\xbfat;device;temperature;x"

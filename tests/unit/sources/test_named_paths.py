@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpy import Csv, Decode, Directory, File, Files, Json
+from millpy import Csv, Decode, Directory, File, Files, Json, Mqtt
 from millpy.errors import BrokenFileError, ConfigError, GraphError
 from millpy.model.record import RecordType
 from millpy.sources.files.file_names import NamePattern
@@ -32,9 +33,8 @@ class Numbered(msgspec.Struct, rename={"line": "Line"}):
     value: float
 
 
-def parts(pattern: str, path: str, directory: str = "") -> dict[str, str] | None:
-    match = NamedPath.parse(pattern, directory).text.fullmatch(path)
-    return None if match is None else match.groupdict()
+def parts(pattern: str, path: str, directory: str | None = None) -> dict[str, str] | None:
+    return NamedPath.parse(pattern, directory).find(path)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,15 @@ def parts(pattern: str, path: str, directory: str = "") -> dict[str, str] | None
         ("[]{device}.csv", "[]a.csv", {"device": "a"}),
         ("{device}.csv", "line\nbreak.csv", {"device": "line\nbreak"}),
         ("{a-b}.csv", "{a-b}.csv", {}),
+        ("{_0}_{_1}_*.csv", "a_b_c.csv", {"_0": "a", "_1": "b"}),
+        ("**/{x}[!a]{y}.csv", "q/ab.csv", {"x": "a", "y": ""}),
+        ("**/{x}/**/*.csv", "a/b/c.csv", {"x": "a"}),
+        ("a/**/{x}/b/*.csv", "a/c/d/b/e.csv", {"x": "d"}),
+        ("a/**/{x}/b/*.csv", "a/b/e.csv", None),
+        ("**.csv", "a.csv", {}),
+        ("data/a**", "data/ab", {}),
+        ("data/a**", "data/b", None),
+        ("//data/{x}.csv", "//data/a.csv", {"x": "a"}),
     ],
 )
 def test_a_name_stands_for_as_few_characters_as_fit(pattern: str, path: str, expected: dict[str, str] | None) -> None:
@@ -71,36 +80,69 @@ def test_the_directory_of_a_pattern_has_no_wildcards() -> None:
 
 
 signs = st.sampled_from(["a", "b", "_", ".", "*", "?", "[ab]", "[!a]", "[", "{x}", "{y}", "{z}"])
-names = st.lists(st.text("ab_.[", max_size=8), min_size=1, max_size=3)
+components = st.one_of(st.lists(signs, min_size=1, max_size=5).map("".join), st.just("**"))
+names = st.lists(st.text("ab_.[", min_size=1, max_size=8), min_size=1, max_size=4)
 
 
-@given(st.lists(st.lists(signs, min_size=1, max_size=5).map("".join), min_size=1, max_size=3).map("/".join), names)
+@given(st.lists(components, min_size=1, max_size=3).map("/".join), names)
 def test_a_named_pattern_matches_what_it_does_with_wildcards(pattern: str, path: list[str]) -> None:
     try:
         named = NamedPath.parse(pattern)
     except ConfigError:
         return
-    if not named.names or not all(path) or {".", ".."} & {*path, *pattern.split("/")}:
+    if {".", ".."} & {*path, *pattern.split("/")} or named.pattern == "/".join(path):
         return
-    match = named.text.fullmatch("/".join(path))
+    texts = named.find("/".join(path))
 
-    assert (match is not None) == NamePattern(named.pattern).matches(path)
+    assert (texts is not None) == NamePattern(named.pattern).matches(path)
+    if texts is not None and "**" not in pattern:
+        for name, text in texts.items():
+            pattern = pattern.replace(f"{{{name}}}", "".join(f"[{sign}]" if sign == "[" else sign for sign in text))
+        assert NamePattern(pattern).matches(path)
 
 
-def test_matching_costs_little_whatever_the_name_is() -> None:
-    named = NamedPath.parse("{a}_{b}_{c}_{d}_{e}_{f}x*y.csv")
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("{a}_{b}_{c}_{d}_{e}_{f}x*y.csv", "_" * 240 + "xy.csv"),
+        ("in/{site}_{line}_{device}_{kind}_*.csv.gz", "in/" + "_" * 240 + ".csv"),
+        ("**/{site}_{line}_{device}_{kind}/*.csv", "_" * 240 + "/a.csv"),
+        ("**/{site}_{line}_{device}_{kind}/*.csv", "/".join(["_" * 200] * 15) + "/a.csv"),
+        ("**/{site}/**/{line}/**/{device}/**/{kind}.csv", "/".join(["a"] * 2_000) + "/a.gz"),
+    ],
+)
+def test_matching_costs_little_whatever_the_name_is(pattern: str, path: str) -> None:
+    """The other files of a directory get their names from somebody else."""
+    begun = time.process_time()
+    NamedPath.parse(pattern).find(path)
 
-    assert named.text.fullmatch("_" * 240 + "xy.csv")
-    assert NamePattern(named.pattern).matches(["_" * 240 + "xy.csv"])
+    assert time.process_time() - begun < 1
+
+
+def test_a_path_that_is_the_name_of_a_file_has_no_names(tmp_path: Path) -> None:
+    path = tmp_path / "{site}.csv"
+    path.write_text("device,value\na,1\n")
+
+    assert Files(path).identity() == {"kind": "files", "paths": [str(path)], "format": None, "partitions": 1}
+    assert NamedPath.parse(str(path)).find(str(path)) == {}
+    assert NamedPath.parse("{site}.csv", str(tmp_path)).find(str(path)) == {"site": "{site}"}
+
+
+def test_many_plain_names_cost_little() -> None:
+    begun = time.process_time()
+    source = Files(*(f"data/{number}.csv" for number in range(5_000)))
+    source.validate(RecordType(Row))
+
+    assert time.process_time() - begun < 1
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda: Files("{a}/{a}.csv", format=Csv()), "two parts of '{a}/{a}.csv' have the same name"),
-        (lambda: Files("{a}{b}.csv", format=Csv()), "nothing separates {b} from the part before it"),
-        (lambda: Files("*{b}.csv", format=Csv()), "nothing separates {b} from the part before it"),
-        (lambda: Directory(".", pattern="{a}*.csv", format=Csv()), "nothing separates * from the part before it"),
+        (lambda: Files("{a}{b}.csv", format=Csv()), "nothing separates {b} from the wildcard beside it"),
+        (lambda: Files("*{b}.csv", format=Csv()), "nothing separates {b} from the wildcard beside it"),
+        (lambda: Directory(".", pattern="{a}*.csv", format=Csv()), "nothing separates {a} from the wildcard beside it"),
         (lambda: File("{a}.csv"), "the part {a} of a path needs a payload format"),
         (lambda: Files("{a}.parquet", format="parquet"), "the part {a} of a path needs a payload format"),
         (lambda: Directory(".", pattern="{a}.csv"), "the part {a} of a path needs a payload format"),
@@ -202,11 +244,22 @@ async def test_a_part_may_be_a_number_or_an_id(tmp_path: Path) -> None:
 async def test_the_first_path_that_matches_a_file_names_its_parts(tmp_path: Path) -> None:
     (tmp_path / "north_a.csv").write_text("value\n1\n")
     (tmp_path / "b.csv").write_text("value\n2\n")
-    source = Files(f"{tmp_path}/{{site}}_{{device}}.csv", f"{tmp_path}/{{device}}.csv", format=Csv())
+    (tmp_path / "plain.csv").write_text("device,value\nc,3\n")
+    paths = ("{site}_{device}.csv", "pl*.csv", "{device}.csv")
+    source = Files(*(f"{tmp_path}/{path}" for path in paths), format=Csv())
 
     batches = await read_all(source, record_type=RecordType(Row))
 
-    assert found(batches, Row) == [Row("a", 1.0, "north"), Row("b", 2.0)]
+    assert found(batches, Row) == [Row("a", 1.0, "north"), Row("c", 3.0), Row("b", 2.0)]
+
+
+def test_a_field_that_the_format_fills_cannot_have_a_part_of_the_name() -> None:
+    format = Csv(unpivot=("device", "value"))
+    with pytest.raises(GraphError, match=r"part of a path \{device\}: .* fills 'device', too"):
+        Files("{device}.csv", format=format).validate(RecordType(Row))
+    with pytest.raises(GraphError, match=r"topic level \{device\}: .* fills 'device', too"):
+        Mqtt("plant/{device}", format=format).validate(RecordType(Row))
+    Files("{site}.csv", format=format).validate(RecordType(Row))
 
 
 async def test_a_column_that_the_name_does_not_give_is_required(tmp_path: Path) -> None:
