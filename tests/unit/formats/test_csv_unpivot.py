@@ -28,7 +28,7 @@ class Row(msgspec.Struct, rename={"tag": "Tag"}):
 
 TYPE = RecordType(Row)
 WIDE = Csv(delimiter=";", decimal=",", null=["", "---"], rename={"Zeit": "at"}, unpivot=("Tag", "value"))
-HEAD = 'Zeit;TI 101;"FI; ""2""";;Ende\n'
+HEAD = 'Zeit;TI 101;"FI; ""2""";;Druck\n'
 
 
 def parts(format: Csv, text: str) -> list[Any]:
@@ -45,7 +45,7 @@ def test_each_cell_that_has_a_value_is_a_record() -> None:
 
     assert rows(found) == [
         Row("08:00", "TI 101", 1.5),
-        Row("08:00", "Ende", -7.0),
+        Row("08:00", "Druck", -7.0),
         Row("08:02", 'FI; "2"', 2.0),
     ]
     assert len(found) == 3
@@ -59,7 +59,7 @@ def test_a_cell_that_is_no_value_spoils_its_own_record_and_a_doubtful_row_itself
     assert found[0] == b'{"at":"08:00","Tag":"TI 101","value":"x"}'  # which decoding rejects
     assert rows(found[1:]) == [
         Row("08:00", 'FI; "2"', 2.0),
-        Row("08:00", "Ende", 3.0),
+        Row("08:00", "Druck", 3.0),
         Row("08:03", "TI 101", 4.0),
     ]
     corrected = bad[0].payload.decode().replace("1.5", "1,5")
