@@ -11,7 +11,9 @@ import pytest
 
 from millpy import EventTime, Graph, Login, Mqtt, Sparkplug, SparkplugEvent, SparkplugMessage, hours, sparkplug_rebirth
 from millpy.embedded import EmbeddedBroker, mosquitto_program
-from tests.crash.test_sinks import rows, until, working
+from tests.crash.graph_files import rows
+from tests.crash.test_lookups import until
+from tests.crash.test_sinks import working
 from tests.unit.test_sparkplug import BY_ALIAS, RPM, Payload, birth, payload
 
 pytestmark = pytest.mark.skipif(mosquitto_program() is None, reason="mosquitto is not installed")
