@@ -310,7 +310,9 @@ class RecordType:
 
     def plain_values(self, name: str, values: list[Any]) -> list[Any]:
         """Return values of a field as result tables take them: members of an Enum as their values."""
-        return [None if v is None else _enum_value(v) for v in values] if is_enum(self.field_type(name)) else values
+        if self._to_column.get(name) is not _enum_value:
+            return values
+        return [None if v is None else _enum_value(v) for v in values]
 
     def rows_of(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
         """Convert columns of the schema to values that msgspec converts to objects of the struct.

@@ -164,6 +164,9 @@ MEANINGS: Mapping[str, Mapping[str, list[Any]]] = {
         "quote": ['"', None, "'"],
         "header": [True, ("a",), ("a", "b")],
         "rename": [None, {"a": "b"}, {"b": "a"}],
+        "skip": [0, 1],
+        "comment": [None, "#", "//"],
+        "unpivot": [None, ("a", "b"), ("b", "a")],
     },
     "LineProtocol": {
         "precision": ["ns", "us", "ms", "s"],
@@ -262,6 +265,7 @@ HARMLESS: Mapping[str, Mapping[str, list[Any]]] = {
         "format": [None, Avro(registry=SchemaRegistry())],
         "headers": [(), ("a", "b")],
         "compression": [None, "gzip"],
+        "partitioner": ["murmur2", "crc32", max],
         "message_bytes_max": [1_000_000, 10],
         "brokers": [KafkaBrokers(), KafkaBrokers("a:1")],
         "bound": [SendBound(), SendBound(records=1)],
@@ -316,6 +320,7 @@ TIED = {
     "Dedupe": {"unit"},
     "SessionWindows": {"max_gap"},
     "Protobuf": {"descriptors"},
+    "Csv": {"skip_below"},
     "Webhook": {"url_field", "hosts", "batch"},
 }
 """Parameters that another one decides here, because not all combinations are accepted."""
