@@ -50,11 +50,11 @@ def copy_tree(into: Path) -> Path:
     return into
 
 
-def run_tests(tree: Path, names: Sequence[str], within_s: float = RUN_S_MAX) -> str:
+def run_tests(tree: Path, names: Sequence[str], within_s: float = RUN_S_MAX, how: Sequence[str] = ("-x",)) -> str:
     """What a mutant in this tree would be called."""
-    report = tree.parent / f"{tree.name}.xml"
+    report = report_of(tree)
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", *how, "-p", "no:randomly", "-p", "no:cacheprovider"]
     command += ["--timeout=120", f"--junitxml={report}", *names]
     if (tree / "tests" / "conftest.py").exists():
         command.append(f"--hypothesis-profile={PROFILE}")
@@ -78,6 +78,11 @@ def run_tests(tree: Path, names: Sequence[str], within_s: float = RUN_S_MAX) -> 
         return TOO_SLOW
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def report_of(tree: Path) -> Path:
+    """The report of the tests that ran last in a tree, in JUnit's format."""
+    return tree.parent / f"{tree.name}.xml"
 
 
 def outcome(status: int, report: Path) -> str:
@@ -104,12 +109,28 @@ def play(mutant: Mutant, tree: Path) -> str:
         path.write_text(whole)
 
 
-def failing(killers: Iterable[str], tree: Path) -> list[str]:
-    """Killers that fail although nothing is broken."""
+def failing(killers: Iterable[str], tree: Path, jobs: int) -> list[str]:
+    """Killers that fail although nothing is broken: each that is in doubt once more, alone."""
     names = sorted(set(killers))
-    if run_tests(tree, names, RUN_S_MAX + WHOLE_S_MAX * len(names)) == SURVIVED:
+    beside = ("-n", str(jobs), "--dist", "loadfile")
+    if run_tests(tree, names, RUN_S_MAX + WHOLE_S_MAX * len(names), beside) == SURVIVED:
         return []
-    return [name for name in names if run_tests(tree, [name]) != SURVIVED]
+    files = files_in_doubt(report_of(tree))
+    doubtful = [name for name in names if files is None or name.partition("::")[0] in files]
+    return [name for name in doubtful if run_tests(tree, [name]) != SURVIVED]
+
+
+def files_in_doubt(report: Path) -> set[str] | None:
+    """The files of tests that did not pass; None if the report does not tell."""
+    if not report.exists():
+        return None
+    found = set()
+    for case in ElementTree.parse(report).iter("testcase"):
+        if any(part.tag in ("failure", "error", "skipped") for part in case):
+            parts = case.get("classname", "").split(".")
+            paths = ("/".join(parts[:count]) + ".py" for count in range(len(parts), 0, -1))
+            found |= {next((path for path in paths if (ROOT / path).is_file()), "")}
+    return None if not found or "" in found else found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trees: SimpleQueue[Path] = SimpleQueue()
         for number in range(options.jobs):
             trees.put(copy_tree(Path(directory) / str(number)))
-        if broken := failing((name for m in chosen for name in m.killers), Path(directory) / "0"):
+        if broken := failing((name for m in chosen for name in m.killers), Path(directory) / "0", options.jobs):
             print("these fail on the tree as it is:", *broken, sep="\n  ")
             return 1
 

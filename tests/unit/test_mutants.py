@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.mutants import everything
 from tests.mutants.mutant import Mutant
-from tests.mutants.run import KILLED, NOT_PLAYED, PROFILE, SURVIVED, TOO_SLOW, play
+from tests.mutants.run import KILLED, NOT_PLAYED, PROFILE, SURVIVED, TOO_SLOW, files_in_doubt, play
 
 TESTS = """
 import threading
@@ -60,3 +60,19 @@ def trial(tree: Path) -> list[Mutant]:
         Mutant("one.py", "ONE = 1", "ONE = 2", ("test_one.py::test_whose_fixture_fails",)),
         Mutant("one.py", "ONE = 1", "ONE = 2", ("test_one.py::test_that_waits",)),
     ]
+
+
+def test_tests_that_did_not_pass_are_known_by_their_files(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    case = '<testcase classname="tests.unit.test_{}" name="test_a">{}</testcase>'
+
+    def doubt(*cases: str) -> set[str] | None:
+        report.write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
+        return files_in_doubt(report)
+
+    passed = case.format("prose", "<system-out>a</system-out>")
+    assert doubt(passed, case.format("mutants.TestA", '<failure message="m"/>')) == {"tests/unit/test_mutants.py"}
+    assert doubt(passed, case.format("tidy", "<skipped/>")) == {"tests/unit/test_tidy.py"}
+    assert doubt(passed, '<testcase classname="" name="a"><error message="m"/></testcase>') is None
+    assert doubt(passed) is None
+    assert files_in_doubt(tmp_path / "none.xml") is None
