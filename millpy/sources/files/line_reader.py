@@ -181,6 +181,11 @@ class LineReader:
         """The current position."""
         return self._at
 
+    @property
+    def taken(self) -> int:
+        """The bytes of the file up to its end, when it has been read to that; decompressed."""
+        return self._stream.taken if isinstance(self._stream, Utf8Reader) else self._at.offset
+
     def rest(self) -> bytes:
         """Return the unread bytes before a defect: the beginning of a record."""
         return self._buffer[self._start : self._start + self._record_bytes_max]

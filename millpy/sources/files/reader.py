@@ -190,8 +190,8 @@ class FileReader:
         assert self._opened is not None, piece.after
         changed_ns, path = _changed_ns(self._opened), piece.after.path
         # For a plain file, the bytes read count: a writer may be appending to it at this moment.
-        plain = piece.format != "columns" and not path.lower().endswith(".gz")
-        size = piece.after.offset if plain else self._size
+        is_plain = not path.lower().endswith(".gz")
+        size = self._file.taken if is_plain and isinstance(self._file, LineReader) else self._size
         tail = tail_of(path, self._opened, size)
         self.close()
         done = msgspec.structs.replace(piece.after, size=size, changed_ns=changed_ns, tail=tail)

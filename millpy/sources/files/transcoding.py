@@ -27,9 +27,13 @@ class Utf8Reader:
         path: the file, for messages.
         wide: reads its bytes.
         encoding: the name of the codec.
+
+    Attributes:
+        taken: the bytes of the file that were read.
     """
 
     def __init__(self, path: str, wide: Bytes, encoding: str) -> None:
+        self.taken = 0
         self._path = path
         self._wide = wide
         self._encoding = _ENDIAN.get(encoding, encoding)
@@ -43,13 +47,18 @@ class Utf8Reader:
         """Return about `count` bytes; empty at the end. Raises BrokenFileError, SourceUnavailableError."""
         found, self._kept = self._kept, b""
         while not found and self._defect is None:
-            piece = self._wide.read(count) if self._is_begun else self._begin(count)
+            piece = self._more(count) if self._is_begun else self._begin(count)
             found = piece if self._decoder is None else self._utf_8(self._decoder, piece)
             if not piece:
                 break
         if not found and self._defect is not None:
             raise self._defect
         return found
+
+    def _more(self, count: int) -> bytes:
+        piece = self._wide.read(count)
+        self.taken += len(piece)
+        return piece
 
     def pass_over(self, count: int) -> int:
         """Skip `count` bytes; return how many there were."""
@@ -62,7 +71,7 @@ class Utf8Reader:
     def _begin(self, count: int) -> bytes:
         """Return the first bytes without a wide mark, and choose their decoder. Raises BrokenFileError."""
         piece = b""
-        while len(piece) < MARK_BYTES_MAX and (more := self._wide.read(count)):
+        while len(piece) < MARK_BYTES_MAX and (more := self._more(count)):
             piece += more
         self._is_begun = True
         if piece.startswith(UTF_8):

@@ -14,7 +14,7 @@ from millpy import Csv, Files
 from millpy.errors import BrokenFileError
 from millpy.ingest.protocol import SourceBatch
 from millpy.model.record import RecordType
-from tests.unit.sources.test_files import read_all
+from tests.unit.sources.test_files import connect, read_all, take
 
 
 class Row(msgspec.Struct):
@@ -87,6 +87,26 @@ async def test_a_wide_file_that_grows_is_read_on(tmp_path: Path) -> None:
 
     assert records(first) == [Row(1, "a"), Row(2, "水")]
     assert records(await read(path, format, first[-1].position)) == [Row(3, "ü")]
+
+
+@pytest.mark.parametrize("mark", ["utf-16", "utf-8-sig"])
+@pytest.mark.parametrize("name", ["a", "水" * 50])
+async def test_a_wide_file_that_was_read_is_unchanged(tmp_path: Path, name: str, mark: str) -> None:
+    path, source = tmp_path / "a.csv", Files(tmp_path / "a.csv", format=Csv(encoding="utf-16"))
+    path.write_bytes(f"x,name\n1,{name}\n".encode(mark))
+    read_before = await read(path, Csv(encoding="utf-16"))
+    notes = {key: note for taken in read_before for key, note in taken.notes.items() if note is not None}
+    setup = connect(source, notes=notes, record_type=TYPE)._setup
+
+    assert source.unread(setup) == []  # its UTF-8 is shorter or longer than the file
+    with path.open("ab") as file:
+        file.write("2,b\n".encode("utf-16-le" if mark == "utf-16" else "utf-8"))
+    [grown] = source.unread(setup)
+    assert grown.startswith(f"{path} had ")
+    injector = connect(source, notes=notes, record_type=TYPE)
+    await injector.open(read_before[-1].position)
+    assert records([await take(injector)]) == [Row(2, "b")]
+    await injector.close()
 
 
 @pytest.mark.parametrize("damage", [b"\x0a", b"\x00\xd8a\x00", b"\x00\xdc"])
