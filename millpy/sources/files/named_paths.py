@@ -55,7 +55,7 @@ class NamedPath:
 
         A name stands for as few characters as fit, and `**` for as few directories.
         """
-        if path == self.pattern:
+        if path == self.pattern and not self.names:
             return {}
         found = Path(path)
         if self.directory is not None and not found.is_relative_to(self.directory):

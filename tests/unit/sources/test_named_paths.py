@@ -253,6 +253,13 @@ async def test_the_first_path_that_matches_a_file_names_its_parts(tmp_path: Path
     assert found(batches, Row) == [Row("a", 1.0, "north"), Row("c", 3.0), Row("b", 2.0)]
 
 
+async def test_a_file_whose_name_is_the_pattern_gives_its_parts(tmp_path: Path) -> None:
+    (tmp_path / "*_a.csv").write_text("value\n1\n")
+    source = Files(f"{tmp_path}/{{device}}_a.csv", format=Csv())
+
+    assert found(await read_all(source, record_type=RecordType(Row)), Row) == [Row("*", 1.0)]
+
+
 def test_a_field_that_the_format_fills_cannot_have_a_part_of_the_name() -> None:
     format = Csv(unpivot=("device", "value"))
     with pytest.raises(GraphError, match=r"part of a path \{device\}: .* fills 'device', too"):
