@@ -93,7 +93,7 @@ def changes_between(stored: Description, wanted: Description) -> list[GraphChang
     """
     found = [
         *_computations(stored, wanted),
-        *_horizons(stored, wanted),
+        *growing_by_site(stored, wanted),
         *_streams(stored, wanted),
         *_subscriptions(stored, wanted),
     ]
@@ -180,7 +180,7 @@ def _computation(name: str, before: Description, after: Description) -> Iterator
     yield from _parts("setting", name, before["settings"], after["settings"])
 
 
-def _horizons(stored: Description, wanted: Description) -> Iterator[GraphChange]:
+def growing_by_site(stored: Description, wanted: Description) -> Iterator[GraphChange]:
     """Yield the horizons that must not grow: of a window by site, no watermark says which sites it was over for."""
     for change in horizon_changes(stored, wanted):
         if change.setting == LATENESS and change.grows and by_site(change.computation, stored):

@@ -18,6 +18,7 @@ from millpy.model.graph_changes import (
     GraphChange,
     changes_between,
     changes_text,
+    growing_by_site,
     named_parts,
     of_kind,
 )
@@ -39,7 +40,7 @@ def changes_back(
         changes: changes from the stored to the wanted graph.
         upgrades: computations whose state a function migrates.
     """
-    if _lost_sources(changes):
+    if _lost_sources(changes) or any(growing_by_site(stored, wanted)):
         return None
     since = _changes_since(stored, wanted)
     if not all(c.kind in ("addition", "setting") or (c.kind == "state" and c.computation in upgrades) for c in since):
@@ -51,7 +52,7 @@ def changes_back(
 def cannot_take_back(name: str, version: int, stored: Description, wanted: Description) -> GraphError:
     """Return the error for a file from which the deployed graph differs by more than additions."""
     found = [change for change in _changes_since(stored, wanted) if change.kind in ("meaning", "state")]
-    found += _lost_sources(changes_between(stored, wanted))
+    found += [*growing_by_site(stored, wanted), *_lost_sources(changes_between(stored, wanted))]
     return GraphError(
         f"graph {name!r} (version {version}) differs from this file by more than additions: {changes_text(found)}",
         hint="--back needs a file that lacks only the last additions and is otherwise the same",

@@ -433,6 +433,8 @@ def test_lateness_cannot_grow_where_each_site_has_a_watermark() -> None:
         with pytest.raises(GraphError, match="cannot grow") as error:
             refused(version=version, on_purpose=on_purpose)
         assert not isinstance(error.value, GraphVersionError)
+    assert changes_back(sites(1), sites(5), longer) is None  # nor by --back, which would open windows that are over
+    assert "cannot grow" in str(cannot_take_back("factory", 1, sites(1), sites(5)))
 
 
 def feeds(*filters: str) -> Any:
