@@ -106,7 +106,7 @@ class CsvReader:
                 is_null = is_null or not nulls.isdisjoint(more)
                 cell = " ".join((cell.strip(), *more))
             if not is_null:
-                parts.append(name + write(cell))
+                parts.append(name + _written(write, cell, columns.names[index]))
             elif empty is not None:
                 parts.append(name + empty)
         common = b",".join(parts)
@@ -119,7 +119,7 @@ class CsvReader:
         for index, name in columns.unpivoted:
             cell = cells[index] if self._value_is_text else cells[index].strip()
             if cell not in self._value_nulls:
-                found.append(begin + name + self._write_value(cell))
+                found.append(begin + name + _written(self._write_value, cell, columns.names[index]))
         return found
 
     def _columns_under(self, header: str) -> _HeaderColumns:
@@ -135,7 +135,7 @@ class CsvReader:
         return found
 
     def _columns_of(self, names: Sequence[str]) -> _HeaderColumns:
-        found = _HeaderColumns(len(names), [], [])
+        found = _HeaderColumns(len(names), [], [], [name.strip() for name in names])
         unpivot, places = self._dialect.unpivot, self._dialect.places(names)
         if unpivot is not None:
             self._dialect.check_unpivoted([name for name, _ in places], self._fields.keys())
@@ -175,6 +175,14 @@ def _rest_of(text: str, count: int) -> str:
     return rest
 
 
+def _written(write: Callable[[str], bytes], cell: str, column: str) -> bytes:
+    """Write a cell as JSON. Raises ValueError, which names the column."""
+    try:
+        return write(cell)
+    except ValueError as error:
+        raise ValueError(f"column {column[:50]!r}: {error}") from error
+
+
 def _reason(error: Exception, message: Message) -> str:
     if isinstance(error, csv.Error) and "unexpected end of data" in str(error):
         more = "" if message.header is None else "; in a file, each line is a row, and a cell cannot have newlines"
@@ -191,11 +199,13 @@ class _HeaderColumns:
         fields: for each field, its column, the columns that are joined to it, its name as JSON, how its cells are
             written, what one without a value becomes, which cells those are, and whether space around a cell counts.
         unpivoted: the columns whose cells are records, each with the JSON of both fields up to the cell.
+        names: the names in the header.
     """
 
     count: int
     fields: list[tuple[int, list[int], bytes, Callable[[str], bytes], bytes | None, frozenset[str], bool]]
     unpivoted: list[tuple[int, bytes]]
+    names: list[str]
 
 
 def _record_pattern(delimiter: str, quote: str) -> re.Pattern[str]:

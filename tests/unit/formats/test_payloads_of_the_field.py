@@ -214,6 +214,7 @@ def test_lax_does_not_read_a_point_where_decimals_have_a_comma() -> None:
     _, (letter,) = step(SEMICOLONS, HEAD + "26.11.2026 12:00;a;1.234\n", event_time=GERMAN)
     assert letter.payload == (HEAD + "26.11.2026 12:00;a;1.234").encode()
     assert "has a point" in letter.detail
+    assert letter.detail.startswith("column ")
 
 
 def test_columns_that_are_renamed_to_one_field_are_joined() -> None:
