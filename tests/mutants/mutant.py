@@ -47,5 +47,15 @@ class Mutant:
             return "it changes nothing"
         if bool(self.killers) == bool(self.equivalent):
             return "it needs killers, or a reason why it is equivalent"
-        missing = [name for name in self.killers if not (ROOT / name.partition("::")[0]).exists()]
+        missing = [name for name in self.killers if not _exists(name)]
         return f"no such test: {missing[0]}" if missing else ""
+
+
+def _exists(killer: str) -> bool:
+    """Whether a file is there, and a test in it or in a suite that it takes its tests from."""
+    file, *names = killer.partition("[")[0].split("::")
+    path = ROOT / file
+    if not path.is_file():
+        return False
+    places = [path, *path.parent.glob("*_suite.py")] if len(names) == 2 else [path]
+    return not names or any(f"def {names[-1]}(" in place.read_text() for place in places)

@@ -42,25 +42,33 @@ MUTANTS = [
         "millpy/operators/deduplicate.py",
         "            place, mine = arrival.bundle.input, accepted[start : start + len(part)]",
         "            place, mine = arrival.bundle.input, accepted[start : start - len(part)]",
-        killers=("tests/property/test_deduplicate.py::test_the_first_of_each_id_passes_in_any_bundles_and_restarts",),
+        killers=(
+            "tests/property/test_deduplicate.py::test_the_first_of_each_id_passes_in_any_bundles_restarts_and_changes",
+        ),
     ),
     Mutant(
         "millpy/operators/deduplicate.py",
         "        if not late.any():",
         "        if late.any():",
-        killers=("tests/property/test_deduplicate.py::test_the_first_of_each_id_passes_in_any_bundles_and_restarts",),
+        killers=(
+            "tests/property/test_deduplicate.py::test_the_first_of_each_id_passes_in_any_bundles_restarts_and_changes",
+        ),
     ),
     Mutant(
         "millpy/operators/deduplicate.py",
         "        if outlet.table_id is not None:",
         "        if outlet.table_id is None:",
-        killers=("tests/property/test_deduplicate.py::test_the_first_of_each_id_passes_in_any_bundles_and_restarts",),
+        killers=(
+            "tests/property/test_deduplicate.py::test_the_first_of_each_id_passes_in_any_bundles_restarts_and_changes",
+        ),
     ),
     Mutant(
         "millpy/operators/deduplicate.py",
         "        result.late.append(self._late_rows(arrival, records.take(rows), rows, watermarks[rows]))",
         "        pass",
-        killers=("tests/property/test_deduplicate.py::test_the_first_of_each_id_passes_in_any_bundles_and_restarts",),
+        killers=(
+            "tests/property/test_deduplicate.py::test_the_first_of_each_id_passes_in_any_bundles_restarts_and_changes",
+        ),
     ),
     Mutant(
         "millpy/runtime/poison_filter.py",
