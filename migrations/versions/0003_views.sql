@@ -614,7 +614,8 @@ END $$;
 CREATE VIEW millpy.dead_letters AS
 SELECT g.name AS graph, d.computation, d.stream, d.reason, d.detail, d.source_position, d.key,
        mill.moment(d.event_time) AS event_time, mill.readable(d.payload) AS payload_text, d.payload, d.traceback,
-       d.dead_lettered_at, d.dead_letter_id, d.state, d.state_at, d.attempts, d.corrected, d.stream <> '' AS replayable,
+       d.dead_lettered_at, d.dead_letter_id, d.state, d.state_at, d.attempts, d.corrected,
+       d.stream <> '' AND (d.reason <> 'broken_file' OR d.corrected IS NOT NULL) AS replayable,
        d.retracts, d.into_window, d.requested_by, d.why
   FROM mill.dead_letters AS d
   JOIN mill.intervals AS i USING (interval_id)
@@ -665,8 +666,9 @@ SELECT graph, table_name, stream, computation, reason, sum(seen)::bigint AS seen
 
 -- Requests the replay of dead letters. Returns the number of requests. The owner of the interval that dead-lettered a
 -- record processes it like any other record, and marks it in the same transaction: as replayed, or as open again when
--- it fails. A dead letter that is not a record (a timer, a result row) cannot be replayed. With p_into_window, a record
--- that comes too late for a window is added to its row, as by millpy.replay_into_window.
+-- it fails. A dead letter that is not a record (a timer, a result row, the rest of a broken file) cannot be replayed; the
+-- last one may be corrected to be one. With p_into_window, a record that comes too late for a window is added to its
+-- row, as by millpy.replay_into_window.
 CREATE FUNCTION millpy.replay_dead_letters(p_ids bigint[], p_into_window boolean DEFAULT false, p_why text DEFAULT '')
 RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
     WITH requested AS (
@@ -674,6 +676,7 @@ RETURNS bigint LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
            SET state = 'requested', state_at = now(), into_window = p_into_window, requested_by = mill.actor(),
                why = left(coalesce(p_why, ''), 1000)
          WHERE dead_letter_id = ANY (p_ids) AND state = 'open' AND stream <> ''
+           AND (reason <> 'broken_file' OR corrected IS NOT NULL)
         RETURNING interval_id
     ), notified AS (
         SELECT pg_notify('millpy_' || graph_id, 'replay')

@@ -143,7 +143,9 @@ def _replay(
             + ("" if wait_s or not requested else "; a running worker does them")
         )
         if requested < len(ids):
-            tables.say(f"the others are requested or settled already, or missing: see `millpy {table.command} show ID`")
+            tables.say(
+                f"the others are requested, settled, no records, or missing: see `millpy {table.command} show ID`"
+            )
     states = _await(partial(table.states, admin, ids), wait_s) if requested and wait_s else None
     document, lines = more()
     if as_json:

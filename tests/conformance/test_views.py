@@ -281,6 +281,24 @@ async def test_dead_letters_are_readable(owner: Owner, database_url: str) -> Non
     assert found == [("factory", '"a"', "1970-01-01 00:02:00+00", "{}")]
 
 
+async def test_the_rest_of_a_broken_file_is_replayed_only_as_a_record_that_somebody_made_of_it(
+    owner: Owner, database_url: str
+) -> None:
+    """Its replay would fail, and its reason and detail would be those of the failure."""
+    (interval, _) = owner.deployment.intervals_of("sums")
+    kept = [DeadLetter(reason, "why", b"at", "readings", "sums") for reason in ("broken_file", "undecodable")]
+    await owner.commit(owner.checkpoint(interval, dead_letters=kept))
+
+    def letters() -> list[tuple[Any, ...]]:
+        return fetch(database_url, "SELECT reason, state, replayable FROM millpy.dead_letters ORDER BY 1")
+
+    assert letters() == [("broken_file", "open", False), ("undecodable", "open", True)]
+    assert fetch(database_url, "SELECT millpy.replay_dead_letters(ARRAY[1, 2])") == [(1,)]
+    assert letters() == [("broken_file", "open", False), ("undecodable", "requested", True)]
+    assert fetch(database_url, "SELECT millpy.replay_dead_letter(1, '{}')") == [(1,)]
+    assert letters()[0] == ("broken_file", "requested", True)
+
+
 def source_at(now_us: int, *, newest_s: float, arrived_s: float) -> Entries:
     """The stored position of a source: when its newest record was made and when it arrived, before now."""
     position = {"max_event_time": round(now_us - newest_s * 1e6), "arrived_at": round(now_us - arrived_s * 1e6)}

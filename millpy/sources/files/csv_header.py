@@ -97,10 +97,12 @@ def check_header(
     else:
         return
     name = struct.__name__
-    hint = f"give the columns of {name} their names: {', '.join(sorted(known))}"
+    hint = f"give the columns of {name} their names: {', '.join(sorted(known - set(given)))}"
     if format is not None:
         hint += '; or name them in the format: rename={"Temperature [C]": "temperature"}, or say how many lines come'
         hint += " before the header: skip=1"
+        if comment := format.head.comment.decode():
+            hint += f"; a header that begins with {comment!r} is a comment: use skip= instead of comment="
     separated = "commas" if format is None else "as the format says"
     for separator, words in _SEPARATORS.items():
         if len(header) == 1 and separator in header[0]:

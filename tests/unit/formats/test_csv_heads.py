@@ -161,6 +161,7 @@ async def test_a_dead_letter_names_the_line_of_the_file(tmp_path: Path) -> None:
         (Csv(skip=1), "t\n" + "t" * 70_000, "line 2 has more than 65536 bytes"),
         (Csv(skip_below=1), "at\n" + "t" * 70_000 + "\n1\n", "line 2 has more than 65536 bytes"),
         (Csv(), "title\nat\n1\n", "skip=1"),
+        (Csv(comment="#"), "# at\n1\n", "a header that begins with '#' is a comment: use skip= instead"),
     ],
 )
 async def test_a_file_without_its_header_is_one_defect(tmp_path: Path, format: Csv, text: str, said: str) -> None:
