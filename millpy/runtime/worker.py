@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable
 from contextlib import suppress
 
@@ -108,9 +109,25 @@ class Worker:
         finished = not self._is_stopping(stop)
         if finished:
             log.info("all sources have ended; saving state and exiting")
+            self._report_left_out()
         await self._drain(None if finished else self.context.limits.drain_grace_s)
         if finished:
             await self.maintenance.empty_rings()
+
+    def _report_left_out(self) -> None:
+        """Warn of records that are in no result: of what has ended, nobody watches the status."""
+        late, dead = Counter[str](), Counter[str]()
+        for interval in self.owned.intervals.values():
+            name = interval.plan.name
+            for (what, _), count in interval.counters.items():
+                late[name] += count if what == "late" else 0
+                dead[name] += count if what == "dead_lettered" else 0
+            if interval.intake is not None:
+                dead[name] += interval.intake.counts["dead_lettered"]
+        for name, count in (+late).items():
+            log.warning("%s: records that came too late: %d; `millpy late list` shows them", name, count)
+        for name, count in (+dead).items():
+            log.warning("%s: records that are dead letters: %d; `millpy dead-letters list` shows them", name, count)
 
     def _is_stopping(self, stop: asyncio.Event) -> bool:
         return stop.is_set() or self.context.lease.drain_requested

@@ -222,3 +222,22 @@ async def test_a_new_file_of_a_pattern_is_named_by_the_partition_that_reads_it(t
         (tmp_path / "new.csv").unlink()
 
     assert sorted(told) == [[], [f"{tmp_path}/new.csv is new"]]
+
+
+async def test_the_end_of_a_worker_says_how_many_records_are_in_no_result(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a run over files, nobody looks at the status; nearly all records of a second device may be late."""
+    path, database, records = tmp_path / "in.ndjson", MemoryDatabase(), readings(100)
+    await run(windowed(path, records, FixedWindows(SIZE)), database)
+    assert not [message for message in caplog.messages if "too late" in message]
+
+    graph = windowed(path, [*records, *records[:3]], FixedWindows(SIZE))
+    with path.open("a") as file:
+        file.write("nonsense\n")
+    await run(graph, database)
+
+    assert [message for message in caplog.messages if "list` shows them" in message] == [
+        "counts: records that came too late: 3; `millpy late list` shows them",
+        "readings: records that are dead letters: 1; `millpy dead-letters list` shows them",
+    ]
