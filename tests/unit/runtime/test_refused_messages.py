@@ -97,6 +97,7 @@ def test_messages_that_are_added_out_of_order_wait_in_order() -> None:
     subject.accept([7])
 
     assert due(subject, FAR) == [8, 9]
+    assert due(subject, FAR, firsts=True) == [8]
 
 
 def test_a_message_behind_a_refused_one_of_its_key_waits_and_others_pass() -> None:

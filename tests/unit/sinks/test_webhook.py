@@ -21,7 +21,7 @@ from millpy.errors import ConfigError, GraphError, MessagesRefusedError, MillErr
 from millpy.sinks import SendBound, SinkMessages, SinkSetup
 from millpy.sinks.webhook.address import allowed_origins, origin_of
 from millpy.sinks.webhook.answers import RETRY_AFTER_S_MAX, Meaning, WebhookAnswer, answer_of, retry_after_s
-from millpy.sinks.webhook.delivery import BEHIND, WebhookDelivery
+from millpy.sinks.webhook.delivery import BEHIND, FAILURES_MAX, WebhookDelivery
 from millpy.sinks.webhook.requests import HEADERS_BYTES_MAX, RequestBuilder, WebhookRequest, header_text
 from millpy.sinks.webhook.signing import RequestSecrets, signature, signing_keys
 from millpy.testing import GraphDriver, ManualSource
@@ -384,6 +384,19 @@ async def test_a_batch_has_no_gaps_and_is_alone_in_flight() -> None:
     await send(place, messages_of("abcdef", [1, 2, 3, 7, 8, 20]), batch="ndjson")
     assert place.got == [(1, 2, 3), (7, 8), (20,)]
     assert place.most == 1
+
+
+async def test_an_endpoint_that_goes_away_within_a_batch_is_left_after_as_few_attempts_as_before_it() -> None:
+    tried: list[tuple[int, ...]] = []
+
+    def answer(positions: tuple[int, ...]) -> WebhookAnswer:
+        tried.append(positions)
+        return DELIVERED if positions == (1, 2, 3) else AWAY
+
+    with pytest.raises(SinkUnavailableError, match="away"):
+        await send(Place(answer), messages_of("abcde", [1, 2, 3, 7, 8]), batch="ndjson", clock=SteppedClock())
+
+    assert tried == [(1, 2, 3), *[(7, 8)] * FAILURES_MAX]
 
 
 @settings(max_examples=150, deadline=None)
