@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -60,17 +60,15 @@ class CsvReader:
         lines = self._lines(text)
         mark = UTF_8 if encoding != dialect.encoding else b""
         if columns is None:
-            first = next((i for i, line in enumerate(lines) if self._counts(line)), None)
-            if first is None:
+            header = next(self._counting(lines), None)
+            if header is None:
                 return
-            columns = self._columns_under(lines[first])
-            head += lines[first].encode(encoding) + b"\n" * (1 + dialect.skip_below)
-            lines = lines[first + 1 :]
+            columns = self._columns_under(header)
+            head += header.encode(encoding) + b"\n" * (1 + dialect.skip_below)
+            lines = lines[lines.index(header) + 1 :]
             if dialect.skip_below:  # whatever quotes they have
                 lines = self._lines("\n".join("\n".join(lines).split("\n")[dialect.skip_below :]))
-        for line in lines:
-            if not self._counts(line):
-                continue
+        for line in self._counting(lines):
             try:
                 common, cells = self._row(line.removesuffix("\r"), columns)
             except (ValueError, csv.Error) as error:
@@ -79,7 +77,11 @@ class CsvReader:
                 yield BadPart((mark or unmarked) + part, _reason(error, message))
             else:
                 # One after the other: together, they may have many times the bytes of the line.
-                yield from ((b"{" + common + cell + b"}") for cell in cells)
+                if cells is None:
+                    yield b"{" + common + b"}"
+                    continue
+                for cell in cells:
+                    yield b"{" + common + cell + b"}"
 
     def _lines(self, text: str) -> list[str]:
         """Split text at newlines, of which those in quoted cells do not count."""
@@ -87,40 +89,43 @@ class CsvReader:
             return text.split("\n")
         return _records(text, self._record, self._dialect.comment)
 
-    def _counts(self, line: str) -> bool:
-        """Tell whether a line is neither blank nor a comment."""
+    def _counting(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yield the lines that are neither blank nor comments."""
         comment = self._dialect.comment
-        return bool(line.strip()) and not (comment is not None and line.startswith(comment))
+        if comment is None:
+            return (line for line in lines if line.strip())
+        return (line for line in lines if line.strip() and not line.startswith(comment))
 
-    def _row(self, line: str, columns: _HeaderColumns) -> tuple[bytes, list[bytes]]:
-        """Return what the records of a row have in common, and the rest of each, which together are its JSON."""
+    def _row(self, line: str, columns: _HeaderColumns) -> tuple[bytes, list[bytes] | None]:
+        """Return the fields of a row as JSON; and those of each of its cells, if they are records, else None."""
         cells = self._dialect.cells(line)
         if len(cells) != columns.count:
             raise ValueError(f"{len(cells)} cells instead of {columns.count}")
-        parts = []
-        for index, others, name, write, empty, nulls, is_text in columns.fields:
-            cell = cells[index] if is_text else cells[index].strip()
-            is_null = cell in nulls
-            if others:
-                more = [cells[place].strip() for place in others]
-                is_null = is_null or not nulls.isdisjoint(more)
-                cell = " ".join((cell.strip(), *more))
-            if not is_null:
-                parts.append(name + _written(write, cell, columns.names[index]))
-            elif empty is not None:
-                parts.append(name + empty)
-        common = b",".join(parts)
-        return common, [b""] if self._dialect.unpivot is None else self._unpivoted(
-            cells, columns, b"," if common else b""
-        )
-
-    def _unpivoted(self, cells: list[str], columns: _HeaderColumns, begin: bytes) -> list[bytes]:
-        found = []
-        for index, name in columns.unpivoted:
-            cell = cells[index] if self._value_is_text else cells[index].strip()
-            if cell not in self._value_nulls:
-                found.append(begin + name + _written(self._write_value, cell, columns.names[index]))
-        return found
+        place = 0
+        try:
+            parts = []
+            for place, others, name, write, empty, nulls, is_text in columns.fields:
+                cell = cells[place] if is_text else cells[place].strip()
+                is_null = cell in nulls
+                if others:
+                    more = [cells[other].strip() for other in others]
+                    is_null = is_null or not nulls.isdisjoint(more)
+                    cell = " ".join((cell.strip(), *more))
+                if not is_null:
+                    parts.append(name + write(cell))
+                elif empty is not None:
+                    parts.append(name + empty)
+            common = b",".join(parts)
+            if self._dialect.unpivot is None:
+                return common, None
+            begin, found = b"," if common else b"", []
+            for place, name in columns.unpivoted:
+                cell = cells[place] if self._value_is_text else cells[place].strip()
+                if cell not in self._value_nulls:
+                    found.append(begin + name + self._write_value(cell))
+        except ValueError as error:
+            raise ValueError(f"column {columns.names[place][:50]!r}: {error}") from error
+        return common, found
 
     def _columns_under(self, header: str) -> _HeaderColumns:
         found = self._known.get(header)
@@ -173,14 +178,6 @@ def _rest_of(text: str, count: int) -> str:
     if len(skipped) < count:
         raise ValueError(f"it has {len(skipped) + 1} lines, of which skip={count} passes over all")
     return rest
-
-
-def _written(write: Callable[[str], bytes], cell: str, column: str) -> bytes:
-    """Write a cell as JSON. Raises ValueError, which names the column."""
-    try:
-        return write(cell)
-    except ValueError as error:
-        raise ValueError(f"column {column[:50]!r}: {error}") from error
 
 
 def _reason(error: Exception, message: Message) -> str:

@@ -86,7 +86,8 @@ def check_header(
     """
     struct = record_type.struct
     fields = msgspec.structs.fields(struct)
-    missing = [field.encode_name for field in fields if field.required and field.encode_name not in (*header, *given)]
+    filled = {*header, *given}
+    missing = [field.encode_name for field in fields if field.required and field.encode_name not in filled]
     known = {field.encode_name for field in fields}
     if missing:
         problem = f"no column {', '.join(map(repr, missing))}"

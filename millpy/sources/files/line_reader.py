@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Literal
 
@@ -105,16 +105,15 @@ class ExpandedLines:
         """Raise HeaderError for a header that cannot give a record."""
         check_format_header(path, line, self._format, self._record_type, self._fields.find(path)[1])
 
-    def message(self, line: bytes, path: str, header: bytes | None, now_us: int | None = None) -> Message:
-        """Return a line as a message, by default one that arrives now."""
-        arrived_at = self._now_us() if now_us is None else now_us
-        ending, _ = self._fields.find(path)
-        return Message(line.removesuffix(b"\r"), path, arrived_at=arrived_at, header=header, ending=ending)
+    def messages(self, lines: Sequence[bytes], path: str, header: bytes | None) -> Iterator[Message]:
+        """Yield lines of a file as messages that arrive now."""
+        arrived_at, (ending, _) = self._now_us(), self._fields.find(path)
+        for line in lines:
+            yield Message(line.removesuffix(b"\r"), path, arrived_at=arrived_at, header=header, ending=ending)
 
     def expand(self, lines: Sequence[bytes], path: str, header: bytes | None, bound: TakeBound) -> Expansion:
         """Expand lines, from the front, as many as fit into a bundle. Blank lines have no records."""
-        now_us = self._now_us()
-        messages = (self.message(line, path, header, now_us) for line in lines)
+        messages = self.messages(lines, path, header)
         return self._expander.expand(messages, records_max=bound.records, bytes_max=bound.bytes, skip_blank=True)
 
 
@@ -406,7 +405,7 @@ class LineReader:
         )
         piece.refused = (RejectedRow(0, CONTINUED, detail),)
         if self._lines is not None:
-            piece.messages = {0: self._lines.message(line, before.path, self._header_line)}
+            piece.messages = dict(enumerate(self._lines.messages([line], before.path, self._header_line)))
         piece.describe = _describer(block, before)
         return piece
 
