@@ -48,6 +48,11 @@ def check_named(names: Sequence[str], record_type: RecordType, part: str, format
         raise GraphError(f"{part} {{{names[0]}}} does not fit {struct}, which is written as an array")
 
 
+def text_as_json(text: str, *, is_int: bool) -> bytes:
+    """Return a text as JSON: as a number if it is one and its field is an int, else as text."""
+    return text.encode() if is_int and _INTEGER.fullmatch(text) else msgspec.json.encode(text)
+
+
 class NamedText:
     """Writes texts into the fields of a record.
 
@@ -63,8 +68,7 @@ class NamedText:
 
     def ending(self, texts: Sequence[str]) -> bytes:
         """Return the end of a JSON object: `,"device":"a"}`."""
-        fields = []
-        for (name, is_int), text in zip(self._fields, texts, strict=True):
-            bare = is_int and _INTEGER.fullmatch(text) is not None
-            fields.append(name + b":" + (text.encode() if bare else msgspec.json.encode(text)))
-        return b"," + b",".join(fields) + b"}"
+        columns = zip(self._fields, texts, strict=True)
+        return (
+            b"," + b",".join(name + b":" + text_as_json(text, is_int=is_int) for (name, is_int), text in columns) + b"}"
+        )

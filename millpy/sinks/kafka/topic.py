@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from millpy.sources.kafka.client import Cluster
 
 Compression = Literal["gzip", "lz4", "snappy", "zstd"]
-Partitioner = Literal["murmur2", "crc32", "fnv1a"] | Callable[[bytes, int], int]
-PARTITIONERS = ("murmur2", "crc32", "fnv1a")
+KeyHash = Literal["murmur2", "crc32", "fnv1a"]
+Partitioner = KeyHash | Callable[[bytes, int], int]
 TRANSACTION_MAX = SendBound(records=10_000, bytes=8_000_000)
-COMPRESSIONS = get_args(Compression)
+COMPRESSIONS, KEY_HASHES = get_args(Compression), get_args(KeyHash)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -77,10 +77,10 @@ class KafkaTopic(Sink):
             raise ConfigError(
                 f"unknown compression={self.compression!r}", hint=f"choose one of {', '.join(COMPRESSIONS)}, or None"
             )
-        if self.partitioner not in PARTITIONERS and not callable(self.partitioner):
+        if self.partitioner not in KEY_HASHES and not callable(self.partitioner):
             raise ConfigError(
                 f"unknown partitioner={self.partitioner!r}",
-                hint=f"choose one of {', '.join(PARTITIONERS)}, or give a function of a key and a number of partitions",
+                hint=f"choose one of {', '.join(KEY_HASHES)}, or give a function of a key and a number of partitions",
             )
         if self.message_bytes_max < 1:
             raise ConfigError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -17,6 +16,7 @@ from millpy.formats import Message
 from millpy.formats.message import encoded_names
 from millpy.ingest.expansion import EXPANDED_RECORDS_MAX, Expander, Expansion
 from millpy.ingest.json_append import EMPTY_OR_SPACED, completed
+from millpy.ingest.named_text import text_as_json
 from millpy.ingest.protocol import RejectedRow, SourceBatch, TakeBound
 from millpy.model.identity import Identity, identity_of_value
 from millpy.model.identity_text import GraphPart
@@ -31,7 +31,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KNOWN_KEYS_MAX = 100_000
 _KNOWN_BYTES_MAX = 20_000_000
 _MS_MAX = YEARS_HI // 1_000
-_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -296,7 +295,7 @@ def _json(value: bytes | None, is_int: bool) -> bytes:
         text = value.decode()
     except UnicodeDecodeError:
         return msgspec.json.encode({"not UTF-8": value.hex()})
-    return value if is_int and _INTEGER.fullmatch(text) else msgspec.json.encode(text)
+    return text_as_json(text, is_int=is_int)
 
 
 def _moment(ms: int) -> bytes:

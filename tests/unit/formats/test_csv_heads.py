@@ -18,7 +18,7 @@ from millpy.ingest.protocol import SourceBatch
 from millpy.limits import Limits
 from millpy.model.checkpoint import Request
 from millpy.model.record import RecordType
-from tests.unit.sources.test_files import read_all
+from tests.unit.sources.test_files import accepted, read_all
 
 
 class Row(msgspec.Struct):
@@ -61,16 +61,6 @@ async def read(path: Path, format: Csv, position: bytes | None = None, **limits:
     return await read_all(Files(path, format=format), position, record_type=TYPE, **limits)
 
 
-def in_file(found: list[SourceBatch]) -> list[Row]:
-    refused = [{refused.row for refused in taken.refused} for taken in found]
-    return [
-        msgspec.json.decode(payload, type=Row)
-        for taken, none in zip(found, refused, strict=True)
-        for row, payload in enumerate(taken.payloads)
-        if row not in none
-    ]
-
-
 LOGGED = TOA5 + '"2026-01-01 00:10:00",0,12.5\r\n"2026-01-01 00:20:00",1,"NAN"\r\n"2026-01-01 00:30:00",2\r\n'
 EXPORTED = EXPORT + "2026-01-03 00:00:00,5.5,NaN\n\n2026-01-03 00:10:00,5.6,71.25\n2026-01-03 00:20:00,1\n"
 EXAMPLES = {
@@ -105,7 +95,7 @@ async def test_lines_around_the_header_are_no_rows(tmp_path: Path, example: str,
     for name in ("a.csv", "b.csv.gz"):
         (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
         found = await read(tmp_path / name, format)
-        assert in_file(found) == expected
+        assert accepted(Row, found) == expected
         [message] = [message for taken in found for message in taken.messages.values()]
         assert message.header is not None
         [again] = format.reader(TYPE)(message)  # a replay of the dead letter
@@ -127,10 +117,10 @@ async def test_a_file_is_read_on_at_every_position_and_when_it_grows(tmp_path: P
     sizes = {"bundle_records_max": 1}
     path.write_bytes(text.encode())
     whole = await read(path, format, **sizes)
-    assert in_file(whole) == expected
+    assert accepted(Row, whole) == expected
     for index in range(len(whole)):
         rest = await read(path, format, whole[index].position, **sizes)
-        assert in_file(rest) == in_file(whole[index + 1 :])
+        assert accepted(Row, rest) == accepted(Row, whole[index + 1 :])
 
     lines = text.encode().splitlines(keepends=True)
     head = format.head.skip + format.head.has_header + format.head.skip_below
@@ -140,7 +130,7 @@ async def test_a_file_is_read_on_at_every_position_and_when_it_grows(tmp_path: P
         path.write_bytes(b"".join(lines[:count]))
         begun = await read(path, format)
         path.write_bytes(text.encode())
-        assert in_file(begun) + in_file(await read(path, format, begun[-1].position)) == expected
+        assert accepted(Row, begun) + accepted(Row, await read(path, format, begun[-1].position)) == expected
 
 
 async def test_a_dead_letter_names_the_line_of_the_file(tmp_path: Path) -> None:
@@ -179,7 +169,7 @@ async def test_an_empty_file_needs_no_header(tmp_path: Path, content: bytes, for
     (tmp_path / "a.csv").write_bytes(content)
     found = await read(tmp_path / "a.csv", format)
 
-    assert in_file(found) == []
+    assert accepted(Row, found) == []
     assert found[-1].finished
 
 
@@ -204,7 +194,7 @@ async def test_blank_lines_before_the_header_are_passed_over(tmp_path: Path) -> 
     (tmp_path / "a.csv").write_text(text)
 
     assert rows(parts(Csv(comment="#"), text)) == [Row("a", 1.0)]
-    assert in_file(await read(tmp_path / "a.csv", Csv(comment="#"))) == [Row("a", 1.0)]
+    assert accepted(Row, await read(tmp_path / "a.csv", Csv(comment="#"))) == [Row("a", 1.0)]
 
 
 async def test_wide_text_without_its_setting_is_one_defect_that_says_so(tmp_path: Path) -> None:

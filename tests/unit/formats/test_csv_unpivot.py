@@ -16,7 +16,7 @@ from millpy.formats import BadPart, Message
 from millpy.ingest.expansion import Expander
 from millpy.limits import Limits
 from millpy.model.record import RecordType
-from tests.unit.sources.test_files import read_all
+from tests.unit.sources.test_files import accepted, read_all
 
 
 class Row(msgspec.Struct, rename={"tag": "Tag"}):
@@ -73,15 +73,12 @@ async def test_a_file_gives_a_record_of_each_cell_and_resumes_between_its_lines(
     source = Files(f"{tmp_path}/{{site}}_1.csv", format=format)
     whole = await read_all(source, record_type=TYPE, bundle_records_max=5)
 
-    def records(found: list[Any]) -> list[Row]:
-        return [msgspec.json.decode(row, type=Row) for taken in found for row in taken.payloads]
-
-    assert records(whole) == [
+    assert accepted(Row, whole) == [
         Row(str(n), tag, n + more, "hall") for n in range(20) for tag, more in (("A", 0.5), ("B", 0.0))
     ]
     for index in range(len(whole)):
         rest = await read_all(source, whole[index].position, record_type=TYPE, bundle_records_max=5)
-        assert records(rest) == records(whole[index + 1 :])
+        assert accepted(Row, rest) == accepted(Row, whole[index + 1 :])
 
 
 @pytest.mark.parametrize(

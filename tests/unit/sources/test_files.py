@@ -5,7 +5,7 @@ import csv
 import gzip
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,17 @@ async def read_all(source: Files, position: bytes | None = None, **limits: Any) 
     finally:
         await injector.close()
     return found
+
+
+def accepted(kind: type[Any], found: Sequence[SourceBatch]) -> list[Any]:
+    """The records of the rows that are not refused."""
+    records = []
+    for taken in found:
+        refused = {bad.row for bad in taken.refused}
+        records += [
+            msgspec.json.decode(payload, type=kind) for row, payload in enumerate(taken.payloads) if row not in refused
+        ]
+    return records
 
 
 def lines_of(found: list[SourceBatch]) -> list[bytes]:

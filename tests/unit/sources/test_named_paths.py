@@ -19,7 +19,7 @@ from millpy.errors import BrokenFileError, ConfigError, GraphError
 from millpy.model.record import RecordType
 from millpy.sources.files.file_names import NamePattern
 from millpy.sources.files.named_paths import NamedPath
-from tests.unit.sources.test_files import connect, read_all, take
+from tests.unit.sources.test_files import accepted, connect, read_all, take
 
 
 class Row(msgspec.Struct):
@@ -161,16 +161,6 @@ def test_a_name_without_its_field_is_refused(source: Files | Directory) -> None:
         source.validate(RecordType(Row))
 
 
-def found(batches: list[Any], kind: type) -> list[Any]:
-    refused = [{refused.row for refused in taken.refused} for taken in batches]
-    return [
-        msgspec.json.decode(payload, type=kind)
-        for taken, none in zip(batches, refused, strict=True)
-        for row, payload in enumerate(taken.payloads)
-        if row not in none
-    ]
-
-
 FORMATS = {
     "csv": (Csv(skip=1), "title\nvalue,other\n1.5,a\nx\n2.5,b\n"),
     "json": (Json(), '{"value":1.5}\nnonsense\n{"value":2.5,"device":"own"}\n'),
@@ -195,7 +185,7 @@ async def test_records_get_the_parts_of_their_files_name(tmp_path: Path, name: s
         for device in ('pump "1"', "tank")
         for value in (1.5, 2.5)
     ]
-    assert found(batches, Row) == expected
+    assert accepted(Row, batches) == expected
     messages = [message for taken in batches for message in taken.messages.values()]
     assert len(messages) == 4
     reader = format.reader(RecordType(Row))
@@ -221,7 +211,7 @@ async def test_a_watched_directory_gives_fields_of_its_files(tmp_path: Path) -> 
     finally:
         await injector.close()
 
-    assert found([first, second], Row) == [Row("a", 1.0, "north"), Row("b", 2.0, "north")]
+    assert accepted(Row, [first, second]) == [Row("a", 1.0, "north"), Row("b", 2.0, "north")]
 
 
 async def test_a_part_may_be_a_number_or_an_id(tmp_path: Path) -> None:
@@ -238,7 +228,7 @@ async def test_a_part_may_be_a_number_or_an_id(tmp_path: Path) -> None:
     name = "0b7e9f3a-6f0c-4f7e-8a8b-0f0e6d1c2b3a"
     (tmp_path / f"id-{name}.ndjson").write_text("{}\n")
     source = Files(f"{tmp_path}/id-{{id}}.ndjson", format=Json())
-    assert found(await read_all(source, record_type=RecordType(Identified)), Identified) == [Identified(UUID(name))]
+    assert accepted(Identified, await read_all(source, record_type=RecordType(Identified))) == [Identified(UUID(name))]
 
 
 async def test_the_first_path_that_matches_a_file_names_its_parts(tmp_path: Path) -> None:
@@ -250,14 +240,14 @@ async def test_the_first_path_that_matches_a_file_names_its_parts(tmp_path: Path
 
     batches = await read_all(source, record_type=RecordType(Row))
 
-    assert found(batches, Row) == [Row("a", 1.0, "north"), Row("c", 3.0), Row("b", 2.0)]
+    assert accepted(Row, batches) == [Row("a", 1.0, "north"), Row("c", 3.0), Row("b", 2.0)]
 
 
 async def test_a_file_whose_name_is_the_pattern_gives_its_parts(tmp_path: Path) -> None:
     (tmp_path / "*_a.csv").write_text("value\n1\n")
     source = Files(f"{tmp_path}/{{device}}_a.csv", format=Csv())
 
-    assert found(await read_all(source, record_type=RecordType(Row)), Row) == [Row("*", 1.0)]
+    assert accepted(Row, await read_all(source, record_type=RecordType(Row))) == [Row("*", 1.0)]
 
 
 def test_a_field_that_the_format_fills_cannot_have_a_part_of_the_name() -> None:
