@@ -98,7 +98,10 @@ class Csv(Format):
             raise GraphError("header=False does not say what the columns are", hint='header=("device", "at", "value")')
         names: bool | tuple[str, ...] = True if header is True else tuple(header)
         if isinstance(names, tuple) and (not any(names) or isinstance(header, str) or len(names) > COLUMNS_MAX):
-            raise GraphError(f"header={header!r} names no columns", hint='header=("device", "at", "value")')
+            raise GraphError(
+                f"{f'header={header!r}':.100} names no columns, or more than {COLUMNS_MAX:,}",
+                hint='header=("device", "at", "value")',
+            )
         _check_other_lines(skip, skip_below, has_header=header is True)
         if comment is not None and not _is_comment(comment, delimiter, quote):
             raise GraphError(
@@ -106,20 +109,10 @@ class Csv(Format):
                 hint='for example "#": visible ASCII characters that do not begin with the delimiter or the quote',
             )
         fields = _fields_of(unpivot)
-        try:
-            name = codecs.lookup(encoding).name
-            plain = is_wide(name) or "\n;A".encode(name) == b"\n;A"
-        except (LookupError, TypeError, UnicodeError, AttributeError):
-            plain = False
-        if not plain:
-            raise GraphError(
-                f"encoding={encoding!r} is unknown, or its newline is not one byte",
-                hint='for example "utf-8", "cp1252"',
-            )
         values = {
-            "delimiter": delimiter, "decimal": decimal, "encoding": name, "null": tuple(null), "quote": quote,
-            "header": names, "rename": dict(rename or {}), "skip": skip, "skip_below": skip_below, "comment": comment,
-            "unpivot": fields,
+            "delimiter": delimiter, "decimal": decimal, "encoding": _codec_of(encoding), "null": tuple(null),
+            "quote": quote, "header": names, "rename": dict(rename or {}), "skip": skip, "skip_below": skip_below,
+            "comment": comment, "unpivot": fields,
         }  # fmt: skip
         for own, value in values.items():
             object.__setattr__(self, own, value)
@@ -236,6 +229,20 @@ class Csv(Format):
     def reader(self, record_type: RecordType) -> Reader:
         """Return a function that reads the rows of a message."""
         return CsvReader(self, record_type).read
+
+
+def _codec_of(encoding: str) -> str:
+    """Return the name of the codec of an encoding in which lines can be found. Raises GraphError."""
+    try:
+        name = codecs.lookup(encoding).name
+        plain = is_wide(name) or "\n;A".encode(name) == b"\n;A"
+    except (LookupError, TypeError, UnicodeError, AttributeError):
+        plain = False
+    if not plain:
+        raise GraphError(
+            f"encoding={encoding!r} is unknown, or its newline is not one byte", hint='for example "utf-8", "cp1252"'
+        )
+    return name
 
 
 def _check_other_lines(skip: object, skip_below: object, *, has_header: bool) -> None:
