@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -88,8 +89,8 @@ class ForkedProcess:
     def _ended_within(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
             told = os.read(self._status, 16)
-            os.close(self._status)
             assert told, "the fork server has ended"
+            os.close(self._status)
             self.returncode = int(told)
         return self.returncode
 
@@ -102,9 +103,10 @@ def _taken(output: IO[bytes]) -> str:
 
 
 class ForkServer:
-    """Begins processes. Its process ends when the tests do."""
+    """Begins processes, for each thread that asks. Its process ends when the tests do."""
 
     def __init__(self) -> None:
+        self._asking = threading.Lock()  # an answer does not name its request
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -126,19 +128,29 @@ class ForkServer:
         stdin, ours = os.pipe()
         status, theirs = os.pipe()
         request = json.dumps([program, list(arguments), dict(environment), str(directory)]).encode()
-        try:
-            socket.send_fds(self._requests, [request], [stdin, *(output.fileno() for output in outputs), theirs])
-        finally:
-            os.close(stdin)
-            os.close(theirs)
-        answer = self._requests.recv(16)
+        files = [stdin, *(output.fileno() for output in outputs), theirs]
+        with self._asking:
+            try:
+                socket.send_fds(self._requests, [request], files)
+            finally:
+                os.close(stdin)
+                os.close(theirs)
+            answer = self._requests.recv(16)
         assert answer, "the fork server has ended"
         return ForkedProcess(int(answer), os.fdopen(ours, "wb"), status, outputs)
 
 
-@cache
+_beginning = threading.Lock()
+
+
 def fork_server() -> ForkServer:
     """Return the server of this process, which begins with its first use."""
+    with _beginning:
+        return _only_server()
+
+
+@cache
+def _only_server() -> ForkServer:
     return ForkServer()
 
 

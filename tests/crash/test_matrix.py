@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from aiokafka.errors import KafkaConnectionError
@@ -12,6 +13,7 @@ from millpy.hosting.failpoints import Failpoint
 from tests.crash.cases.killing import spring
 from tests.crash.conftest import Survives
 from tests.crash.world import Case, Inputs, World, play
+from tests.forked import fork_millpy
 from tests.kafka_server import KafkaServer
 
 
@@ -51,3 +53,13 @@ def test_cases_wait_for_a_broker_that_a_case_beside_them_has_killed(tmp_path: Pa
     waiting.join(60)
 
     assert not waiting.is_alive()
+
+
+def test_cases_side_by_side_each_begin_their_own_processes(tmp_path: Path) -> None:
+    def refused_command(number: int) -> str:
+        return fork_millpy(tmp_path, f"no-{number}").communicate(60)[1]
+
+    with ThreadPoolExecutor(8) as pool:
+        refusals = list(pool.map(refused_command, range(64)))
+
+    assert all(f"no-{number}'" in refusal for number, refusal in enumerate(refusals)), refusals
