@@ -68,8 +68,8 @@ $(DOCS_STAMP): $(STAMP)
 store-suite: $(STAMP) ## the store's tests; MILLPY_TEST_POSTGRES=16, 18 or system15 chooses the server
 	$(PYTEST) -q -n 4 $(STORE_TESTS:%=tests/conformance/test_%.py)
 
-crash: $(STAMP) ## the crash matrix: every fault, on real processes and a real PostgreSQL; ONLY="words of a case's name"
-	$(BIN)/python -m tests.crash.matrix --only $(ONLY)
+crash: $(STAMP) ## the crash matrix: every fault, on real processes and a real PostgreSQL; ONLY="words of a case's name" JOBS=2
+	$(BIN)/python -m tests.crash.matrix --jobs $(or $(JOBS),2) --only $(ONLY)
 
 accounting: $(STAMP) ## records lost and doubled at every place, seen by the accounting, whole: about five minutes
 	ACCOUNTING=whole $(PYTEST) -q -n 3 tests/crash/test_accounting.py
