@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -40,6 +40,11 @@ class Gzip(Format):
     def reads_lines(self) -> bool:
         """A line of a file is no message; files ending in .gz are decompressed without this."""
         return False
+
+    @property
+    def filled_names(self) -> Sequence[str]:
+        """Those of the format inside."""
+        return self.format.filled_names
 
     def identity(self) -> Identity:
         """Describe the format inside."""

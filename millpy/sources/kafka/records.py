@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from millpy.errors import GraphError
-from millpy.formats import Message
+from millpy.formats import Format, Message
 from millpy.formats.message import encoded_names
 from millpy.ingest.expansion import EXPANDED_RECORDS_MAX, Expander, Expansion
 from millpy.ingest.json_append import EMPTY_OR_SPACED, completed
@@ -54,8 +54,12 @@ class FieldMapping(GraphPart):
         headers = identity_of_value(dict(self.headers))
         return {"kind": "field_mapping", "key": self.key, "headers": headers, "timestamp": self.timestamp}
 
-    def validate(self, record_type: RecordType) -> None:
+    def validate(self, record_type: RecordType, format: Format | None = None) -> None:
         """Check that the fields exist, are filled once, and can hold their values.
+
+        Args:
+            record_type: the type of the records.
+            format: the payload format of values, which may fill fields itself.
 
         Raises:
             GraphError: a field is missing, filled twice or of another type; the message names it.
@@ -82,6 +86,8 @@ class FieldMapping(GraphPart):
                 raise GraphError(
                     f"field {name!r} is filled from Kafka and must be {' or '.join(kind.__name__ for kind in kinds)}"
                 )
+            if format is not None and encoded_names(record_type)[name] in format.filled_names:
+                raise GraphError(f"cannot fill {name!r} from Kafka: {format!r} fills it, too")
         if names and record_type.struct.__struct_config__.array_like:
             raise GraphError(f"fields filled from Kafka do not fit {struct}, which is written as an array")
 

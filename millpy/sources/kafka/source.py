@@ -172,7 +172,7 @@ class Kafka(Source):
 
     def validate(self, record_type: RecordType) -> None:
         """Check that the fields can be filled. Raises GraphError."""
-        self.fields.validate(record_type)
+        self.fields.validate(record_type, self.format)
         if self.format is not None:
             self.format.validate(record_type)
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from millpy import Csv, Files
+from millpy import Csv, FieldMapping, Files, Format, Gzip, Kafka, Mqtt
 from millpy.errors import BrokenFileError, GraphError
 from millpy.formats import BadPart, Message
 from millpy.ingest.expansion import Expander
@@ -129,6 +129,17 @@ def test_fields_that_cannot_be_are_refused(unpivot: Any, said: str) -> None:
         Csv(unpivot=unpivot).validate(TYPE)
 
     assert said in error.value.message
+
+
+@pytest.mark.parametrize("format", [Csv(unpivot=("Tag", "value")), Gzip(Csv(unpivot=("Tag", "value")))])
+def test_a_field_that_a_source_fills_too_is_refused(format: Format) -> None:
+    feeds = [
+        Kafka("tags", partitions=1, fields=FieldMapping(key="tag"), format=format),
+        Mqtt("plant/{tag}", format=format),
+    ]
+    for feed in feeds:
+        with pytest.raises(GraphError, match=r"fills (.tag.|it), too"):
+            feed.validate(TYPE)
 
 
 @pytest.mark.parametrize(
