@@ -5,7 +5,6 @@ from __future__ import annotations
 from millpy.errors import MillError
 from millpy.graph import Graph, StageNode
 from millpy.model.finding import Finding, Severity
-from millpy.sinks.outbox import OutboxLogic
 from millpy.sinks.protocol import UNDELIVERED
 
 UNREACHED = "its records wait at the broker; what exceeds the broker's limits is lost"
@@ -21,10 +20,10 @@ async def examine_sources(graph: Graph) -> list[Finding]:
         except MillError as error:
             found.append(Finding(Severity.ERROR, "broker", f"{node.name}: {error.message}", UNREACHED, error.hint))
     for step in graph.nodes:
-        if not isinstance(step, StageNode) or not isinstance(step.logic, OutboxLogic):
+        if not isinstance(step, StageNode) or step.sink is None:
             continue
         try:
-            async for finding in step.logic.sink.examine(graph.permanent_name, step.name):
+            async for finding in step.sink.examine(graph.permanent_name, step.name):
                 found.append(finding)
         except MillError as error:
             found.append(Finding(Severity.ERROR, "sink", f"{step.name}: {error.message}", UNDELIVERED, error.hint))

@@ -18,7 +18,6 @@ from millpy.model.graph_changes import GraphChange, of_kind
 from millpy.model.versions import MIGRATE, NEW_GENERATION, cannot_deploy
 from millpy.observability.status_line import working
 from millpy.process.assembly import prepare_sinks
-from millpy.sinks.outbox import OutboxLogic
 from millpy.store.postgres.store import PostgresStore
 
 WAY_BACK = "the file lacks parts of the deployed graph: add them, or remove them with millpy deploy FILE --back"
@@ -145,7 +144,7 @@ async def _reset(url: str, graph: Graph, names: Sequence[str], *, dry_run: bool,
     tables.say(f"graph {spec.name}: {'would reset' if dry_run else 'reset'} {', '.join(names)}")
     tables.say("  their state, positions, dead letters and late records are deleted")
     steps = [node for node in graph.nodes if node.name in names and isinstance(node, StageNode)]
-    if sinks := [step.name for step in steps if isinstance(step.logic, OutboxLogic)]:
+    if sinks := [step.name for step in steps if step.sink is not None]:
         tables.say(f"  the messages of {', '.join(sinks)} that are not delivered are deleted")
     begin = {"a source as if it were new" if c.kind == "injector" else "a computation with new data"
              for c in spec.computations if c.name in names}  # fmt: skip

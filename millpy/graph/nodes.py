@@ -19,6 +19,7 @@ from millpy.operators.keyed import ComputationLogic
 from millpy.operators.lookup import LookupLogic
 from millpy.operators.stateless import Chain
 from millpy.sinks.outbox import OutboxLogic
+from millpy.sinks.protocol import Sink
 from millpy.sinks.statement import StatementLogic
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.logic import WindowedLogic
@@ -148,6 +149,11 @@ class StageNode:
     def is_sink(self) -> bool:
         """Whether it only sends its input out of the graph."""
         return isinstance(self.logic, OutboxLogic | StatementLogic)
+
+    @property
+    def sink(self) -> Sink | None:
+        """The sink that its messages are delivered to after the commit, if there is one."""
+        return self.logic.sink if isinstance(self.logic, OutboxLogic) else None
 
     @property
     def kind(self) -> Literal["stage", "archive", "sink"]:

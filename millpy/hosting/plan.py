@@ -21,7 +21,6 @@ from millpy.model.time import microseconds
 from millpy.operators.archive import ArchiveLogic
 from millpy.operators.map import Map
 from millpy.operators.stateless import Chain
-from millpy.sinks.outbox import OutboxLogic
 from millpy.sinks.protocol import Sink
 from millpy.sinks.statement import StatementLogic
 from millpy.windowing.logic import WindowedStage
@@ -105,11 +104,7 @@ class ComputationPlan:
     @property
     def sink(self) -> Sink | None:
         """The sink that its messages are delivered to after the commit, if there is one."""
-        return (
-            self.node.logic.sink
-            if isinstance(self.node, StageNode) and isinstance(self.node.logic, OutboxLogic)
-            else None
-        )
+        return self.node.sink if isinstance(self.node, StageNode) else None
 
     @property
     def input_types(self) -> tuple[RecordType, ...]:

@@ -34,7 +34,6 @@ from millpy.runtime.observer import Observer, Observers
 from millpy.runtime.pauses import short_pauses
 from millpy.runtime.source_growth import SourceGrowth
 from millpy.runtime.worker import Worker
-from millpy.sinks.outbox import OutboxLogic
 from millpy.store.postgres.archiving import ArchiveInto, ArchivingStore
 from millpy.store.postgres.heartbeat import HeartbeatConnection
 from millpy.store.postgres.store import PostgresStore
@@ -145,9 +144,9 @@ async def prepare_sinks(graph: Graph) -> None:
         ConfigError: the other side of a sink refuses, for example an incompatible schema.
     """
     for node in graph.nodes:
-        if isinstance(node, StageNode) and isinstance(node.logic, OutboxLogic):
+        if isinstance(node, StageNode) and node.sink is not None:
             try:
-                await node.logic.sink.prepare([taken.record_type for taken in node.inputs])
+                await node.sink.prepare([taken.record_type for taken in node.inputs])
             except SinkUnavailableError as error:
                 log.warning("sink %s: %s", node.name, error.message)
 

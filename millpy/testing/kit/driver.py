@@ -37,7 +37,6 @@ from millpy.model.stage import UNBOUNDED
 from millpy.model.time import Instant, microseconds, nearest_datetime, to_datetime
 from millpy.model.timer import Timer
 from millpy.operators.keyed import ComputationLogic
-from millpy.sinks.outbox import OutboxLogic
 from millpy.store.memory.database import MemoryDatabase
 from millpy.testing.clock import ManualClock
 from millpy.testing.kit.contents import (
@@ -100,8 +99,8 @@ class GraphDriver:
         self._host = HostedGraph(self.graph, self._state, self._limits, start, self._observe)
         self._nodes = {node.name: node for node in self.graph.nodes}
         for each in self._nodes.values():
-            if isinstance(each, StageNode) and isinstance(each.logic, OutboxLogic):
-                each.logic.sink.assume_prepared([taken.record_type for taken in each.inputs])
+            if isinstance(each, StageNode) and each.sink is not None:
+                each.sink.assume_prepared([taken.record_type for taken in each.inputs])
 
     # What moves the graph.
 
