@@ -64,6 +64,7 @@ def run_tests(tree: Path, names: Sequence[str], within_s: float = RUN_S_MAX, how
         **os.environ,
         "PYTHONPATH": str(tree),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "WITHIN_S": "60",  # less than the timeout of a test, which tells a test that failed from one that hangs
         "TMPDIR": str(temporary),
         "HYPOTHESIS_STORAGE_DIRECTORY": str(temporary / "hypothesis"),
     }
