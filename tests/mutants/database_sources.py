@@ -86,4 +86,44 @@ MUTANTS = [
             "tests/unit/sources/test_tables.py::test_a_change_is_one_of_the_copy_exactly_if_its_snapshot_shows_it",
         ),
     ),
+    *(
+        Mutant(
+            "millpy/sources/postgres/table_checks.py",
+            original,
+            changed,
+            killers=(f"tests/unit/sources/test_tables.py::{killer}",),
+        )
+        for original, changed, killer in (
+            (
+                "            if (begin.lsn, begin.committed_at) != (self._commit, self._committed_at):\n",
+                "            if begin.lsn != self._commit:\n",
+                "test_log_without_the_last_commit_that_was_read_is_refused",
+            ),
+            (
+                "            if (begin.lsn, begin.committed_at) != (self._commit, self._committed_at):\n",
+                "            if begin.committed_at != self._committed_at:\n",
+                "test_log_without_the_last_commit_that_was_read_is_refused",
+            ),
+            (
+                "        if begin.lsn > position.commit:\n",
+                "        if begin.lsn > position.lsn:\n",
+                "test_change_that_counts_as_read_comes_from_no_later_commit",
+            ),
+            (
+                "        if self._commit and lsn > self._commit:\n",
+                "        if self._commit and lsn >= self._commit:\n",
+                "test_log_that_ends_before_the_last_commit_that_was_read_is_awaited",
+            ),
+            (
+                "position.commit if position.commit >= begin else 0",
+                "position.commit",
+                "test_log_that_was_read_is_followed",
+            ),
+            (
+                "position.commit if position.commit >= begin else 0",
+                "position.commit if position.commit > begin else 0",
+                "test_log_without_the_last_commit_that_was_read_is_refused",
+            ),
+        )
+    ),
 ]

@@ -26,7 +26,7 @@ from millpy.sources.postgres.pgoutput import UNCHANGED, Begin, Change, PgoutputD
 from millpy.sources.postgres.polled_position import Key
 from millpy.sources.postgres.polled_thread import PolledThread
 from millpy.sources.postgres.replication import is_readable
-from millpy.sources.postgres.table_checks import look_at_table, publication_name
+from millpy.sources.postgres.table_checks import LogContinuity, look_at_table, publication_name
 from millpy.sources.postgres.table_position import CopiedPart, TablePosition
 from millpy.sources.postgres.table_reader import database_of
 from millpy.sources.postgres.table_thread import TableThread
@@ -34,6 +34,51 @@ from millpy.testing.clock import ManualClock
 
 HIGH = 7 << 32
 KEY = [("id", "integer", None, "pg_catalog")]
+
+
+READ = TablePosition(copied=True, lsn=300, commit=200, committed_at=7)
+
+
+@pytest.mark.parametrize(
+    ("begin", "transactions"),
+    [
+        (200, [(200, 7), (310, 9)]),
+        (50, [(100, 3), (200, 7), (310, 9)]),
+        (201, [(310, 9)]),  # the slot begins behind the last commit that was read
+    ],
+)
+def test_log_that_was_read_is_followed(begin: int, transactions: list[tuple[int, int]]) -> None:
+    log = LogContinuity("orders", READ, begin)
+
+    for lsn, committed_at in transactions:
+        log.check_begin(Begin(lsn, committed_at, 1))
+    log.check_reached(400)
+
+
+@pytest.mark.parametrize("begin", [50, 200])
+@pytest.mark.parametrize("lsn_and_time", [(200, 8), (250, 7), (310, 9)])
+def test_log_without_the_last_commit_that_was_read_is_refused(lsn_and_time: tuple[int, int], begin: int) -> None:
+    log = LogContinuity("orders", READ, begin)
+    log.check_begin(Begin(100, 3, 1))
+
+    with pytest.raises(ConfigError, match="orders: the log has another transaction at 0/C8"):
+        log.check_begin(Begin(*lsn_and_time, 1))
+
+
+def test_log_that_ends_before_the_last_commit_that_was_read_is_awaited() -> None:
+    log = LogContinuity("orders", READ, 50)
+
+    log.check_reached(200)
+    with pytest.raises(ConfigError, match="another transaction"):
+        log.check_reached(201)
+
+
+def test_change_that_counts_as_read_comes_from_no_later_commit() -> None:
+    log = LogContinuity("orders", READ, 50)
+
+    log.check_read(Begin(200, 7, 1), READ)
+    with pytest.raises(ConfigError, match="another transaction at 0/FA"):
+        log.check_read(Begin(250, 8, 1), READ)
 
 
 @pytest.mark.parametrize("epoch", [0, HIGH])
