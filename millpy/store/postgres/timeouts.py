@@ -45,16 +45,19 @@ class BoundedAsyncConnection(AsyncConnection[TupleRow]):
     works: Callable[[], Awaitable[bool]] | None = None
     on_silence: Callable[[], None] | None = None
     on_progress: Callable[[], None] | None = None
+    _watch: _SilenceWatch | None = None
 
     async def wait(self, gen: PQGen[RV], *arguments: Any, **options: Any) -> RV:
         """Wait as psycopg does, within the bound. Raises OperationalError after it."""
         if self.answer_s is None:
             return await super().wait(gen, *arguments, **options)
-        watch = _SilenceWatch(self, self.answer_s)
+        if self._watch is None:
+            self._watch = _SilenceWatch(self)
         try:
-            return await super().wait(watch.observe(gen), *arguments, **options)
+            return await super().wait(self._watch.observe(gen, self.answer_s), *arguments, **options)
         finally:
-            await watch.end()
+            if (asking := self._watch.end()) is not None:
+                await asyncio.gather(asking, return_exceptions=True)
 
     def report_silence(self) -> None:
         """Hang up, and call `on_silence`."""
@@ -65,19 +68,27 @@ class BoundedAsyncConnection(AsyncConnection[TupleRow]):
 
 
 class _SilenceWatch:
-    """One wait for the server, with the time at which a byte last moved."""
+    """The waits of a connection, of which there is one at a time, with the time at which a byte last moved.
 
-    def __init__(self, connection: BoundedAsyncConnection, answer_s: float) -> None:
+    One timer serves all waits: it ends at its first look between two of them, and the next wait begins another one.
+    """
+
+    def __init__(self, connection: BoundedAsyncConnection) -> None:
         self._connection = connection
-        self._answer_s = answer_s
         self._loop = asyncio.get_running_loop()
-        self._moved_at = self._loop.time()
+        self._answer_s = 0.0
+        self._waits = False
+        self._moved_at = 0.0
         self._unsent = 0
-        self._timer = self._loop.call_later(answer_s / LOOKS, self._look)
+        self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
 
-    def observe(self, gen: PQGen[RV]) -> PQGen[RV]:
+    def observe(self, gen: PQGen[RV], answer_s: float) -> PQGen[RV]:
         """Run psycopg's generator, and note each time at which the socket can send or receive."""
+        self._answer_s, self._waits, self._unsent = answer_s, True, 0
+        self._moved_at = self._loop.time()
+        if self._timer is None:
+            self._look_again()
         try:
             state = next(gen)
             while True:
@@ -89,12 +100,13 @@ class _SilenceWatch:
             value: RV = end.value
             return value
 
-    async def end(self) -> None:
-        """Stop watching."""
-        self._timer.cancel()
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+    def end(self) -> asyncio.Task[None] | None:
+        """End the wait; return the question to the server that it leaves, which is cancelled."""
+        self._waits = False
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.cancel()
+        return asking
 
     def _moved(self) -> None:
         self._moved_at = self._loop.time()
@@ -102,6 +114,9 @@ class _SilenceWatch:
             self._connection.on_progress()
 
     def _look(self) -> None:
+        self._timer = None
+        if not self._waits:
+            return
         unsent = _unsent(self._connection)
         if unsent < self._unsent:
             self._moved()  # the other side still acknowledges bytes
