@@ -41,6 +41,7 @@ class FilePosition(msgspec.Struct, frozen=True):
         tail: a hash of the last bytes of these, see `tail_of`; empty before.
         cut: the bytes of a last record without a newline that were read as a record; 0 without one.
         broken: whether a defect stopped reading.
+        broken_head: a hash of the first bytes of the file that had the defect, and their number; None without one.
         changed_ns: when the file was last changed, recorded with `size`.
         gone_us: when the file was first missing; 0 while it exists.
     """
@@ -56,6 +57,7 @@ class FilePosition(msgspec.Struct, frozen=True):
     gone_us: int = 0
     tail: str = ""
     cut: int = 0
+    broken_head: tuple[str, int] | None = None
 
 
 class Bytes(Protocol):

@@ -199,21 +199,24 @@ class FileReader:
         piece.finished = self._queue.is_over()
 
     def _dead_letter(self, error: BrokenFileError, begun: FilePosition) -> FilePiece:
-        """Return the rest of a broken file as one dead letter."""
+        """Return the rest of a broken file as one dead letter; nothing more of a file that has only grown since."""
         rest = self._file.rest() if self._file is not None else b""
         if isinstance(error, HeaderError):
             rest = error.header
         at = self._file.at if self._file is not None else begun
+        head, is_known = self._head_of_broken(at)
         # The opened file counts: a complete file may have replaced it since, and must be read.
         changed_ns = begun.changed_ns if self._opened is None else _changed_ns(self._opened)
         self.close()
         self._resume = None
         if not self._size:
             self._size, changed_ns = _size_of(at.path)
-        self._at = msgspec.structs.replace(at, size=self._size, broken=True, changed_ns=changed_ns)
-        place = f"{at.path}:{at.line + 1} (byte {at.offset})"
+        self._at = msgspec.structs.replace(at, size=self._size, broken=True, changed_ns=changed_ns, broken_head=head)
         notes = {**self._pending, **self._notes.finish(self._at)}
         self._pending = {}
+        if is_known:
+            return FilePiece(self._at, notes=notes, finished=self._queue.is_over(), moved=True)
+        place = f"{at.path}:{at.line + 1} (byte {at.offset})"
         return FilePiece(
             self._at,
             lambda _: place,
@@ -223,6 +226,24 @@ class FileReader:
             finished=self._queue.is_over(),
             records=1,
         )
+
+    def _head_of_broken(self, at: FilePosition) -> tuple[tuple[str, int] | None, bool]:
+        """Return a hash of a broken file's first bytes with their number, and whether it is a dead letter already.
+
+        It is if it was broken there before, and begins as it did then: each look at a file that grows finds it again.
+        """
+        before = self._notes.done.get(at.path)
+        known = before.broken_head if before is not None and before.broken and before.offset == at.offset else None
+        try:
+            opened = self._opened or self._queue.open(at.path)
+            try:
+                head, head_bytes, _ = recognize(at.path, opened)
+                return (head, head_bytes), known is not None and recognize(at.path, opened, known[1])[:2] == known
+            finally:
+                if opened is not self._opened:
+                    opened.close()
+        except (BrokenFileError, SourceUnavailableError):  # it has gone
+            return None, False
 
 
 def _changed_ns(opened: BinaryIO) -> int:

@@ -279,3 +279,34 @@ async def test_a_watched_file_that_was_only_touched_is_looked_at_once(
         assert await watch.until_quiet() == []
 
     assert checked == [str(path)]
+
+
+BROKEN = [("a.log", b"{1}\n" * 100, b""), ("a.log", b"{1}\n" * 100, b"{2}\n"), ("a.csv", b"", b"z\n1\n")]
+
+
+@pytest.mark.parametrize(("name", "first", "other"), BROKEN, ids=["cut in place", "replaced", "another header"])
+async def test_a_broken_file_that_grows_is_one_dead_letter(
+    tmp_path: Path, name: str, first: bytes, other: bytes
+) -> None:
+    # Each look at a log that was cut in place, and is written to all the time, was another dead letter.
+    path = tmp_path / name
+    watch = Watch(Directory(tmp_path, settle=timedelta(0), every=OFTEN), record_type=RecordType(Pair))
+    path.write_bytes(first)
+    await watch.read()
+    path.write_bytes(other)
+    found = await watch.read()
+    for _ in range(3):
+        with path.open("ab") as file:
+            file.write(b"{3}\n")
+        found += await watch.read()
+    async with watch.open():
+        await watch.until_quiet()
+        with path.open("ab") as file:
+            file.write(b"{3}\n" * 200)
+        await watch.until(lambda: not watch.injector.quiet())
+        found += await watch.until_quiet()
+    assert [r.reason for taken in found for r in taken.refused] == ["broken_file"]
+
+    path.write_bytes(b"{4}\n" * 99)
+    (again,) = await watch.read()
+    assert len(again.refused) == 1
