@@ -12,9 +12,11 @@ import pytest_asyncio
 from psycopg.conninfo import conninfo_to_dict
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.errors import StaleSequencerError
+from millpy.errors import StaleSequencerError, TransientError
 from millpy.model.checkpoint import DeadLetter, OutboxState, Segment
+from millpy.model.time import Instant
 from millpy.store.postgres import poll
+from millpy.store.protocol import SourceReport
 from tests.conformance.postgres_subject import PostgresSubject
 from tests.conformance.store_builders import World, a_segment, a_slice, a_world
 from tests.conformance.store_outbox_suite import filled, refused, report, state
@@ -90,6 +92,27 @@ async def test_a_report_that_stores_after_a_takeover_changes_nothing(
         await reporting
     assert before.delivered == (0 if is_first else 1)
     assert await state(second, interval) == before
+
+
+@pytest.mark.parametrize("what", ["source", "sink"])
+async def test_a_report_of_what_a_deployment_is_removing_may_be_tried_again(
+    world: World, database_url: str, what: str
+) -> None:
+    """`deploy --reset` and `--back` delete intervals while their workers report on them."""
+    owner = await world.owner()
+    interval = await filled(world, owner)
+    about = [SourceReport(world.a.interval_id, True, Instant(5), "", 0)]
+    with psycopg.connect(database_url) as deployment:
+        deployment.execute("DELETE FROM mill.intervals")
+        reporting = asyncio.create_task(
+            owner.store.report_sources(owner.worker_id, about)
+            if what == "source"
+            else owner.store.record_delivered([report(owner, interval, 1)])
+        )
+        await _until_waiting(database_url, 1)
+        deployment.commit()
+    with pytest.raises(TransientError, match="source_connections" if what == "source" else "deliveries"):
+        await reporting
 
 
 async def test_a_dead_letter_that_is_no_record_cannot_be_requested(world: World) -> None:

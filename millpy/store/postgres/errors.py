@@ -6,7 +6,7 @@ MW003 slot moved, 23514 no partition   SlotMovedError (transient: the commit ret
 MW004 pane order                       PaneOrderError
 MW005 watermark                        WatermarkRegressedError
 MW006 cursor                           CursorGapError
-23 on our own tables                   CorruptionError
+23 on our own tables                   CorruptionError; 23503 outside of a commit: TransientError
 MW007 request withdrawn                RequestWithdrawnError
 MW008 not READ COMMITTED               CorruptionError, because every connection pins READ COMMITTED
 MW009 a user's row in the way          PoisonError: it has the key of a window
@@ -63,6 +63,8 @@ OUR_CHECK = "mill.check_panes"
 FOREIGN_ROW = "MW009"
 SYNTAX_ERROR = "42601"
 """The statement was prepared, so this is the syntax of a value, such as that of a tsquery."""
+FOREIGN_KEY = "23503"
+"""A row refers to one that is gone. Outside of commits no lock holds it."""
 NOT_IN_TRANSACTION = "25001"
 """A function does what only a transaction of its own may, such as to set the isolation level, or VACUUM."""
 DAMAGED = ("XX001", "XX002")
@@ -89,6 +91,11 @@ def translate(error: psycopg.Error) -> MillError:
         return TransientError(
             f"temporary database error: {_line(error)}",
             hint="nothing was changed: try again; pg_stat_activity shows what blocks it",
+        )
+    if state == FOREIGN_KEY and error.diag.schema_name == OUR_SCHEMA:
+        return TransientError(
+            f"a deployment has removed what this is about: {_line(error)}",
+            hint="nothing was changed: a worker finds the other version of its graph, and continues with it",
         )
     if state in ("42P10", "55000"):
         return TransientError(
