@@ -169,7 +169,7 @@ class LocalClock:
         begin, end = hour * _HOUR_US, (hour + 1) * _HOUR_US
         if begin < DATETIME_LO or end > DATETIME_HI:
             return None
-        found = {*self._offsets(begin), self._offsets(end)[0]}
+        found = {*self._offsets(begin), *self._offsets(end)}
         return found.pop() if len(found) == 1 else None
 
     def _offsets(self, local_us: int) -> tuple[int, int]:

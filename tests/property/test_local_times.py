@@ -24,6 +24,8 @@ ZONES = (
     "Pacific/Apia",
     "Asia/Kolkata",
     "Africa/Casablanca",
+    "Pacific/Chatham",
+    "America/St_Johns",
 )
 FORMATS = (
     "%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M:%S,%f", "%Y%m%d%H%M%S", "%m/%d/%y %I:%M %p", "%d-%b-%Y %H:%M:%S.%f", "%FT%R",
@@ -32,7 +34,8 @@ CHANGES = [
     datetime.fromisoformat(text)
     for text in (
         "2026-03-29T02:00", "2026-10-25T02:00", "2026-11-01T01:00", "2026-04-05T01:30", "2011-12-30T00:00",
-        "1893-04-01T00:00", "0001-01-01T00:00", "9999-12-31T23:00",
+        "2026-04-05T02:45", "2026-09-27T02:45", "2010-11-07T00:01", "1893-04-01T00:00", "0001-01-01T00:00",
+        "9999-12-31T23:00",
     )
 ]  # fmt: skip
 
@@ -95,6 +98,28 @@ def test_columns_are_read_as_value_by_value(
         refused += [(place + row, reason) for row, reason in turned]
     assert by_column == (rows_kept, objects, refused)
     assert many.counts == few.counts
+
+
+@pytest.mark.parametrize(
+    ("zone", "day", "counts"),
+    [
+        ("Europe/Berlin", "2026-03-29", (0, 60)),
+        ("Europe/Berlin", "2026-10-25", (60, 0)),
+        ("America/Havana", "2026-03-08", (0, 60)),
+        ("America/Havana", "2026-11-01", (60, 0)),
+        ("Pacific/Chatham", "2026-04-05", (60, 0)),  # at a quarter to four
+        ("Pacific/Chatham", "2026-09-27", (0, 60)),
+        ("America/St_Johns", "2010-11-06", (59, 0)),  # back to this day, at a minute past midnight
+    ],
+)
+def test_each_minute_of_a_change_counts_once_in_columns(zone: str, day: str, counts: tuple[int, int]) -> None:
+    start = datetime.fromisoformat(f"{day}T00:00")
+    reader = TimeReader(None, zone)
+    payloads = [
+        f'{{"at":"{(start + timedelta(minutes=minute)).isoformat()}","n":1}}'.encode() for minute in range(24 * 60)
+    ]
+    judged(Decoder(TYPE, time_field="at", times=reader), "json", payloads, ())
+    assert (reader.counts.repeated, reader.counts.skipped) == counts
 
 
 @settings(deadline=None)
