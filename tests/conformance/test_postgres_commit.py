@@ -15,6 +15,7 @@ from millpy.errors import CommitUnknownError, StoreUnavailableError
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.lease import Renewal, WorkerUsage
 from millpy.store.postgres.arrays import Bigints, Timestamps
+from millpy.store.postgres.deployment.live_changes import FOLDS_S, hold_off_folds, lock_headers
 from millpy.store.postgres.heartbeat import HeartbeatConnection
 from millpy.store.postgres.statements import statement
 from millpy.store.postgres.store import PostgresStore
@@ -26,12 +27,10 @@ def some_state() -> tuple[Entries, ...]:
     return (entries(Kind.STATE, "cell", ("k", 1)),)
 
 
-async def waits_for_a_lock(watcher: psycopg.AsyncConnection) -> None:
-    """Until a commit waits for a row lock."""
-    query = (
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'millpy commit' AND wait_event_type = 'Lock'"
-    )
-    while (await (await watcher.execute(query)).fetchone()) == (0,):
+async def waits_for_a_lock(watcher: psycopg.AsyncConnection, number: int = 1) -> None:
+    """Until a commit, or this number of sessions, waits for a lock."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    while (await (await watcher.execute(query)).fetchone()) != (number,):
         pass
 
 
@@ -50,6 +49,38 @@ async def test_fold_of_a_stale_owner_is_refused(owner: Owner, database_url: str)
         with pytest.raises(psycopg.Error) as refused:  # another fold was faster
             await connection.execute(fold, [interval.interval_id, grant.sequencer])
         assert refused.value.sqlstate == "MW001"
+
+
+@pytest.mark.parametrize("fold_is_first", [True, False])
+async def test_a_fold_and_a_deployment_that_changes_state_do_not_wait_for_each_other(
+    owner: Owner, database_url: str, fold_is_first: bool
+) -> None:
+    """A fold locks rows of state, then the header; such a deployment locks the headers, then all rows of state."""
+    interval = owner.deployment.intervals[0]
+    await owner.commit(owner.checkpoint(interval, delta=some_state()))
+    await owner.fold(interval)
+    await owner.commit(owner.checkpoint(interval, delta=some_state()))
+    async with (
+        await psycopg.AsyncConnection.connect(database_url) as commit,
+        await psycopg.AsyncConnection.connect(database_url) as deployment,
+        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as watcher,
+    ):
+        await commit.execute("SELECT FROM mill.intervals FOR NO KEY UPDATE")  # both wait here at the latest
+        begin = [lambda: owner.fold(interval), lambda: change_state(deployment, owner)]
+        tasks = []
+        for number, which in enumerate(begin if fold_is_first else reversed(begin), 1):
+            tasks.append(asyncio.create_task(which()))
+            await waits_for_a_lock(watcher, number)
+        await commit.rollback()
+        await asyncio.gather(*tasks)
+
+
+async def change_state(connection: psycopg.AsyncConnection, owner: Owner) -> None:
+    """Lock what a deployment locks that removes a computation, and change nothing."""
+    await hold_off_folds(connection, owner.deployment.graph_id, FOLDS_S)
+    await lock_headers(connection, owner.deployment.graph_id)
+    await connection.execute("DELETE FROM mill.keyed")
+    await connection.rollback()
 
 
 async def hold_grants(connection: psycopg.AsyncConnection, owner: Owner, intervals: Sequence[int], bundle: int) -> None:

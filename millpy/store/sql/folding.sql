@@ -16,6 +16,15 @@ SELECT i.folded_bundle, piece.upto, piece.upto_part, coalesce(piece.complete, i.
         WHERE d.before < %(piece_bytes)s::bigint) AS piece ON true
  WHERE i.interval_id = %(interval)s AND i.sequencer = %(sequencer)s;
 
+-- name: hold_off_deployment
+-- Waits for a deployment that changes folded rows, and lets it wait for this fold: both lock such rows and the header of
+-- their interval, in another order. Zero rows: the interval is gone.
+SELECT pg_advisory_xact_lock_shared(hashtext('mill.fold'), i.graph_id) FROM mill.intervals AS i WHERE i.interval_id = %(interval)s;
+
+-- name: hold_off_folds
+-- Waits for the folds of a graph in flight; later ones wait for this transaction. Always one row.
+SELECT pg_advisory_xact_lock(hashtext('mill.fold'), %(graph_id)s::integer);
+
 -- name: fold_piece
 -- Folds the documents of (after, upto] into rows, newest per key. Zero rows: there were only tombstones.
 -- Each document is parsed into its parts once: reading a member of the json for each row would parse it every time.
