@@ -82,6 +82,7 @@ class FileReader:
         self._resume: FilePosition | None = None
         self._at = FilePosition("")
         self._pending: dict[str, bytes | None] = {}
+        self._unreadable: str | None = None  # "" for the directory
 
     def open(self, position: bytes | None) -> None:
         """Set the stored position; `read` seeks to it, because that may take long.
@@ -117,6 +118,10 @@ class FileReader:
         """Tell whether a file has not settled yet."""
         return self._queue.is_waiting()
 
+    def is_unreadable(self) -> bool:
+        """Tell whether a file that is still there could not be read when it was tried last, or the directory."""
+        return self._unreadable is not None and (not self._unreadable or os.path.lexists(self._unreadable))
+
     def read(self) -> FilePiece | None:
         """Return the next piece; None when there is none now.
 
@@ -126,22 +131,26 @@ class FileReader:
             StoppedError: after `stop`.
         """
         while not self._stopping.is_set():
-            begun = self._at
+            begun, path = self._at, ""
             try:
                 if self._file is None:
                     following = NextFile(self._resume) if self._resume is not None else self._queue.next()
+                    self._has_read("")
                     if following is None:
                         return FilePiece(self._at, finished=True) if self._queue.is_over() else None
-                    begun = following.position
+                    begun, path = following.position, following.position.path
                     self._begin(following)
                 assert self._file is not None
-                begun = self._file.at
+                begun, path = self._file.at, self._file.at.path
                 piece = self._file.read()
+                self._has_read(path)
             except BrokenFileError as error:
                 if self._broken == "stop":
                     raise
+                self._has_read(path)
                 return self._dead_letter(error, begun)
             except SourceUnavailableError:
+                self._unreadable = path
                 # The error loses the reader's buffer: start again behind the last piece that was returned.
                 if self._file is not None:
                     self._resume = self._file.at
@@ -155,6 +164,10 @@ class FileReader:
                 self._pending = {}
                 return piece
         raise StoppedError
+
+    def _has_read(self, path: str) -> None:
+        if self._unreadable == path:
+            self._unreadable = None
 
     def _begin(self, following: NextFile) -> None:
         position = following.position

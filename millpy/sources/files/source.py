@@ -343,6 +343,7 @@ class FileInjector:
         self._ahead: asyncio.Task[FilePiece | None] | None = None
         self._closing = asyncio.Event()
         self._idle = False
+        self._complained = ""
         self._ended = False
         self._total = 0
 
@@ -363,19 +364,21 @@ class FileInjector:
 
     async def _next(self) -> FilePiece | None:
         """Return the next piece, waiting for it while more files may appear; None when closing."""
-        complained = False
         while not self._closing.is_set():
             piece = None
             try:
                 piece = await asyncio.to_thread(self._reading.read)
                 idle = not self._reading.is_waiting()
-                self._setup.connection.connected()
+                # Between two attempts to read a file, others are read, or nothing.
+                if not self._reading.is_unreadable():
+                    self._setup.connection.connected()
+                    self._complained = ""
             except SourceUnavailableError as error:
                 if self._every_s is None:
                     raise
-                if not complained:
+                if self._complained != error.message:
                     log.warning("%s; trying again every %s s", error.message, self._every_s)
-                complained, idle = True, False
+                self._complained, idle = error.message, False
                 self._setup.connection.disconnected(error.message, attempted=True)
             except StoppedError:
                 return None

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 import pytest
 
-from millpy.errors import BrokenFileError
+from millpy.errors import BrokenFileError, SourceUnavailableError
 from millpy.formats import Csv
 from millpy.ingest.protocol import SourceBatch
 from millpy.model.record import RecordType
@@ -310,3 +310,44 @@ async def test_a_broken_file_that_grows_is_one_dead_letter(
     path.write_bytes(b"{4}\n" * 99)
     (again,) = await watch.read()
     assert len(again.refused) == 1
+
+
+@pytest.mark.parametrize("settle_s", [0, 1])
+async def test_a_source_is_unavailable_while_one_file_is_unreadable_and_reads_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settle_s: int
+) -> None:
+    # It was connected between the attempts: two events for each of them, for as long as the file stayed unreadable.
+    def open_unless_secret(path: str, root: str | None) -> BinaryIO:
+        if path == secret:
+            raise SourceUnavailableError(f"{path}: Permission denied")
+        return open_regular(path, root)
+
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.ndjson").write_bytes(b"{%s}\n" % name.encode())
+    secret = str(tmp_path / "a.ndjson")
+    monkeypatch.setattr(file_queue, "open_regular", open_unless_secret)
+    watch = Watch(Directory(tmp_path, settle=timedelta(seconds=settle_s), every=OFTEN))
+    states = []
+
+    async def look(times: int) -> list[SourceBatch]:
+        found = []
+        for _ in range(times):
+            watch.clock.now += 0.6
+            assert watch.injector._ahead is not None
+            await asyncio.wait([watch.injector._ahead], timeout=0.005)
+            if (taken := await watch.injector.take()) is not None:
+                found.append(watch.commit(taken))
+            states.append(watch.injector._setup.connection.is_connected)
+        return found
+
+    async with watch.open():
+        while not states or states[-1] is not False:
+            found = await look(1)
+        states.clear()
+        found += await look(30)
+        assert lines_of(found) == [b"{b}"]
+        assert states == [False] * 30
+        assert not watch.injector.quiet()
+        secret = ""
+        assert lines_of(await look(10)) == [b"{a}"]
+        assert states[-1]
