@@ -17,10 +17,11 @@ from psycopg.conninfo import make_conninfo
 from millpy import PostgresTable
 from millpy.clock import SystemClock
 from millpy.embedded import EmbeddedPostgres
-from millpy.errors import ConfigError
+from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import SourceSetup
 from millpy.limits import Limits
 from millpy.sources.postgres import table_thread
+from millpy.sources.postgres.table_checks import ensure_slot
 from millpy.sources.postgres.table_position import TablePosition
 from tests.conformance.table_reading import SLOTS, Reader, end_readers, followed, reader, table_of
 
@@ -40,6 +41,15 @@ def confirmed(connection: psycopg.Connection[Any]) -> int:
 
 def committed(found: Reader) -> int:
     return msgspec.json.decode(found.position or b"", type=TablePosition).lsn
+
+
+def a_thread(url: str, secret: str) -> table_thread.TableThread:
+    setup = SourceSetup(
+        graph="g", stream="s", partition="public.t", limits=Limits(), clock=SystemClock(), ready=asyncio.Event(),
+        secret=secret, database=url,
+    )  # fmt: skip
+    call = asyncio.get_running_loop().call_soon_threadsafe
+    return table_thread.TableThread(setup, PostgresTable("t"), url, "unused", None, call)
 
 
 async def test_slot_hears_of_the_log_without_changes_when_that_is_committed(database_url: str, secret: str) -> None:
@@ -120,12 +130,7 @@ async def test_what_a_first_read_waits_for_is_named_and_read_once(database_url: 
 async def test_first_read_waits_for_a_transaction_younger_than_the_last_that_ended(
     database_url: str, secret: str
 ) -> None:
-    setup = SourceSetup(
-        graph="g", stream="s", partition="public.t", limits=Limits(), clock=SystemClock(), ready=asyncio.Event(),
-        secret=secret, database=database_url,
-    )  # fmt: skip
-    call = asyncio.get_running_loop().call_soon_threadsafe
-    thread = table_thread.TableThread(setup, PostgresTable("t"), database_url, "unused", None, call)
+    thread = a_thread(database_url, secret)
     with (
         table_of(database_url, "id int PRIMARY KEY") as connection,
         psycopg.connect(database_url) as older,
@@ -140,6 +145,60 @@ async def test_first_read_waits_for_a_transaction_younger_than_the_last_that_end
             await SystemClock().sleep(0.02)
         younger.commit()
         await waiting
+
+
+async def test_slot_that_a_dead_worker_had_begun_to_create_is_read_when_the_server_has_finished_it(
+    database_url: str, secret: str
+) -> None:
+    with (
+        table_of(database_url, "id int PRIMARY KEY") as connection,
+        psycopg.connect(database_url) as first,
+        psycopg.connect(database_url) as second,
+        psycopg.connect(database_url) as third,
+    ):
+
+        async def await_wait(found: Reader, older: psycopg.Connection[Any]) -> None:
+            named = f"such as that of pid {older.info.backend_pid} since"
+            while named not in found.setup.connection.why:
+                await SystemClock().sleep(0.02)
+
+        first.execute("SELECT pg_current_xact_id()")
+        async with reader(database_url, secret=secret) as dead:
+            await await_wait(dead, first)
+            second.execute("SELECT pg_current_xact_id()")
+            first.commit()
+            while (slot := connection.execute(f"SELECT slot_name {SLOTS}").fetchone()) is None:
+                await SystemClock().sleep(0.02)
+        with pytest.raises(SourceUnavailableError, match="still being created by the session of an earlier worker"):
+            ensure_slot(connection, dead.setup, slot[0], None)
+        async with reader(database_url, secret=secret) as found:
+            await await_wait(found, second)
+            third.execute("SELECT pg_current_xact_id()")
+            second.commit()  # the server waits for the third one now, and then has the slot
+            await await_wait(found, third)
+            connection.execute("INSERT INTO t VALUES (1)")
+            third.commit()
+            read = await found.records(1)
+            connection.execute("INSERT INTO t VALUES (2)")
+            read += await found.records(1)
+
+    assert [(record["id"], record["operation"]) for record in read] == [(1, "snapshot"), (2, "insert")]
+
+
+class EndlessStream:
+    """A stream of messages that are no records."""
+
+    def next(self, wait_s: float) -> bytes:
+        return b"C"
+
+
+async def test_changes_that_are_no_records_do_not_keep_a_reader_from_its_other_work(secret: str) -> None:
+    thread = a_thread("", secret)
+    unused: Any = None
+    stream: Any = EndlessStream()
+    pages = thread._changes(stream, unused, unused, unused, unused)
+    async with asyncio.timeout(10):
+        assert await asyncio.to_thread(lambda: [next(pages), next(pages)]) == [None, None]
 
 
 async def test_prepared_transaction_counts_when_it_commits(database_url: str, secret: str) -> None:

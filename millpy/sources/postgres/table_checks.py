@@ -293,6 +293,7 @@ def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, position:
 
     Raises:
         ConfigError: it cannot be created, is somebody else's, or lacks changes that were not read.
+        SourceUnavailableError: a worker that has died had begun to create it, and the server has not finished yet.
     """
     found = connection.execute(statement("look_at_slot"), {"slot": slot}).fetchone()
     other, is_lost, confirmed, *_ = found or ("", False, 0)
@@ -301,12 +302,17 @@ def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, position:
         why = f"replication slot {slot} is that of {other}"
     if why:
         raise ConfigError(f"{setup.stream}: {why}", hint=COPY_ANEW)
+    if found is not None and confirmed is None:
+        raise SourceUnavailableError(
+            f"replication slot {slot} is still being created by the session of an earlier worker, which waits for older"
+            " transactions"
+        )
     if found is not None and not is_lost:
         return int(confirmed)
     return _create_slot(connection, setup, slot, is_there=found is not None)
 
 
-def _why_unfit(slot: str, found: tuple[str, bool, int, int, str] | None, position: TablePosition) -> str:
+def _why_unfit(slot: str, found: tuple[str, bool, int | None, int, str] | None, position: TablePosition) -> str:
     """Return why a slot lacks changes behind what was read; "" if it has them."""
     if found is None:
         return f"replication slot {slot} was dropped, so changes are missing"
@@ -314,7 +320,7 @@ def _why_unfit(slot: str, found: tuple[str, bool, int, int, str] | None, positio
     if is_lost:
         why = _INVALIDATED_BY.get(reason, reason)
         return f"replication slot {slot} has lost a part of the log ({why}), so changes are missing"
-    if confirmed > position.lsn:
+    if confirmed is not None and confirmed > position.lsn:
         return (
             f"replication slot {slot} begins at {as_lsn(confirmed)}, and changes are committed up to"
             f" {as_lsn(position.lsn)}, so some are missing: another program has read the slot, or the workers' database"

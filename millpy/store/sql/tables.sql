@@ -145,15 +145,15 @@ SELECT k.attname::text, format_type(k.atttypid, k.atttypmod), quote_ident(cn.nsp
  ORDER BY k.place;
 
 -- name: look_at_slot
--- Reads a replication slot: whose it is, if not ours; whether it is lost; where it begins, and the log ends; and, from
--- version 17 on, why it is lost. Zero rows: there is none of this name.
+-- Reads a replication slot: whose it is, if not ours; whether it is lost; where it begins, which is NULL while a session
+-- creates it, and the log ends; and, from version 17 on, why it is lost. Zero rows: there is none of this name.
 SELECT CASE WHEN s.database IS NULL THEN 'a standby'
             WHEN s.database <> current_database() THEN 'database ' || s.database
             WHEN s.plugin <> 'pgoutput' THEN 'plug-in ' || s.plugin
             ELSE ''
        END,
        coalesce(s.wal_status, '') = 'lost',
-       coalesce(s.confirmed_flush_lsn - '0/0'::pg_lsn, 0)::bigint,
+       (s.confirmed_flush_lsn - '0/0'::pg_lsn)::bigint,
        (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint,
        coalesce(to_jsonb(s) ->> 'invalidation_reason', 'wal_removed')
   FROM pg_replication_slots AS s WHERE s.slot_name = %(slot)s;
