@@ -260,6 +260,24 @@ async def test_partition_without_full_identity_of_its_own_has_no_values_that_the
     assert len(found.refused) == 1
 
 
+async def test_partition_that_is_added_while_its_table_is_read_has_what_its_own_identity_keeps(
+    database_url: str, secret: str
+) -> None:
+    with table_of(database_url, "id int PRIMARY KEY, n int) PARTITION BY RANGE (id") as connection:
+        connection.execute("CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (10)")
+        connection.execute("ALTER TABLE t_1 REPLICA IDENTITY FULL")
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+            connection.execute("INSERT INTO t VALUES (1, NULL); DELETE FROM t")
+            read = await found.records(2)
+            connection.execute("CREATE TABLE t_2 PARTITION OF t FOR VALUES FROM (10) TO (20)")
+            connection.execute("INSERT INTO t VALUES (10, 7); DELETE FROM t")
+            read += await found.records(2)
+
+    assert [record["before"] for record in read[1::2]] == [{"id": 1, "n": None}, {"id": 10}]
+    assert "n" not in read[3]
+
+
 async def until_told(found: Reader, words: str) -> None:
     while words not in found.setup.connection.why:
         await SystemClock().sleep(0.02)

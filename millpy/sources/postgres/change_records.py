@@ -58,7 +58,7 @@ class ChangeRecords:
         partition_keys: Collection[str] | None = None,
     ) -> None:
         self._form_of = form_of
-        self._partition_keys = partition_keys
+        self.partition_keys = partition_keys
         self._taken: dict[str, bytes] | None = None
         names = {name: name for name in fields.names()}
         if record_type is not None:
@@ -78,7 +78,7 @@ class ChangeRecords:
         """Return the layout of a table with these columns."""
         every = [(place, _member(name), self._form_of(oid)) for place, (name, oid, _) in enumerate(columns)]
         names = None if self._taken is None else self._taken.keys()
-        keys = self._partition_keys or ()
+        keys = self.partition_keys or ()
         return Layout(
             columns,
             [member for member in every if names is None or columns[member[0]][0] in names],
@@ -93,13 +93,13 @@ class ChangeRecords:
     def of_change(self, layout: Layout, change: Change, committed_at: int) -> tuple[bytes, str]:
         """Return the payload of a change, and why it is not a record; "" if it is."""
         row, before, lacking = change.row, change.before, ""
-        if self._partition_keys is not None and before is not None:
+        if self.partition_keys is not None and before is not None:
             # Each partition has a replica identity of its own, and the log says what that of the table is. A whole row
             # whose other columns are all NULL counts as a key, unless all partitions have whole rows.
             change.is_whole = any(before[place] is not None for place in layout.beside_key)
         if row is not None:
             if UNCHANGED in row:
-                row, lacking = _completed(layout, change, partitioned=self._partition_keys is not None)
+                row, lacking = _completed(layout, change, partitioned=self.partition_keys is not None)
             members = _members(layout.taken, row)
         elif before is not None:
             members = _members_before(layout.taken, change, before)

@@ -280,22 +280,29 @@ class TableThread(PageThread):
                     begin, place = found, 0
                     log.check_begin(begin)
                 elif isinstance(found, Relation):
-                    layouts[found.relation_id] = records.layout(found.columns)
+                    layouts[found.relation_id] = self._layout(connection, facts, records, found)
                 elif found.relation.relation_id == facts.oid:
                     place += 1
                     if position.has(begin.lsn, place):
                         log.check_read(begin, position)
                         continue
-                    change = self._judged(connection, facts, position, begin, found) if position.copies else found
+                    change = self._judged(connection, facts, position, begin, found)
                     position = position.advance(begin.lsn, place, begin.committed_at)
                     if change is not None and change.operation in self._source.operations:
-                        payload, why_not = records.of_change(
-                            layouts[found.relation.relation_id], change, begin.committed_at
-                        )
-                        rows.add(payload, begin, place, why_not)
-            if len(rows.payloads) >= PAGE_RECORDS or rows.size >= self._setup.limits.bundle_bytes_max // 4:
-                yield rows.page()
+                        layout = layouts[found.relation.relation_id]
+                        rows.add(*records.of_change(layout, change, begin.committed_at), begin, place)
+            is_full = len(rows.payloads) >= PAGE_RECORDS or rows.size >= self._setup.limits.bundle_bytes_max // 4
+            if is_full or number % MESSAGES_MAX == 0:
+                yield rows.page() if rows.payloads else None
                 rows = _ChangeRows(position, self._source.table)
+
+    def _layout(
+        self, connection: psycopg.Connection[Any], facts: TableFacts, records: ChangeRecords, relation: Relation
+    ) -> Layout:
+        """Return the layout of a table that is new in the stream, or was altered, as may be one of its partitions."""
+        if relation.relation_id == facts.oid and facts.is_partitioned:
+            records.partition_keys = self._look_at_table(connection).partition_keys
+        return records.layout(relation.columns)
 
     def _reached(self, stream: ReplicationStream, position: TablePosition) -> tuple[TablePosition, TablePage | None]:
         """Return the position behind what has no changes of the table, and a page that commits it if that is much."""
@@ -396,7 +403,7 @@ class _ChangeRows:
         self._arrivals: list[int] = []
         self._refused: dict[int, str] = {}
 
-    def add(self, payload: bytes, begin: Begin, place: int, why_not: str) -> None:
+    def add(self, payload: bytes, why_not: str, begin: Begin, place: int) -> None:
         """Append a row."""
         if why_not:
             self._refused[len(self.payloads)] = why_not
