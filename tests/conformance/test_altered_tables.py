@@ -80,6 +80,32 @@ async def test_reader_stops_when_the_table_was_unpublished_meanwhile(
             connection.execute("DROP PUBLICATION millpy_public_t")
 
 
+@pytest.mark.parametrize(
+    ("columns", "narrowed", "said"),
+    [
+        ("id int PRIMARY KEY", "publish = 'insert'", "lacks each update and delete of table public.t"),
+        (
+            "id int PRIMARY KEY) PARTITION BY RANGE (id",
+            "publish_via_partition_root = false",
+            r"does not publish table public.t as one table \(publish_via_partition_root\) any more",
+        ),
+    ],
+    ids=["operations", "partitions"],
+)
+async def test_reader_stops_when_its_publication_leaves_out_changes(
+    database_url: str, secret: str, columns: str, narrowed: str, said: str
+) -> None:
+    with table_of(database_url, columns) as connection:
+        async with reader(database_url, secret=secret, operations=CHANGES) as found:
+            assert await found.take() == []
+        connection.execute(f"ALTER PUBLICATION millpy_public_t SET ({narrowed})")  # type: ignore[call-overload]
+        with pytest.raises(ConfigError, match=f"{said}, so changes are missing") as stopped:
+            async with reader(database_url, found.position, secret=secret, operations=CHANGES) as again:
+                await again.take()
+
+    assert "new generation" in (stopped.value.hint or "")
+
+
 async def test_changes_are_read_that_the_table_had_under_another_name(database_url: str, secret: str) -> None:
     with table_of(database_url, "id int PRIMARY KEY") as connection:
         async with reader(database_url, secret=secret) as found:

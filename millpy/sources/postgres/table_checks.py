@@ -169,7 +169,7 @@ def look_at_table(
         )
     if operations is None:
         if published:
-            raise ConfigError(f"publication {publication} was dropped, so changes are missing", hint=COPY_ANEW)
+            raise _misses_changes(f"publication {publication} was dropped")
         _check_publishable(connection, source)
         if not creates:
             return TableFacts(key, (), is_partitioned)  # not published
@@ -177,18 +177,24 @@ def look_at_table(
         return look_at_table(connection, source)
     if columns is None:
         as_one = " as one table (publish_via_partition_root)" if is_partitioned else ""
+        # It still has its place there; a second look tells that from what a session alters at this moment.
+        if published == identity and connection.execute(statement("look_at_table"), named).fetchone() == found:
+            raise _misses_changes(f"publication {publication} does not publish table {table}{as_one} any more")
         raise SourceUnavailableError(
             f"publication {publication} does not have table {table}{as_one}", hint="ALTER PUBLICATION … ADD TABLE …"
         )
     if published not in ("", identity):
-        raise ConfigError(
-            f"table {table} or its place in publication {publication} was made anew, so changes are missing",
-            hint=COPY_ANEW,
-        )
+        raise _misses_changes(f"table {table} or its place in publication {publication} was made anew")
     lacking = [name for name in source.operations if name not in (*operations, "snapshot")]
+    if published and lacking:
+        raise _misses_changes(f"publication {publication} lacks each {' and '.join(lacking)} of table {table}")
     _check_publication(source, lacking, is_filtered, [column.name for column in key if column.name not in columns])
     partition_keys = tuple(keys or ()) if is_partitioned else None
     return TableFacts(key, tuple(columns), is_partitioned, identity, partition_keys)
+
+
+def _misses_changes(why: str) -> ConfigError:
+    return ConfigError(f"{why}, so changes are missing", hint=COPY_ANEW)
 
 
 def _check_publication(source: PostgresTable, lacking: list[str], is_filtered: bool, unread: list[str]) -> None:
