@@ -283,6 +283,40 @@ async def until_told(found: Reader, words: str) -> None:
         await SystemClock().sleep(0.02)
 
 
+@pytest.mark.parametrize("source", [PostgresTable("t"), PolledTable("t", column="id", lag=milliseconds(0))])
+async def test_table_that_is_locked_is_told_and_read_afterwards(
+    database_url: str, secret: str, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COPY_IS_LONG, "lock_timeout", "100")
+    with table_of(database_url, "id int PRIMARY KEY") as connection, psycopg.connect(database_url) as other:
+        connection.execute("INSERT INTO t VALUES (1)")
+        other.execute("LOCK TABLE public.t IN ACCESS EXCLUSIVE MODE")
+        older = isinstance(source, PostgresTable) and connection.info.server_version < 160000
+        async with reader_of(source, database_url, secret=secret) as found:
+            await until_told(found, "the first read waits for" if older else "table t is locked")
+            other.rollback()
+            assert await found.records(1) == [{"id": 1}]
+
+
+async def test_table_that_is_locked_while_it_is_followed_stays_connected(
+    database_url: str, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COPY_IS_LONG, "lock_timeout", "50")
+    monkeypatch.setattr(table_thread, "_LOOK_EVERY_S", 0.05)
+    with table_of(database_url, "id int PRIMARY KEY") as connection, psycopg.connect(database_url) as other:
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+            connection.execute("INSERT INTO t VALUES (1)")
+            read = await found.records(1)
+            other.execute("LOCK TABLE public.t IN ACCESS EXCLUSIVE MODE")
+            await SystemClock().sleep(0.5)
+            other.rollback()
+            connection.execute("INSERT INTO t VALUES (2)")
+            read += await found.records(1)
+            assert [record["id"] for record in read] == [1, 2]
+            assert found.setup.connection.outage is None and found.setup.connection.why == ""
+
+
 async def test_what_an_operator_has_to_do_is_said(database_url: str, secret: str) -> None:
     async with reader(database_url, secret=secret) as found:
         await until_told(found, "there is no table public.t")

@@ -25,7 +25,7 @@ from millpy.store.postgres.timeouts import hang_up
 
 log = logging.getLogger(__name__)
 CONNECT_S_MAX = 5
-COPY_IS_LONG = {"statement_timeout": "600000", "idle_in_transaction_session_timeout": "0"}
+COPY_IS_LONG = {"statement_timeout": "600000", "lock_timeout": "5000", "idle_in_transaction_session_timeout": "0"}
 ROOM_S = 1.0
 """How long a page waits for room before `_while_waiting` is called."""
 _RETRY_S_MIN, _RETRY_S_MAX = 0.1, 5.0
@@ -178,6 +178,10 @@ class PageThread(threading.Thread, ABC):
                 f"table {self._table} cannot be read: {said}",
                 hint="grant the role of the workers USAGE on the schema and SELECT on the table, and BYPASSRLS where"
                 " row security hides rows",
+            )
+        if error.sqlstate == "55P03":
+            return SourceUnavailableError(
+                f"table {self._table} is locked: another session alters or rewrites it, or waits to do so"
             )
         if error.sqlstate[:2] in ("22", "42"):  # it was altered: the next look says what is wrong, if anything still is
             return SourceUnavailableError(f"table {self._table} cannot be read: {said}")

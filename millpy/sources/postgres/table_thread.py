@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -222,7 +224,8 @@ class TableThread(PageThread):
                 self._look_at_stream(connection)
             if now - looked_at >= _LOOK_EVERY_S:
                 looked_at = now
-                self._look_at_table(connection)
+                with suppress(psycopg.errors.LockNotAvailable):  # while it is locked, it has no changes
+                    self._look_at_table(connection)
 
     def _look_at_stream(self, connection: psycopg.Connection[Any]) -> None:
         """Find out whether a server that is silent still reads the log for us.
