@@ -140,7 +140,7 @@ async def test_first_read_waits_for_a_transaction_younger_than_the_last_that_end
         younger.execute("INSERT INTO public.t VALUES (1)")
         older.commit()  # no snapshot names the younger one
         waiting = asyncio.create_task(asyncio.to_thread(thread._await_open, connection))
-        while "waits for 1 older transactions" not in setup.connection.why:
+        while "waits for 1 older transactions" not in thread._setup.connection.why:
             assert not waiting.done()
             await SystemClock().sleep(0.02)
         younger.commit()

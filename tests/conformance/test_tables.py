@@ -29,9 +29,11 @@ from millpy.admin.diagnosis import read_facts
 from millpy.admin.doctor import examine
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError
+from millpy.ingest.protocol import Source
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
 from millpy.sources.postgres import table_thread
+from millpy.sources.postgres.page_thread import COPY_IS_LONG
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.table_reading import SLOTS, Reader, drop_slots, end_readers, reader, reader_of, table_of
 

@@ -33,6 +33,8 @@ from millpy.sources.postgres.table_position import CopiedPart, TablePosition
 from millpy.store.postgres.statements import statement
 
 PAGE_RECORDS = 2_000
+MESSAGES_MAX = 10_000
+"""Messages that are read without a page, where none of them is a record."""
 LOG_BYTES_MAX = 1_000_000
 """How much of the log without changes of the table is read before that is committed, so that the slot may forget it."""
 GATHER_S = 0.005
@@ -257,14 +259,14 @@ class TableThread(PageThread):
         records: ChangeRecords,
         log: LogContinuity,
     ) -> Iterator[TablePage | None]:
-        """Yield pages of changes, and None from time to time while there are none.
+        """Yield pages of changes, and None from time to time, also while many changes come and none is a record.
 
         Changes that are not in a page yet are lost with the connection, so `self._position` is not behind them.
         """
         decoder, layouts = PgoutputDecoder(), dict[int, Layout]()
         begin, place, position = Begin(0, 0, 0), 0, self._position
         rows = _ChangeRows(position, self._source.table)
-        while True:
+        for number in itertools.count(1):
             message = stream.next(GATHER_S if rows.payloads else 0.25)
             if message is not None:
                 self._heard_at = self.now
@@ -327,7 +329,7 @@ class TableThread(PageThread):
         Raises:
             ConfigError: a part of the copy was truncated after another part had been copied, or the change has no key.
         """
-        if begin.lsn >= position.until:
+        if not position.copies or begin.lsn >= position.until:
             return change
         shown = [part.shows(begin.xid) for part in position.copies]
         if len(set(shown)) == 1:
