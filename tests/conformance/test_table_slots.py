@@ -147,6 +147,23 @@ async def test_first_read_waits_for_a_transaction_younger_than_the_last_that_end
         await waiting
 
 
+async def test_first_read_waits_for_a_transaction_of_another_role(database_url: str, secret: str) -> None:
+    with table_of(database_url, "id int PRIMARY KEY") as connection, psycopg.connect(database_url) as older:
+        connection.execute("CREATE ROLE follower LOGIN REPLICATION; GRANT SELECT ON t TO follower")
+        connection.execute("CREATE PUBLICATION millpy_public_t FOR TABLE t")
+        older.execute("SELECT pg_current_xact_id()")
+        why = f"that of pid {older.info.backend_pid} since a time that only pg_read_all_stats may see"
+        try:
+            url = make_conninfo(database_url, user="follower")
+            async with reader(database_url, secret=secret, database=url) as found:
+                while why not in found.setup.connection.why:
+                    await SystemClock().sleep(0.02)
+                older.rollback()
+                assert await found.take() == []
+        finally:
+            connection.execute("DROP OWNED BY follower; DROP ROLE follower")
+
+
 async def test_slot_that_a_dead_worker_had_begun_to_create_is_read_when_the_server_has_finished_it(
     database_url: str, secret: str
 ) -> None:

@@ -178,10 +178,11 @@ SELECT pg_current_snapshot()::text, (pg_current_wal_insert_lsn() - '0/0'::pg_lsn
 SELECT pg_logical_emit_message(true, 'millpy', set_config('synchronous_commit', 'local', true));
 
 -- name: find_open
--- Finds those of some transactions that are still open or prepared, and the oldest of them. Zero rows: none is.
+-- Finds those of some transactions that are still open or prepared, and the oldest of them; a role that may not see the
+-- sessions of others does not see since when. Zero rows: none is.
 SELECT count(*), (array_agg(coalesce('that of pid ' || a.pid, 'the prepared one ' || quote_literal(p.gid))
                             ORDER BY coalesce(a.xact_start, p.prepared)))[1],
-       min(coalesce(a.xact_start, p.prepared))::text
+       coalesce(min(coalesce(a.xact_start, p.prepared))::text, 'a time that only pg_read_all_stats may see')
   FROM unnest(string_to_array(pg_current_snapshot()::text, ':')) WITH ORDINALITY AS s (part, place)
  CROSS JOIN LATERAL unnest(string_to_array(nullif(s.part, ''), ',')) AS o (xid)
   LEFT JOIN pg_stat_activity AS a ON a.backend_xid = o.xid::xid8::xid
