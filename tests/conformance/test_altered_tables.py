@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from datetime import timedelta
 
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -18,6 +19,7 @@ from tests.conformance.table_reading import followed, reader, reader_of, table_o
 _secrets = itertools.count(1)
 CHANGES = ("insert", "update", "delete")
 PUBLICATION = "CREATE PUBLICATION millpy_public_t"
+WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 
 
 @pytest.fixture
@@ -78,6 +80,49 @@ async def test_reader_stops_when_the_table_was_unpublished_meanwhile(
                     await again.take()
         finally:
             connection.execute("DROP PUBLICATION millpy_public_t")
+
+
+async def test_publication_that_another_worker_creates_at_this_moment_is_used(database_url: str, secret: str) -> None:
+    with table_of(database_url, "id int PRIMARY KEY") as connection, psycopg.connect(database_url) as other:
+        other.execute(f"{PUBLICATION} FOR TABLE public.t")
+        async with reader(database_url, secret=secret, operations=CHANGES) as found:
+            while not connection.execute(WAITING).fetchone():
+                await SystemClock().sleep(0.02)
+            other.commit()
+            assert await found.take() == []
+            assert found.setup.connection.outage is None
+
+
+@pytest.mark.usefixtures("looks_often")
+async def test_other_table_of_a_publication_is_dropped_while_the_reader_looks(database_url: str, secret: str) -> None:
+    with table_of(database_url, "id int PRIMARY KEY") as connection, psycopg.connect(database_url) as other:
+        connection.execute(f"CREATE TABLE others (id int); {PUBLICATION} FOR TABLE t, others")
+        opens = connection.info.server_version >= 160000
+        async with reader(database_url, secret=secret, operations=CHANGES) as found:
+            assert await found.take() == []
+            connection.execute("INSERT INTO t VALUES (1)")
+            read = await found.records(1)
+            other.execute("DROP TABLE public.others")
+            while opens and not connection.execute(WAITING).fetchone():
+                await SystemClock().sleep(0.02)
+            other.commit()
+            connection.execute("INSERT INTO t VALUES (2)")
+            read += await found.records(1)
+            assert [record["id"] for record in read] == [1, 2]
+            assert found.setup.connection.outage is None
+
+
+async def test_table_is_dropped_while_the_first_reader_looks(database_url: str, secret: str) -> None:
+    with table_of(database_url, "id int PRIMARY KEY") as connection, psycopg.connect(database_url) as other:
+        connection.execute(f"{PUBLICATION} FOR TABLE t")
+        opens = connection.info.server_version >= 160000
+        other.execute("DROP TABLE public.t")
+        async with reader(database_url, secret=secret, operations=CHANGES) as found:
+            while opens and not connection.execute(WAITING).fetchone():
+                await SystemClock().sleep(0.02)
+            other.commit()
+            while "there is no table public.t" not in found.setup.connection.why:
+                await SystemClock().sleep(0.02)
 
 
 @pytest.mark.parametrize(

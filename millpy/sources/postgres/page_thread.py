@@ -67,6 +67,9 @@ class PageThread(threading.Thread, ABC):
         call: runs a function in the event loop.
     """
 
+    _also_locks = ""
+    """What else the reader locks."""
+
     def __init__(self, setup: SourceSetup, table: str, url: str, call: Callable[[Callable[[], None]], object]) -> None:
         super().__init__(name=f"millpy-table-{setup.stream}", daemon=True)
         self._setup, self._table, self._url, self._call = setup, table, url, call
@@ -180,10 +183,10 @@ class PageThread(threading.Thread, ABC):
                 " row security hides rows",
             )
         if error.sqlstate == "55P03":
-            return SourceUnavailableError(
-                f"table {self._table} is locked: another session alters or rewrites it, or waits to do so"
-            )
-        if error.sqlstate[:2] in ("22", "42"):  # it was altered: the next look says what is wrong, if anything still is
+            locked = f"table {self._table}{self._also_locks} is locked"
+            return SourceUnavailableError(f"{locked}: another session alters or rewrites it, or waits to do so")
+        # It was altered, or dropped at this moment: the next look says what is wrong, if anything still is.
+        if error.sqlstate[:2] in ("22", "42") or error.sqlstate == "XX000":
             return SourceUnavailableError(f"table {self._table} cannot be read: {said}")
         return translate(error)
 

@@ -147,8 +147,7 @@ def look_at_table(
     """
     table, publication = f"{source.schema}.{source.name}", publication_name(source)
     named = {"schema": source.schema, "table": source.name, "publication": publication}
-    found = connection.execute(statement("look_at_table"), named).fetchone()
-    if found is None:
+    if (found := connection.execute(statement("look_at_table"), named).fetchone()) is None:
         raise SourceUnavailableError(
             f"there is no table {table}",
             hint="create it, or correct the name in the graph: views and foreign tables are not read",
@@ -217,7 +216,7 @@ def _create_publication(connection: Connection, source: PostgresTable) -> None:
     query = _publication_query(connection, source)
     try:
         connection.execute(query)
-    except psycopg.errors.DuplicateObject:
+    except (psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
         return  # another worker was quicker
     except psycopg.errors.InsufficientPrivilege as error:
         raise may_not_publish(connection, source, error.diag.message_primary or "missing rights") from error

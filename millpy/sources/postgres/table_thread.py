@@ -55,6 +55,8 @@ class TableThread(PageThread):
         call: runs a function in the event loop.
     """
 
+    _also_locks = ", or another one of its publication,"  # pg_publication_tables opens all, from version 16 on
+
     def __init__(
         self,
         setup: SourceSetup,
@@ -226,7 +228,8 @@ class TableThread(PageThread):
                 self._look_at_stream(connection)
             if now - looked_at >= _LOOK_EVERY_S:
                 looked_at = now
-                with suppress(psycopg.errors.LockNotAvailable):  # while it is locked, it has no changes
+                # While it is locked, it has no changes. The other error is of a table that is dropped at this moment.
+                with suppress(psycopg.errors.LockNotAvailable, psycopg.errors.InternalError_):
                     self._look_at_table(connection)
 
     def _look_at_stream(self, connection: psycopg.Connection[Any]) -> None:
