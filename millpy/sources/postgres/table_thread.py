@@ -197,11 +197,14 @@ class TableThread(PageThread):
         """
         connection.execute("SELECT pg_current_xact_id()")
         snapshot = (connection.execute("SELECT pg_current_snapshot()::text").fetchone() or ("",))[0]
-        named = {"open": snapshot.rpartition(":")[2]}
+        named, has_told = {"open": snapshot.rpartition(":")[2]}, False
         while named["open"] and not self.stopped():
             found = connection.execute(statement("find_open"), named).fetchone()
             if found is None:
+                if has_told:  # what follows may wait for others
+                    self._disconnected("the first read waits for transactions that have begun since it began")
                 break
+            has_told = True
             count, oldest, since = found
             self._disconnected(f"the first read waits for {count} older transactions, such as {oldest} since {since}")
             self._wait(_OPEN_EVERY_S)
