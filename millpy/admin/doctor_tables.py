@@ -28,6 +28,8 @@ from millpy.store.postgres.statements import statement
 CHECK = "source"
 UNREAD = "its records are not read, and windows that depend on them stay open"
 SEE_ALL = "ALTER ROLE … BYPASSRLS, for the role by which the workers log in"
+LIMITS = {"lock_timeout": "5000"}
+"""From PostgreSQL 16 on, what a publication has of a table is seen under a lock on the table."""
 Table = PostgresTable | PolledTable
 
 
@@ -67,7 +69,7 @@ def _examine(graph: str, stream: str, source: Table, own: str, worker: str | Non
     schema, table = table_name(source.table, type(source).__name__)
     slot = slot_prefix(graph, stream, is_own=is_own)
     named = {"schema": schema, "table": table, "role": worker if is_own else None, "slot": slot}
-    with connect(url, application_name="millpy doctor") as connection:
+    with connect(url, LIMITS, application_name="millpy doctor") as connection:
         if isinstance(source, PolledTable):
             look_at_polled_table(connection, source)
             rights = _rights(connection, named)

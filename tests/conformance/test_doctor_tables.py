@@ -10,6 +10,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
+from millpy.admin import doctor_tables
 from millpy.admin.doctor_tables import examine_tables
 from millpy.cli.app import app
 from millpy.graph.loader import load_graph
@@ -64,6 +65,22 @@ def test_doctor_says_what_a_table_lacks_and_creates_nothing(database_url: str, t
         assert said.count("may read table t") == 2
         found: list[Any] = connection.execute("SELECT FROM pg_publication").fetchall()
         assert found == []
+
+
+def test_doctor_does_not_wait_for_a_table_that_is_locked(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(doctor_tables.LIMITS, "lock_timeout", "50")
+    file = tmp_path / "stock.py"
+    file.write_text(GRAPH)
+    with table_of(database_url, "id int PRIMARY KEY, n int") as connection, psycopg.connect(database_url) as other:
+        connection.execute(PUBLISHED)
+        other.execute("LOCK TABLE public.t IN ACCESS EXCLUSIVE MODE")
+        found = [finding.found for finding in examine_tables(database_url, load_graph(str(file)), None)]
+        opens = connection.info.server_version >= 160000
+
+    assert len(found) == 2
+    assert ("changes: temporary database error: canceling statement due to lock timeout" in found) == opens
 
 
 @pytest.mark.parametrize(
