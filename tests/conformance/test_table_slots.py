@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from millpy import PostgresTable
@@ -145,6 +146,22 @@ async def test_first_read_waits_for_a_transaction_younger_than_the_last_that_end
             await SystemClock().sleep(0.02)
         younger.commit()
         await waiting
+
+
+async def test_time_limit_of_transactions_does_not_end_the_stream(database_url: str, secret: str) -> None:
+    with table_of(database_url, "id int PRIMARY KEY, name text DEFAULT repeat('x', 500)") as connection:
+        if connection.info.server_version < 170000:
+            return
+        database = sql.Identifier(connection.info.dbname)
+        connection.execute(sql.SQL("ALTER DATABASE {} SET transaction_timeout TO 300").format(database))
+        async with reader(database_url, secret=secret, limits=Limits(bundle_records_max=100)) as found:
+            assert await found.take() == []
+            connection.execute("INSERT INTO t SELECT generate_series(1, 20000)")
+            read = await found.take()
+            await SystemClock().sleep(1)  # the others wait for room
+            read += await found.records(20_000 - len(read))
+            assert found.setup.connection.outage is None
+    assert [record["id"] for record in read] == list(range(1, 20_001))
 
 
 async def test_first_read_waits_for_a_transaction_of_another_role(database_url: str, secret: str) -> None:

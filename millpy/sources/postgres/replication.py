@@ -72,6 +72,8 @@ class ReplicationStream:
         self._connection = pq.PGconn.connect(conninfo.encode())
         if self._connection.status != pq.ConnStatus.OK:
             raise ReplicationError(self._said())
+        if self._connection.server_version >= 170000:  # the server sends each transaction within one of its own
+            self._connection.exec_(b"SET transaction_timeout TO 0")
         # A name of a publication is quoted twice: as an identifier, in a literal.
         names = sql.Literal(sql.Identifier(publication).as_string(None)).as_string(None)
         command = f"START_REPLICATION SLOT {sql.Identifier(slot).as_string(None)} LOGICAL 0/0"
