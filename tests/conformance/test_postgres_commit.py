@@ -75,6 +75,22 @@ async def test_a_fold_and_a_deployment_that_changes_state_do_not_wait_for_each_o
         await asyncio.gather(*tasks)
 
 
+async def test_expired_windows_are_not_deleted_while_a_deployment_changes_state(
+    owner: Owner, database_url: str
+) -> None:
+    """Both delete rows of state, each in an order of its own."""
+    interval = owner.deployment.intervals[0]
+    async with (
+        await psycopg.AsyncConnection.connect(database_url) as deployment,
+        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as watcher,
+    ):
+        await hold_off_folds(deployment, owner.deployment.graph_id, FOLDS_S)
+        deleting = asyncio.create_task(owner.store.delete_windows(owner.grants[interval.interval_id], ["0/60"]))
+        await waits_for_a_lock(watcher)
+        await deployment.rollback()
+        await deleting
+
+
 async def change_state(connection: psycopg.AsyncConnection, owner: Owner) -> None:
     """Lock what a deployment locks that removes a computation, and change nothing."""
     await hold_off_folds(connection, owner.deployment.graph_id, FOLDS_S)

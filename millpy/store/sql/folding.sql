@@ -78,8 +78,10 @@ SELECT mill.end_fold(%(interval)s, %(sequencer)s, %(folded)s, %(complete)s);
 
 -- name: delete_windows
 -- Deletes rows of windows that have expired, up to rows_max, and counts them. Zero rows: the grant is stale.
+-- Like a fold, it holds off a deployment that changes such rows, which would lock them in another order.
 WITH owned AS MATERIALIZED (
-    SELECT FROM mill.intervals AS i WHERE i.interval_id = %(interval)s AND i.sequencer = %(sequencer)s
+    SELECT pg_advisory_xact_lock_shared(hashtext('mill.fold'), i.graph_id)
+      FROM mill.intervals AS i WHERE i.interval_id = %(interval)s AND i.sequencer = %(sequencer)s
 ), gone AS (
     DELETE FROM mill.keyed AS k
      WHERE k.ctid = ANY (ARRAY(
