@@ -56,8 +56,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/sources/postgres/table_checks.py",
-        "    if confirmed > position.lsn:\n",
-        "    if confirmed > position.lsn + 1_000_000_000:\n",
+        "    if confirmed is not None and confirmed > position.lsn:\n",
+        "    if confirmed is not None and confirmed > position.lsn + 1_000_000_000:\n",
         killers=(
             "tests/conformance/test_table_slots.py::test_reader_stops_when_the_slot_or_the_log_does_not_fit_what_is_committed",
         ),
@@ -80,8 +80,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/sources/postgres/table_thread.py",
-        "        if begin.lsn >= position.until:\n",
-        "        if begin.lsn > position.until:\n",
+        "        if not position.copies or begin.lsn >= position.until:\n",
+        "        if not position.copies or begin.lsn > position.until:\n",
         killers=(
             "tests/unit/sources/test_tables.py::test_a_change_is_one_of_the_copy_exactly_if_its_snapshot_shows_it",
         ),
