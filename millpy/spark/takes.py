@@ -199,6 +199,7 @@ _UNARCHIVED = {
     "replay": "it replayed dead letters or late records",
     "release": "an operator released a parked key",
     "refused": "the database refused some of its records",
+    "lookup": "an earlier version of the graph looked its records up in a table",
 }
 
 

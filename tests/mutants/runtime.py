@@ -376,4 +376,10 @@ MUTANTS = [
         "        if False:  # take",
         killers=("tests/unit/runtime/test_worker.py::test_a_worker_with_too_much_state_to_fold_takes_no_input",),
     ),
+    Mutant(
+        "millpy/hosting/takes.py",
+        'unarchived=unarchived or ("lookup" if work.tables else "")',
+        "unarchived=unarchived",
+        killers=("tests/unit/runtime/test_lookups.py::test_the_take_of_a_lookup_says_that_its_table_is_not_archived",),
+    ),
 ]

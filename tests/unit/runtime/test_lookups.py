@@ -14,9 +14,11 @@ import pytest
 from millpy import EventTime, File, Graph, milliseconds
 from millpy.clock import SystemClock
 from millpy.errors import UsageError
+from millpy.hosting.takes import TakeWriter
 from millpy.ingest.table_rows import version_of
 from millpy.limits import Limits
 from millpy.model.lookup import LookupTable
+from millpy.model.take import Take
 from millpy.observability.metrics import Gauges
 from millpy.runtime.worker import Worker
 from millpy.spark.job import refuse_lookups
@@ -93,6 +95,32 @@ async def test_a_search_for_a_refused_value_loses_no_record_of_a_step_that_waits
 
     assert sites(database, "other") == [("a", None), ("b", 2), ("c", None)]
     assert database.accounting(worker.context.graph_id).balanced
+    await worker.abandon()
+
+
+async def test_the_take_of_a_lookup_says_that_its_table_is_not_archived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes: list[Take] = []
+    add = TakeWriter.add
+
+    def adds(self: TakeWriter, interval: Any, consumed: Any, work: Any, result: Any, unarchived: str) -> None:
+        add(self, interval, consumed, work, result, unarchived)
+        if interval.plan.takes in result.productions:
+            takes.extend(result.productions[interval.plan.takes].objects())
+
+    monkeypatch.setattr(TakeWriter, "add", adds)
+    graph = graph_of(tmp_path / "in", ["a", "b"])
+    graph.archive_takes()
+    database = MemoryDatabase()
+    worker = await started(graph, database)
+    for name in ("devices", "others"):
+        database.lookup_tables[f"public.{name}"] = text(("a", 1))
+        assert await worker.context.lookups.load(table(worker, name))
+
+    await step_until(worker, lambda: len(sites(database)) == len(sites(database, "other")) == 2)
+
+    assert {take.unarchived for take in takes} == {"lookup"}
     await worker.abandon()
 
 
