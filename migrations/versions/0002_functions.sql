@@ -2,11 +2,13 @@
 -- from their own sessions, where the path may lead to another operator or function of the same name.
 
 -- Functions with RETURN are still inlined into the queries that call them for each row.
+-- NULL behind the year 9999. A number of µs times an interval would be rounded to a double: hours and seconds are exact.
 CREATE FUNCTION mill.moment(p_instant bigint) RETURNS timestamptz LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE WHEN p_instant <= -4611686018427387904 THEN timestamptz '-infinity'
             WHEN p_instant >= 4611686018427387904 THEN timestamptz 'infinity'
-            WHEN p_instant BETWEEN -200000000000000000 AND 200000000000000000
-            THEN timestamptz 'epoch' + p_instant * interval '1 microsecond'
+            WHEN p_instant BETWEEN -200000000000000000 AND 253402300799999999
+            THEN timestamptz 'epoch' + make_interval(hours => (p_instant / 3600000000)::integer,
+                                                     secs => (p_instant % 3600000000) / 1e6::double precision)
        END;
 
 -- A time in µs for operators: 00:00:30, 1 day 02:00:00.5.

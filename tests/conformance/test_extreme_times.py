@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from millpy.model.time import days, minutes
+from millpy.model.time import YEARS_HI, YEARS_LO, days, minutes, to_datetime
 from millpy.process.assembly import run_worker
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 from tests.feed import Feed
@@ -37,3 +37,15 @@ async def test_every_edge_of_time_is_stored_or_dead_lettered(database_url: str, 
     in_windows = 10 if isinstance(windows, SlidingWindows) else 1
     assert 0 < counted[0] <= named[0] * in_windows
     assert unbalanced == (0,)
+
+
+def test_views_show_every_microsecond_of_the_years_1_to_9999(database_url: str) -> None:
+    """Numbers of microseconds beyond 2^53 are no doubles."""
+    instants = [YEARS_LO, -(2**53) - 1, -1, 0, 2**53 + 1, 253_370_764_800_000_001, YEARS_HI]
+
+    with psycopg.connect(database_url) as connection:
+        connection.execute("SET timezone = 'UTC'")
+        query = "SELECT mill.moment(at), mill.instant(mill.moment(at)) FROM unnest(%s::bigint[]) AS t (at)"
+        found = connection.execute(query, [instants]).fetchall()
+
+    assert found == [(to_datetime(at), at) for at in instants]

@@ -20,6 +20,7 @@ from millpy import (
     EventTime,
     First,
     FixedWindows,
+    GlobalWindow,
     Graph,
     Last,
     Max,
@@ -196,6 +197,21 @@ async def test_windows_open_shows_open_windows(database_url: str) -> None:
 
     assert sum(row["n"] for row in found["rows"]) == 20
     assert {row["pane_timing"] for row in found["rows"]} == {"open", "early"}
+
+
+async def test_open_global_windows_are_shown_once_with_their_end(database_url: str) -> None:
+    feed = Feed()
+    graph = Graph("factory")
+    source = graph.inject("readings", feed, schema=Reading, event_time=EventTime("at", max_disorder=seconds(5)))
+    windowed = source.key_by("device").window(GlobalWindow(), trigger=AfterWatermark(early=AfterCount(4)))
+    windowed.aggregate(n=Count()).to_table("sums")
+    for start in (0, 20):
+        feed.push(*readings(1, start, 20 - start // 2))
+        await fed(database_url, graph, feed, UNFOLDED)
+
+    found = rows(database_url, "SELECT count(*), count(window_end), sum(n), max(window_end) FROM factory.sums_live")
+
+    assert found == [(3, 3, 34, datetime(9999, 1, 1, tzinfo=UTC))]
 
 
 def test_windows_that_sql_cannot_read_have_no_live_view() -> None:
