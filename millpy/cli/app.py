@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -65,7 +66,7 @@ app = typer.Typer(
     "`millpy init` writes an example, `millpy run` runs it, `millpy windows` shows its results.",
     epilog="The database is --database, else MILLPY_DATABASE_URL, else an embedded one in .millpy/. Exit status: 0 "
     "success, 1 failure, 2 a mistake in the command, the graph or a setting, 3 a broken invariant (the worker stopped "
-    "and kept everything), 130 interrupted by Ctrl-C.",
+    "and kept everything), 4 another version of the graph was deployed meanwhile, 130 interrupted by Ctrl-C.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -185,8 +186,18 @@ for _heading, _commands in COMMANDS.items():
             app.command(_name, rich_help_panel=_heading)(_command)
 
 
+def _open_closed_streams() -> None:
+    """Open the standard streams that were closed (`>&-`) on the null device, or a connection would get their number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)  # for workers that are started
+            setattr(sys, name, os.fdopen(descriptor, mode))
+
+
 def main() -> None:
     """Run the `millpy` command."""
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error does: a terminal may lack characters
     try:

@@ -274,6 +274,16 @@ def test_characters_unknown_to_the_terminal_are_escaped(
     assert (done.returncode, done.stdout.split()) == (0, ["euro", "----", "\\u20ac"])
 
 
+@pytest.mark.parametrize(("closed", "status"), [(">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0), ("2>&- --none", 2)])
+def test_closed_standard_stream_does_not_change_the_exit_status(tmp_path: Path, closed: str, status: int) -> None:
+    command = f'"{sys.executable}" -m millpy init project {closed}'
+
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+
+    assert (done.returncode, done.stderr) == (status, "")
+    assert (tmp_path / "project" / "graph.py").is_file() is (status == 0)
+
+
 def test_unwritable_path_is_one_line(tmp_path: Path) -> None:
     (tmp_path / ".millpy").touch()  # where a directory is to be made
 
