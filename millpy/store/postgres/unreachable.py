@@ -38,8 +38,14 @@ _MISTAKES = {
         "the database at {at} does not support TLS, which is the default for another machine",
         "set ssl = on there; or, on a private network, set sslmode=disable in the URL",
     ),
-    r'role "([^"]+)" does not exist': ("the database at {at} has no role {0!r}", f"correct the user in {_URL}"),
-    r'database "([^"]+)" does not exist': (
+    r'(invalid "?\w+"? value: "[^\n]*|invalid port number: [^\n]*|invalid integer value [^\n]*|weak sslmode [^\n]*'
+    r"|definition of service [^\n]* not found|root certificate file [^\n]* does not exist"
+    r"|unrecognized configuration parameter [^\n]*|invalid value for parameter [^\n]*)": (
+        "the database cannot be reached with these options: {0}",
+        f"correct {_URL}, or what libpq reads besides: PGSSLMODE, PGOPTIONS, a service file",
+    ),
+    r'role "(.+)" does not exist': ("the database at {at} has no role {0!r}", f"correct the user in {_URL}"),
+    r'database "(.+)" does not exist': (
         "there is no database {0!r} at {at}",
         f"correct the name in {_URL}, or create it: CREATE DATABASE {{0}}",
     ),
@@ -47,7 +53,7 @@ _MISTAKES = {
         "the database at {at} rejects the connection: no pg_hba.conf entry for {0}",
         "add an entry to the server's pg_hba.conf",
     ),
-    r'permission denied for database "([^"]+)"': (
+    r'permission denied for database "(.+)"': (
         "the database at {at} denies this role access to {0!r}",
         "as the database's owner: GRANT CONNECT ON DATABASE {0} TO the role",
     ),
@@ -78,11 +84,17 @@ def unreachable_error(detail: str) -> MillError:
     for pattern, (message, hint) in _MISTAKES.items():
         if found := re.search(pattern, detail):
             words = found.groups()
-            return ConfigError(message.format(*words, at=_place(detail)), hint=hint.format(*words))
+            quoted = hint.format(*map(_as_identifier, words))
+            return ConfigError(message.format(*words, at=_place(detail)), hint=quoted)
     for pattern, (message, hint) in _OUTAGES.items():
         if not _ANSWER.search(detail) and (found := re.search(pattern, detail)):
             return StoreUnavailableError(_AWAY + message.format(*found.groups(), at=_place(detail)), hint=hint)
     return StoreUnavailableError(_AWAY + " ".join(detail.split()), hint=f"check that it runs, and that {_URL} is right")
+
+
+def _as_identifier(name: str) -> str:
+    """Return a name as SQL reads it."""
+    return name if re.fullmatch(r"[a-z_][a-z0-9_]*", name) else '"' + name.replace('"', '""') + '"'
 
 
 def _place(detail: str) -> str:
