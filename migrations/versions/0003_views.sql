@@ -600,8 +600,8 @@ BEGIN
     RETURN QUERY SELECT * FROM millpy.explain_watermark(graphs[1], p_computation);
 END $$;
 
--- Bytes as text; escaped when they are not UTF-8.
-CREATE FUNCTION mill.readable(p_bytes bytea) RETURNS text LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+-- Bytes as text; escaped when they are not UTF-8. PostgreSQL refuses a block with EXCEPTION in a parallel plan.
+CREATE FUNCTION mill.readable(p_bytes bytea) RETURNS text LANGUAGE plpgsql IMMUTABLE PARALLEL UNSAFE
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN convert_from(p_bytes, 'UTF8');

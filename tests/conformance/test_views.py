@@ -281,6 +281,24 @@ async def test_dead_letters_are_readable(owner: Owner, database_url: str) -> Non
     assert found == [("factory", '"a"', "1970-01-01 00:02:00+00", "{}")]
 
 
+async def test_views_of_payloads_can_be_read_by_parallel_plans(owner: Owner, database_url: str) -> None:
+    """PostgreSQL chooses such a plan from some megabytes on; up to version 16 no function in it may catch an error."""
+    (interval, _) = owner.deployment.intervals_of("sums")
+    late = LateRows("readings", "sums", [b'"a"'], [b"{}"], [MINUTE], [3 * MINUTE], [MINUTE], [2 * MINUTE])
+    dead = [DeadLetter("user_error", "boom", b"\xff", "readings", "sums")]
+    await owner.commit(owner.checkpoint(interval, dead_letters=dead, late=[late]))
+
+    with psycopg.connect(database_url) as connection:
+        parallel = "debug_parallel_query" if connection.info.server_version >= 160_000 else "force_parallel_mode"
+        connection.execute("SELECT set_config(%s, 'on', false)", (parallel,))
+        letters = connection.execute("SELECT payload_text FROM millpy.dead_letters").fetchall()
+        records = connection.execute("SELECT payload_text FROM millpy.late_records").fetchall()
+
+    assert (letters, records) == ([("\\377",)], [("{}",)])
+    catching = "SELECT proname FROM pg_proc WHERE prosrc ~* 'exception\\s+when' AND proparallel <> 'u'"
+    assert fetch(database_url, f"{catching} AND pronamespace::regnamespace::text IN ('mill', 'millpy')") == []
+
+
 async def test_the_rest_of_a_broken_file_is_replayed_only_as_a_record_that_somebody_made_of_it(
     owner: Owner, database_url: str
 ) -> None:
