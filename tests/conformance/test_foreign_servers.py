@@ -14,7 +14,7 @@ import pytest
 from psycopg import sql
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.errors import TransientError
+from millpy.errors import ConfigError, TransientError
 from millpy.store.postgres.deployment.migrate import migrate
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.foreign_database import SINGLY, known_settings, live
@@ -108,3 +108,17 @@ async def test_results_are_right_on_a_server_with_other_messages_few_locks_and_r
                 person.execute("SELECT * FROM nowhere")
         assert connection.execute("SELECT count(*) FROM public.told").fetchone() != (0,)
         assert connection.execute("SELECT count(*) FROM factory.sums_1m").fetchone() == (2,)
+
+
+async def test_refusal_of_an_event_trigger_is_no_broken_invariant(database_url: str) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE FUNCTION public.refuse() RETURNS event_trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'open a ticket first'; END $$;"
+            "CREATE EVENT TRIGGER refuses ON ddl_command_start EXECUTE FUNCTION public.refuse()"
+        )
+    async with PostgresStore(database_url) as store:
+        with pytest.raises(ConfigError) as refused:
+            await store.deploy(a_graph())
+
+    assert refused.value.message == "a trigger or function of yours refuses a statement: open a ticket first"

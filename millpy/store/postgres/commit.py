@@ -492,7 +492,8 @@ class Committer:
                 translated = translate(error)
                 if isinstance(translated, TransientError | StoreUnavailableError):
                     raise translated from error
-                raise altered_table_error(table.name, f"it cannot have new partitions: {error}") from error
+                detail = error.diag.message_primary or str(error)
+                raise altered_table_error(table.name, f"it cannot have new partitions: {detail}") from error
 
     async def _refuse_twice(self, blocks: Sequence[Block], table: ResultTable) -> None:
         """Raise PaneOrderError when the interval that sends a first pane has already stored one (I7).

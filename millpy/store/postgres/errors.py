@@ -18,6 +18,7 @@ MW009 a user's row in the way          PoisonError: it has the key of a window
 22, 23 on a user's table               PoisonError, in a commit
 54, XX000 value too large              PoisonError, in a commit; `too_large` unless a result table refuses the value
 42, 3D, 28, 3F000                      ConfigError (a missing right or name, a name that is taken, wrong settings)
+RAISE of a function that is not ours   ConfigError: an event trigger, or a trigger on our tables, refuses
 others                                 CorruptionError
 
 A statement that writes a result table, or is a sink's, and COMMIT run the user's triggers, constraints and functions.
@@ -29,6 +30,7 @@ statement can be planned, what it lacks was named by a value: that is the row's 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import psycopg
@@ -60,6 +62,8 @@ STALE_PLAN = "RevalidateCachedQuery"
 MOVES_ROW = "ExecBRInsertTriggers"
 """The server function that refuses a row which a trigger has given a time of another partition."""
 OUR_CHECK = "mill.check_panes"
+OUR_FUNCTION = re.compile(r"\b(?:mill|millpy)\.\w+\(")
+"""A function of ours in a context. It has its schema there, which is on no `search_path` of ours."""
 FOREIGN_ROW = "MW009"
 SYNTAX_ERROR = "42601"
 """The statement was prepared, so this is the syntax of a value, such as that of a tsquery."""
@@ -127,6 +131,15 @@ def translate(error: psycopg.Error) -> MillError:
         return ConfigError(
             f"the database rejects a statement: {_line(error)}",
             hint="run `millpy migrate`: the tables may be those of another version of millpy",
+        )
+    return _unexpected(error, state)
+
+
+def _unexpected(error: psycopg.Error, state: str) -> MillError:
+    if _raised(error) and not OUR_FUNCTION.search((error.diag.context or "").partition("\n")[0]):
+        return ConfigError(
+            f"a trigger or function of yours refuses a statement: {_line(error)}",
+            hint="nothing was changed: the server's log names the function; event triggers see each deployment",
         )
     return CorruptionError(f"unexpected database error ({state}): {_line(error)}")
 
