@@ -30,7 +30,7 @@ from millpy.model.time import Instant
 from millpy.store.archive.reader import ListedFile
 from millpy.store.postgres.engine import make_engine
 from millpy.store.postgres.statements import statement
-from millpy.store.postgres.unreachable import unreachable_error
+from millpy.store.postgres.unreachable import is_standby, standby_error, unreachable_error
 from millpy.store.revision import check_revision
 
 Row = Mapping[str, Any]
@@ -400,6 +400,8 @@ def _translated(error: DBAPIError) -> MillError:
         if isinstance(error.orig, psycopg.ProgrammingError):
             return unreadable_url_error()
         return unreachable_error(str(error.orig))
+    if isinstance(error.orig, psycopg.Error) and is_standby(error.orig):
+        return standby_error()
     return StoreUnavailableError(f"the database cannot answer: {detail}", hint="try again; its log may say more")
 
 

@@ -17,6 +17,7 @@ from millpy.embedded import EmbeddedPostgres
 from millpy.errors import ConfigError, TransientError
 from millpy.store.postgres.deployment.migrate import migrate
 from millpy.store.postgres.store import PostgresStore
+from tests.commands import millpy
 from tests.conformance.foreign_database import SINGLY, known_settings, live
 from tests.conformance.store_builders import a_graph
 
@@ -122,3 +123,21 @@ async def test_refusal_of_an_event_trigger_is_no_broken_invariant(database_url: 
             await store.deploy(a_graph())
 
     assert refused.value.message == "a trigger or function of yours refuses a statement: open a ticket first"
+
+
+async def test_standby_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with EmbeddedPostgres(tmp_path / "postgres") as server:
+        migrate(server.url(), "millpy")
+        server.kill()
+        (server.data / "standby.signal").touch()
+        os.chown(server.data / "standby.signal", server.data.stat().st_uid, server.data.stat().st_gid)
+        server.restart()
+        refusals = [millpy(name, "--database", server.url(), status=1) for name in ("status", "migrate")]
+        async with PostgresStore(server.url()) as store:
+            with pytest.raises(TransientError) as refused:
+                await store.deploy(a_graph())
+
+    for refusal in refusals:
+        assert refusal.startswith("millpy: the database is a standby, which accepts no changes\n  hint: connect to the")
+    assert refused.value.hint.startswith("connect to the primary")

@@ -52,7 +52,7 @@ from millpy.errors import (
     TransientError,
     WatermarkRegressedError,
 )
-from millpy.store.postgres.unreachable import unreachable_error
+from millpy.store.postgres.unreachable import STANDBY_HINT, is_standby, unreachable_error
 
 OUR_SCHEMA = "mill"
 NO_ROOM = "invalid memory alloc request size"
@@ -94,7 +94,9 @@ def translate(error: psycopg.Error) -> MillError:
     if state[:2] in ("40", "25") or state in ("55P03", "57014", "0A000", "26000", "42P05"):
         return TransientError(
             f"temporary database error: {_line(error)}",
-            hint="nothing was changed: try again; pg_stat_activity shows what blocks it",
+            hint=STANDBY_HINT
+            if is_standby(error)
+            else "nothing was changed: try again; pg_stat_activity shows what blocks it",
         )
     if state == FOREIGN_KEY and error.diag.schema_name == OUR_SCHEMA:
         return TransientError(

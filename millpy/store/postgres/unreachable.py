@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import re
 
+import psycopg
+
 from millpy.errors import ConfigError, MillError, StoreUnavailableError
 
 _URL = "MILLPY_DATABASE_URL (or --database)"
+STANDBY_HINT = (
+    f"connect to the primary: correct the host in {_URL}; with several hosts, add target_session_attrs=read-write"
+)
 _AWAY = "cannot reach the database: "
 _SERVER = re.compile(r'server at "([^"]+)"(?: \([^)]*\))?, port (\d+)')
 _SOCKET = re.compile(r'server on socket "([^"]+)"')
@@ -90,6 +95,17 @@ def unreachable_error(detail: str) -> MillError:
         if not _ANSWER.search(detail) and (found := re.search(pattern, detail)):
             return StoreUnavailableError(_AWAY + message.format(*found.groups(), at=_place(detail)), hint=hint)
     return StoreUnavailableError(_AWAY + " ".join(detail.split()), hint=f"check that it runs, and that {_URL} is right")
+
+
+def is_standby(error: psycopg.Error) -> bool:
+    """Tell whether a server refuses a transaction that may write, as millpy begins all of them, or a change in one."""
+    begins = error.sqlstate == "0A000" and error.diag.source_function == "call_bool_check_hook"
+    return begins or error.sqlstate == "25006"
+
+
+def standby_error() -> StoreUnavailableError:
+    """Return the error for a database that is a standby."""
+    return StoreUnavailableError("the database is a standby, which accepts no changes", hint=STANDBY_HINT)
 
 
 def _as_identifier(name: str) -> str:

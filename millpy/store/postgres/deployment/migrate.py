@@ -24,7 +24,7 @@ from millpy.config.database_url import unreadable_url_error
 from millpy.errors import ConfigError
 from millpy.store.postgres.deployment.roles import Roles, act_as_owner, create_roles, grant, read_roles
 from millpy.store.postgres.engine import make_engine
-from millpy.store.postgres.unreachable import unreachable_error
+from millpy.store.postgres.unreachable import is_standby, standby_error, unreachable_error
 from millpy.store.revision import HEAD, newer_database_error
 
 HOLD = (
@@ -113,6 +113,11 @@ def _migrate(url: str, role_prefix: str | None) -> MigrationResult:
             return MigrationResult(tuple(config.attributes.get("applied", ())), roles)
     except OperationalError as error:
         raise unreachable_error(str(error.orig)) from error
+    except (sqlalchemy.exc.NotSupportedError, psycopg.errors.FeatureNotSupported) as error:
+        refused = getattr(error, "orig", error)
+        if isinstance(refused, psycopg.Error) and is_standby(refused):
+            raise standby_error() from error
+        raise
     except (sqlalchemy.exc.ProgrammingError, psycopg.errors.InsufficientPrivilege) as error:
         first, *_ = str(getattr(error, "orig", error)).splitlines()
         raise ConfigError(f"cannot migrate the database: {first}", hint="run `millpy migrate` as the owner") from error
