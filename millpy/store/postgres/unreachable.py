@@ -83,6 +83,8 @@ _OUTAGES = {
     r"timeout expired|timed out": ("{at} does not answer", f"check that it runs, and that {_URL} is right"),
 }
 
+_FULL = re.compile(r"(?:remaining connection slots|too many (?:clients|connections))[^\n]*")
+
 
 def unreachable_error(detail: str) -> MillError:
     """Return the error for a failed attempt to connect. `detail` is libpq's message."""
@@ -94,6 +96,9 @@ def unreachable_error(detail: str) -> MillError:
     for pattern, (message, hint) in _OUTAGES.items():
         if not _ANSWER.search(detail) and (found := re.search(pattern, detail)):
             return StoreUnavailableError(_AWAY + message.format(*found.groups(), at=_place(detail)), hint=hint)
+    if full := _FULL.search(detail):
+        hint = "end idle sessions, or raise max_connections or the CONNECTION LIMIT; a worker needs seven connections"
+        return StoreUnavailableError(f"the database at {_place(detail)} has no free connection: {full[0]}", hint=hint)
     return StoreUnavailableError(_AWAY + " ".join(detail.split()), hint=f"check that it runs, and that {_URL} is right")
 
 

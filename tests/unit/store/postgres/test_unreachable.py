@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millpy.errors import ConfigError
+from millpy.errors import ConfigError, StoreUnavailableError
 from millpy.store.postgres.unreachable import unreachable_error
 
 SERVER = 'connection failed: connection to server at "10.0.0.1", port 5432 failed: '
@@ -43,3 +43,19 @@ def test_statement_of_a_hint_quotes_names(name: str, quoted: str) -> None:
     assert missing.message == f"there is no database {name!r} at 10.0.0.1:5432"
     assert missing.hint.endswith(f"CREATE DATABASE {quoted}")
     assert refused.hint.startswith(f"as the database's owner: GRANT CONNECT ON DATABASE {quoted} TO")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "sorry, too many clients already",
+        'too many connections for role "millpy_worker"',
+        "remaining connection slots are reserved for roles with the SUPERUSER attribute",
+    ],
+)
+def test_server_without_a_free_connection_is_an_outage_with_its_remedy(said: str) -> None:
+    error = unreachable_error(f"{SERVER}FATAL:  {said}")
+
+    assert isinstance(error, StoreUnavailableError)
+    assert said.removeprefix("sorry, ") in error.message
+    assert "max_connections" in error.hint
