@@ -170,6 +170,9 @@ class KafkaInjector:
         if self._inbox:
             raise SourceUnavailableError(f"{text}; what was read of the topic before comes first")
         self._tell("source_recreated", f"{text}; resuming at {oldest}")
+        assert self._position is not None, "an id without a position"
+        # All that was read of the topic before has been taken, and no offset of it may be committed with the new id.
+        self._position = KafkaPosition(oldest, self._position.begun, topic_id)
         self._offset, self._topic_id, self._moved, self._beyond_since = oldest, topic_id, True, None
         self._setup.ready.set()
 
