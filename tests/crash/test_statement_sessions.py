@@ -166,3 +166,26 @@ async def test_a_statement_that_fails_behind_a_change_is_a_dead_letter_and_no_ot
         assert letters == [(reading("fails", 1.0),), (reading("refused", 1.0),)]
     finally:
         execute(database_url, f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "hint"),
+    [
+        ("SET TRANSACTION READ ONLY", "read-only transaction", "do not make its transaction read-only"),
+        ("EXECUTE 'DEALLOCATE ALL'", "prepared statement", "do not DEALLOCATE"),
+    ],
+)
+async def test_a_statement_that_spoils_the_transaction_of_its_turn_is_named_until_it_is_corrected(
+    database_url: str, change: str, said: str, hint: str
+) -> None:
+    execute(database_url, SCHEMA.format(change=change))
+    feed = Feed()
+    async with working(database_url, lambda: statement_graph(feed, FUNCTION)):
+        feed.push(*[reading(f"d{number}", 1.0) for number in range(20)])
+        refused = f"why LIKE '%to_app% cannot run:%{said}%' AND hint LIKE '{hint}%'"
+        events = "jsonb_to_record(detail) AS d (why text, hint text) WHERE kind = 'results_refused'"
+        await until(database_url, f"SELECT DISTINCT {refused} FROM millpy.events, {events}", [(True,)])
+        body = SCHEMA[SCHEMA.index("CREATE FUNCTION app.log(") : SCHEMA.index("CREATE PROCEDURE")]
+        execute(database_url, body.format(change="NULL").replace("CREATE", "CREATE OR REPLACE"))
+        await until(database_url, "SELECT count(*), count(DISTINCT device) FROM app.log", [(20, 20)])
+        assert rows(database_url, "SELECT count(*) FROM millpy.dead_letters") == [(0,)]

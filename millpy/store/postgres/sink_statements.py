@@ -32,6 +32,16 @@ _HINTS = {
 }
 """SQLSTATE -> what the author of a graph can do."""
 _ENDS_TRANSACTION = "2D000"
+_MISUSES = {
+    _ENDS_TRANSACTION: "do not commit or roll back in it",
+    "25006": "do not make its transaction read-only",
+    "26000": "do not DEALLOCATE in it the statements that others have prepared",
+}
+"""SQLSTATE -> what a statement must not do to the transaction and the session of the turn, in which it runs.
+
+The transaction begins as one that writes, and with prepared statements. Later it is read-only, or they are gone, only
+by what a user's code has done in it.
+"""
 _OF_NAMES = ("0A", "3F", "42")
 """Classes of SQLSTATE of a statement that cannot run, which functions also raise for a value."""
 _NO_RIGHT = "42501"
@@ -135,12 +145,13 @@ async def _plans(connection: Connection, query: bytes) -> bool:
 def translate_statement(error: psycopg.Error, sink: str, *, commit_sent: bool) -> MillError:
     """Translate the error of a sink's statement inside a turn's transaction."""
     found = translate_commit(error, commit_sent=commit_sent, users=True, table=sink)
-    if not isinstance(found, ResultTableError) and error.sqlstate != _ENDS_TRANSACTION:
+    state = error.sqlstate or ""
+    is_misuse = state == _ENDS_TRANSACTION or (isinstance(found, TransientError) and state in _MISUSES)
+    if not is_misuse and not isinstance(found, ResultTableError):
         return found
     said = error.diag.message_primary or " ".join(str(error).split())
-    hint = "do not commit or roll back in it" if error.sqlstate == _ENDS_TRANSACTION else _HINTS.get(
-        error.sqlstate or "", "restore what the statement names, or deploy the graph with another statement"
-    )  # fmt: skip
+    otherwise = "restore what the statement names, or deploy the graph with another statement"
+    hint = _MISUSES.get(state) or _HINTS.get(state, otherwise)
     return ResultTableError(
         f"the statement of sink {sink!r} cannot run: {said}",
         table=sink,
