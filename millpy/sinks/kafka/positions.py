@@ -38,6 +38,8 @@ from millpy.errors import SinkUnavailableError
 
 UNSTABLE_OFFSET_COMMIT, GROUP_ID_NOT_FOUND = 88, 69
 RETRY_S = 0.02
+UNSTABLE_S_MAX = 8.0
+"""Seconds for which a transaction may hold the offset although the next epoch has ended it."""
 NO_OFFSET = -1
 _PASSING = (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError)
 
@@ -119,8 +121,9 @@ async def stored_position(client: AIOKafkaClient, group: str, topic: str, partit
 
     Raises:
         KafkaError: the broker refuses.
-        SinkUnavailableError: the offset is not one that `marked` has made.
+        SinkUnavailableError: the offset is not one that `marked` has made, or a transaction holds it.
     """
+    began = clock.monotonic()
     while True:
         try:
             node = await client.coordinator_lookup(CoordinationType.GROUP, group)
@@ -143,4 +146,10 @@ async def stored_position(client: AIOKafkaClient, group: str, topic: str, partit
         error = for_code(code)
         if code != UNSTABLE_OFFSET_COMMIT and error not in _PASSING:
             raise error(group) if issubclass(error, KafkaError) else KafkaError(f"error {code} of group {group}")
+        if code == UNSTABLE_OFFSET_COMMIT and clock.monotonic() - began >= UNSTABLE_S_MAX:
+            raise SinkUnavailableError(
+                f"a transaction of consumer group {group} for {topic}-{partition} has not ended",
+                hint="if it lasts for minutes, a broker has lost its end: `kafka-transactions.sh find-hanging` finds it"
+                " in the topic and in __consumer_offsets, and `abort` ends it in each of their partitions",
+            )
         await clock.sleep(RETRY_S)
