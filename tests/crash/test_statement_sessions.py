@@ -189,3 +189,15 @@ async def test_a_statement_that_spoils_the_transaction_of_its_turn_is_named_unti
         execute(database_url, body.format(change="NULL").replace("CREATE", "CREATE OR REPLACE"))
         await until(database_url, "SELECT count(*), count(DISTINCT device) FROM app.log", [(20, 20)])
         assert rows(database_url, "SELECT count(*) FROM millpy.dead_letters") == [(0,)]
+
+
+@pytest.mark.parametrize("code", ["MW001", "MW002", "57P01", "40001"])
+async def test_a_function_that_raises_a_code_of_millpy_or_of_an_outage_refuses_its_record(
+    database_url: str, code: str
+) -> None:
+    execute(database_url, SCHEMA.format(change=f"IF device = 'coded' THEN RAISE SQLSTATE '{code}'; END IF"))
+    feed = Feed()
+    async with working(database_url, lambda: statement_graph(feed, FUNCTION)):
+        feed.push(*[reading(device, 1.0) for device in ("a", "coded", "b")])
+        await until(database_url, "SELECT device FROM app.log ORDER BY 1", [("a",), ("b",)])
+        await until(database_url, "SELECT payload FROM millpy.dead_letters", [(reading("coded", 1.0),)])

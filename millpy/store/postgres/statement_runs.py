@@ -19,7 +19,7 @@ from psycopg.rows import TupleRow
 
 from millpy.errors import StoreUnavailableError
 from millpy.store.postgres.connection import Channel, Connection
-from millpy.store.postgres.errors import SlotMovedError, translate
+from millpy.store.postgres.errors import SlotMovedError, translate_commit
 from millpy.store.postgres.session import UNHURRIED
 from millpy.store.postgres.session_settings import restore_query, state_query
 from millpy.store.postgres.sink_statements import SinkRun
@@ -119,7 +119,8 @@ class StatementRunner:
         """Tell whether a statement may have failed because of the session that another record has left."""
         if self._record_by_record or all(len(run.rows) < 2 for run in runs):
             return False
-        self._record_by_record = bool(error.sqlstate) and not isinstance(translate(error), StoreUnavailableError)
+        found = translate_commit(error, commit_sent=False, users=True)
+        self._record_by_record = bool(error.sqlstate) and not isinstance(found, StoreUnavailableError)
         return self._record_by_record
 
     async def _run_all(self, connection: Connection, run: SinkRun) -> list[AsyncCursor[TupleRow]]:
