@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from millpy.process.assembly import deploy
 from millpy.store.postgres.statement_runs import StatementRunner
 from tests.crash.graph_files import rows
 from tests.crash.test_lookups import execute, until
-from tests.crash.test_sinks import reading, readings, statement_graph, working
+from tests.crash.test_sinks import LIMITS, reading, readings, statement_graph, working
 from tests.feed import Feed
 
 SCHEMA = """
@@ -173,14 +174,15 @@ async def test_a_statement_that_fails_behind_a_change_is_a_dead_letter_and_no_ot
     [
         ("SET TRANSACTION READ ONLY", "read-only transaction", "do not make its transaction read-only"),
         ("EXECUTE 'DEALLOCATE ALL'", "prepared statement", "do not DEALLOCATE"),
+        ("IF device = 'd7' THEN PERFORM pg_sleep(60); END IF", "statement timeout", "make it faster"),
     ],
 )
-async def test_a_statement_that_spoils_the_transaction_of_its_turn_is_named_until_it_is_corrected(
+async def test_a_statement_that_spoils_its_turn_is_named_until_it_is_corrected(
     database_url: str, change: str, said: str, hint: str
 ) -> None:
     execute(database_url, SCHEMA.format(change=change))
     feed = Feed()
-    async with working(database_url, lambda: statement_graph(feed, FUNCTION)):
+    async with working(database_url, lambda: statement_graph(feed, FUNCTION), replace(LIMITS, statement_s=2)):
         feed.push(*[reading(f"d{number}", 1.0) for number in range(20)])
         refused = f"why LIKE '%to_app% cannot run:%{said}%' AND hint LIKE '{hint}%'"
         events = "jsonb_to_record(detail) AS d (why text, hint text) WHERE kind = 'results_refused'"

@@ -32,12 +32,13 @@ _HINTS = {
 }
 """SQLSTATE -> what the author of a graph can do."""
 _ENDS_TRANSACTION = "2D000"
-_MISUSES = {
+_OF_TURN = {
     _ENDS_TRANSACTION: "do not commit or roll back in it",
     "25006": "do not make its transaction read-only",
     "26000": "do not DEALLOCATE in it the statements that others have prepared",
+    "57014": "make it faster, or end what it waits for: pg_blocking_pids() tells; MILLPY_STATEMENT_S is its time limit",
 }
-"""SQLSTATE -> what a statement must not do to the transaction and the session of the turn, in which it runs.
+"""SQLSTATE -> what a statement must do otherwise, if it fails by what it does to the turn in which it runs.
 
 The transaction begins as one that writes, and with prepared statements. Later it is read-only, or they are gone, only
 by what a user's code has done in it.
@@ -146,12 +147,12 @@ def translate_statement(error: psycopg.Error, sink: str, *, commit_sent: bool) -
     """Translate the error of a sink's statement inside a turn's transaction."""
     found = translate_commit(error, commit_sent=commit_sent, users=True, table=sink)
     state = error.sqlstate or ""
-    is_misuse = state == _ENDS_TRANSACTION or (isinstance(found, TransientError) and state in _MISUSES)
-    if not is_misuse and not isinstance(found, ResultTableError):
+    is_of_turn = state == _ENDS_TRANSACTION or (isinstance(found, TransientError) and state in _OF_TURN)
+    if not is_of_turn and not isinstance(found, ResultTableError):
         return found
     said = error.diag.message_primary or " ".join(str(error).split())
     otherwise = "restore what the statement names, or deploy the graph with another statement"
-    hint = _MISUSES.get(state) or _HINTS.get(state, otherwise)
+    hint = _OF_TURN.get(state) or _HINTS.get(state, otherwise)
     return ResultTableError(
         f"the statement of sink {sink!r} cannot run: {said}",
         table=sink,
