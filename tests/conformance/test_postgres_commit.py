@@ -84,7 +84,7 @@ async def test_expired_windows_are_not_deleted_while_a_deployment_changes_state(
         await psycopg.AsyncConnection.connect(database_url) as deployment,
         await psycopg.AsyncConnection.connect(database_url, autocommit=True) as watcher,
     ):
-        await hold_off_folds(deployment, owner.deployment.graph_id, FOLDS_S)
+        await hold_off_folds(deployment, FOLDS_S)
         deleting = asyncio.create_task(owner.store.delete_windows(owner.grants[interval.interval_id], ["0/60"]))
         await waits_for_a_lock(watcher)
         await deployment.rollback()
@@ -93,7 +93,7 @@ async def test_expired_windows_are_not_deleted_while_a_deployment_changes_state(
 
 async def change_state(connection: psycopg.AsyncConnection, owner: Owner) -> None:
     """Lock what a deployment locks that removes a computation, and change nothing."""
-    await hold_off_folds(connection, owner.deployment.graph_id, FOLDS_S)
+    await hold_off_folds(connection, FOLDS_S)
     await lock_headers(connection, owner.deployment.graph_id)
     await connection.execute("DELETE FROM mill.keyed")
     await connection.rollback()

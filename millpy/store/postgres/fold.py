@@ -4,7 +4,7 @@ A piece is one transaction. It writes the rows of a contiguous range of document
 key; then it checks the sequencer, and advances the folded bundle to the last one whose documents are all folded. So
 the header is locked for an instant only, a stale owner's piece is undone as a whole, and a crash between pieces loses
 nothing: until the last document of a bundle is folded all of them count, and agree with the rows already written.
-A deployment that changes rows of state waits for the piece before it locks a header, and the next piece for it.
+A deployment that changes rows of state waits for the piece before it locks a header, and the next piece waits for it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ async def fold(connection: Connection, grant: Grant, bytes_max: int, progressed:
             # The planner does not know the size of a document; one index probe per key suits any size.
             for query in (_BEGIN, b"SET LOCAL synchronous_commit = off", b"SET LOCAL enable_seqscan = off"):
                 await connection.execute(query)
-            await connection.execute(statement("hold_off_deployment"), {"interval": grant.interval_id})
             await piece.fold(connection)
             await connection.execute(b"COMMIT")
         done += piece.size

@@ -16,14 +16,10 @@ SELECT i.folded_bundle, piece.upto, piece.upto_part, coalesce(piece.complete, i.
         WHERE d.before < %(piece_bytes)s::bigint) AS piece ON true
  WHERE i.interval_id = %(interval)s AND i.sequencer = %(sequencer)s;
 
--- name: hold_off_deployment
--- Waits for a deployment that changes folded rows, and lets it wait for this fold: both lock such rows and the header of
--- their interval, in another order. Zero rows: the interval is gone.
-SELECT pg_advisory_xact_lock_shared(hashtext('mill.fold'), i.graph_id) FROM mill.intervals AS i WHERE i.interval_id = %(interval)s;
-
 -- name: hold_off_folds
--- Waits for the folds of a graph in flight; later ones wait for this transaction. Always one row.
-SELECT pg_advisory_xact_lock(hashtext('mill.fold'), %(graph_id)s::integer);
+-- Waits for what changes folded rows, of any graph; later folds wait for this transaction, and commits do not. Who may only
+-- read has no lock that this waits for.
+LOCK TABLE mill.keyed IN SHARE ROW EXCLUSIVE MODE;
 
 -- name: fold_piece
 -- Folds the documents of (after, upto] into rows, newest per key. Zero rows: there were only tombstones.
@@ -78,10 +74,8 @@ SELECT mill.end_fold(%(interval)s, %(sequencer)s, %(folded)s, %(complete)s);
 
 -- name: delete_windows
 -- Deletes rows of windows that have expired, up to rows_max, and counts them. Zero rows: the grant is stale.
--- Like a fold, it holds off a deployment that changes such rows, which would lock them in another order.
 WITH owned AS MATERIALIZED (
-    SELECT pg_advisory_xact_lock_shared(hashtext('mill.fold'), i.graph_id)
-      FROM mill.intervals AS i WHERE i.interval_id = %(interval)s AND i.sequencer = %(sequencer)s
+    SELECT FROM mill.intervals AS i WHERE i.interval_id = %(interval)s AND i.sequencer = %(sequencer)s
 ), gone AS (
     DELETE FROM mill.keyed AS k
      WHERE k.ctid = ANY (ARRAY(

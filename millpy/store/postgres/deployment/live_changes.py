@@ -91,7 +91,7 @@ async def migrate(
     description = description_after(before, after, changes)
     ids = {"graph_id": stored.graph_id}
     if of_kind("back", changes) or of_kind("state", changes):
-        await hold_off_folds(connection, stored.graph_id, LOCK_S if dry_run else FOLDS_S)
+        await hold_off_folds(connection, LOCK_S if dry_run else FOLDS_S)
     await lock_headers(connection, stored.graph_id, ends_frozen=not dry_run)
     await limit_lock_wait(connection, LOCK_S)
     changed = {change.computation for change in of_kind("setting", changes) if change.computation}
@@ -128,14 +128,14 @@ async def _tell(connection: Connection, graph_id: int, version: int, changes: Se
     await connection.execute(statement("append_events"), events)
 
 
-async def hold_off_folds(connection: Connection, graph_id: int, wait_s: float) -> None:
-    """Wait for the folds of a graph in flight, and keep others from beginning. Before the headers are locked.
+async def hold_off_folds(connection: Connection, wait_s: float) -> None:
+    """Wait for the folds in flight, and keep others from beginning. Before the headers are locked.
 
     A fold locks rows of state, then the header of their interval. A deployment that changes such rows, which may be
     millions, has locked the headers before: each would wait for the other.
     """
     await limit_lock_wait(connection, wait_s)
-    await connection.execute(statement("hold_off_folds"), {"graph_id": graph_id})
+    await connection.execute(statement("hold_off_folds"))
 
 
 async def lock_headers(connection: Connection, graph_id: int, *, ends_frozen: bool = True) -> None:
