@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import shutil
@@ -83,3 +84,13 @@ def fresh_database(server: EmbeddedPostgres, template: str = TEMPLATE) -> Iterat
     finally:
         with psycopg.connect(server.url(), autocommit=True) as connection:
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(name))
+
+
+async def until_waiting(url: str, number: int) -> None:
+    """Wait until as many statements of a database wait for a lock."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection, asyncio.timeout(10):
+        while True:
+            row = await (await connection.execute(waiting)).fetchone()
+            if row is not None and row[0] >= number:
+                return

@@ -21,16 +21,19 @@ from millpy.store.postgres.statements import statement
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_segment, a_slice, entries
 from tests.crash.harness import await_true
+from tests.databases import until_waiting
 
 
 def some_state() -> tuple[Entries, ...]:
     return (entries(Kind.STATE, "cell", ("k", 1)),)
 
 
-async def waits_for_a_lock(watcher: psycopg.AsyncConnection, number: int = 1) -> None:
-    """Until a commit, or this number of sessions, waits for a lock."""
-    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    while (await (await watcher.execute(query)).fetchone()) != (number,):
+async def waits_for_a_lock(watcher: psycopg.AsyncConnection) -> None:
+    """Until a commit waits for a row lock."""
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'millpy commit' AND wait_event_type = 'Lock'"
+    )
+    while (await (await watcher.execute(query)).fetchone()) == (0,):
         pass
 
 
@@ -63,14 +66,13 @@ async def test_a_fold_and_a_deployment_that_changes_state_do_not_wait_for_each_o
     async with (
         await psycopg.AsyncConnection.connect(database_url) as commit,
         await psycopg.AsyncConnection.connect(database_url) as deployment,
-        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as watcher,
     ):
         await commit.execute("SELECT FROM mill.intervals FOR NO KEY UPDATE")  # both wait here at the latest
         begin = [lambda: owner.fold(interval), lambda: change_state(deployment, owner)]
         tasks = []
         for number, which in enumerate(begin if fold_is_first else reversed(begin), 1):
             tasks.append(asyncio.create_task(which()))
-            await waits_for_a_lock(watcher, number)
+            await until_waiting(database_url, number)
         await commit.rollback()
         await asyncio.gather(*tasks)
 
@@ -80,13 +82,10 @@ async def test_expired_windows_are_not_deleted_while_a_deployment_changes_state(
 ) -> None:
     """Both delete rows of state, each in an order of its own."""
     interval = owner.deployment.intervals[0]
-    async with (
-        await psycopg.AsyncConnection.connect(database_url) as deployment,
-        await psycopg.AsyncConnection.connect(database_url, autocommit=True) as watcher,
-    ):
+    async with await psycopg.AsyncConnection.connect(database_url) as deployment:
         await hold_off_folds(deployment, FOLDS_S)
         deleting = asyncio.create_task(owner.store.delete_windows(owner.grants[interval.interval_id], ["0/60"]))
-        await waits_for_a_lock(watcher)
+        await until_waiting(database_url, 1)
         await deployment.rollback()
         await deleting
 

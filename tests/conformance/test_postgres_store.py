@@ -22,6 +22,7 @@ from tests.conformance.store_builders import World, a_segment, a_slice, a_world
 from tests.conformance.store_outbox_suite import filled, refused, report, state
 from tests.conformance.store_request_suite import asked, people
 from tests.conformance.store_suite import StoreSuite
+from tests.databases import until_waiting
 
 BUNDLES_POLLED = 40
 
@@ -56,7 +57,7 @@ async def test_a_report_in_flight_at_a_takeover_is_read_by_the_new_owner(
     with psycopg.connect(database_url) as blocker:
         blocker.execute("SELECT FROM mill.outbox FOR UPDATE")  # the report has stored its position, and waits here
         reporting = asyncio.create_task(first.store.record_delivered([report(first, interval, 5)]))
-        await _until_waiting(database_url, 1)
+        await until_waiting(database_url, 1)
         await first.expire()
         taking = asyncio.create_task(take_over())
         await asyncio.wait([taking], timeout=2)
@@ -83,7 +84,7 @@ async def test_a_report_that_stores_after_a_takeover_changes_nothing(
             CREATE TRIGGER wait BEFORE INSERT ON mill.deliveries FOR EACH ROW EXECUTE FUNCTION public.wait();
         """)
         reporting = asyncio.create_task(first.store.record_delivered([report(first, interval, 5, refused(2))]))
-        await _until_waiting(database_url, 1)
+        await until_waiting(database_url, 1)
         await first.expire()
         second = await world.owner(interval)
         before = await state(second, interval)
@@ -109,7 +110,7 @@ async def test_a_report_of_what_a_deployment_is_removing_may_be_tried_again(
             if what == "source"
             else owner.store.record_delivered([report(owner, interval, 1)])
         )
-        await _until_waiting(database_url, 1)
+        await until_waiting(database_url, 1)
         deployment.commit()
     with pytest.raises(TransientError, match="source_connections" if what == "source" else "deliveries"):
         await reporting
@@ -152,13 +153,3 @@ async def test_bounded_polls_read_each_segment_once(
         assert found == sorted(each for each in stored if after < each[0] <= upto)
         after, polls = upto, polls + 1
     assert polls > 2
-
-
-async def _until_waiting(url: str, number: int) -> None:
-    """Wait until as many statements wait for a lock."""
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection, asyncio.timeout(10):
-        while True:
-            row = await (await connection.execute(waiting)).fetchone()
-            if row is not None and row[0] >= number:
-                return
