@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millpy.errors import MillError
-from millpy.graph import Graph, StageNode
+from millpy.graph import Graph
 from millpy.model.finding import Finding, Severity
 from millpy.sinks.protocol import UNDELIVERED
 
@@ -19,11 +19,9 @@ async def examine_sources(graph: Graph) -> list[Finding]:
                 found.append(finding)
         except MillError as error:
             found.append(Finding(Severity.ERROR, "broker", f"{node.name}: {error.message}", UNREACHED, error.hint))
-    for step in graph.nodes:
-        if not isinstance(step, StageNode) or step.sink is None:
-            continue
+    for step, sink in graph.sinks():
         try:
-            async for finding in step.sink.examine(graph.permanent_name, step.name):
+            async for finding in sink.examine(graph.permanent_name, step.name):
                 found.append(finding)
         except MillError as error:
             found.append(Finding(Severity.ERROR, "sink", f"{step.name}: {error.message}", UNDELIVERED, error.hint))

@@ -12,7 +12,7 @@ from millpy.cli import text_table as tables
 from millpy.cli.copied_results import check_generation, copy_all, described, show_plan
 from millpy.cli.options import DatabaseOption, JsonOption, handle_errors, print_json, settings_of
 from millpy.errors import GraphError, MillError, TransientError, UsageError
-from millpy.graph import Graph, StageNode
+from millpy.graph import Graph
 from millpy.model.deployment import GraphSpec, Upgrade
 from millpy.model.graph_changes import GraphChange, of_kind
 from millpy.model.versions import MIGRATE, NEW_GENERATION, cannot_deploy
@@ -143,8 +143,7 @@ async def _reset(url: str, graph: Graph, names: Sequence[str], *, dry_run: bool,
         return
     tables.say(f"graph {spec.name}: {'would reset' if dry_run else 'reset'} {', '.join(names)}")
     tables.say("  their state, positions, dead letters and late records are deleted")
-    steps = [node for node in graph.nodes if node.name in names and isinstance(node, StageNode)]
-    if sinks := [step.name for step in steps if step.sink is not None]:
+    if sinks := [step.name for step, _ in graph.sinks() if step.name in names]:
         tables.say(f"  the messages of {', '.join(sinks)} that are not delivered are deleted")
     begin = {"a source as if it were new" if c.kind == "injector" else "a computation with new data"
              for c in spec.computations if c.name in names}  # fmt: skip

@@ -33,6 +33,7 @@ from millpy.model.take import TAKE_TYPE
 from millpy.model.time import check_positive
 from millpy.operators.keyed import ComputationLogic
 from millpy.operators.state_migration import StateFunction, StateUpgrade
+from millpy.sinks.protocol import Sink
 
 GENERATION_MAX = 2**31 - 1
 
@@ -81,6 +82,11 @@ class Graph:
     def injectors(self) -> list[InjectorNode]:
         """Return the nodes with a source, in order of creation."""
         return [node for node in self.nodes if isinstance(node, InjectorNode)]
+
+    def sinks(self) -> list[tuple[StageNode, Sink]]:
+        """Return the nodes whose messages are delivered after the commit, and their sinks, in order of creation."""
+        stages = [node for node in self.nodes if isinstance(node, StageNode)]
+        return [(node, node.sink) for node in stages if node.sink is not None]
 
     def add(self, node: InjectorNode | StageNode) -> None:
         """Append a node, behind the nodes that produce its input.

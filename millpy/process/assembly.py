@@ -23,7 +23,7 @@ from millpy.errors import (
     TransientError,
     UsageError,
 )
-from millpy.graph import Graph, StageNode
+from millpy.graph import Graph
 from millpy.hosting.failpoints import Failpoints, NoFailpoints
 from millpy.hosting.plan import plan
 from millpy.limits import Limits
@@ -143,12 +143,11 @@ async def prepare_sinks(graph: Graph) -> None:
     Raises:
         ConfigError: the other side of a sink refuses, for example an incompatible schema.
     """
-    for node in graph.nodes:
-        if isinstance(node, StageNode) and node.sink is not None:
-            try:
-                await node.sink.prepare([taken.record_type for taken in node.inputs])
-            except SinkUnavailableError as error:
-                log.warning("sink %s: %s", node.name, error.message)
+    for node, sink in graph.sinks():
+        try:
+            await sink.prepare([taken.record_type for taken in node.inputs])
+        except SinkUnavailableError as error:
+            log.warning("sink %s: %s", node.name, error.message)
 
 
 def _archives(graph: Graph) -> tuple[str, ...]:

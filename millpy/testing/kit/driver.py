@@ -98,9 +98,8 @@ class GraphDriver:
         self._limits = limits or Limits()
         self._host = HostedGraph(self.graph, self._state, self._limits, start, self._observe)
         self._nodes = {node.name: node for node in self.graph.nodes}
-        for each in self._nodes.values():
-            if isinstance(each, StageNode) and each.sink is not None:
-                each.sink.assume_prepared([taken.record_type for taken in each.inputs])
+        for each, sink in self.graph.sinks():
+            sink.assume_prepared([taken.record_type for taken in each.inputs])
 
     # What moves the graph.
 
