@@ -115,6 +115,10 @@ class Format(GraphPart, ABC):
         """The names of JSON of the fields that the format itself fills in each record; by default none."""
         return ()
 
+    def fills(self, name: str, record_type: RecordType) -> bool:
+        """Tell whether the format itself fills a field, which nothing else may then fill."""
+        return encoded_names(record_type)[name] in self.filled_names
+
     @property
     def text_encoding(self) -> str | None:
         """The encoding of a file whose byte order mark says no other; None for formats that are always UTF-8."""

@@ -42,7 +42,7 @@ def check_named(names: Sequence[str], record_type: RecordType, part: str, format
             )
         if record_type.field_type(name) not in (str, int, UUID):
             raise GraphError(f"{part} {{{name}}}: {name!r} of {struct} is not a str, int or UUID")
-        if format is not None and encoded_names(record_type)[name] in format.filled_names:
+        if format is not None and format.fills(name, record_type):
             raise GraphError(f"{part} {{{name}}}: {format!r} fills {name!r}, too", hint="write * or + for that part")
     if names and record_type.struct.__struct_config__.array_like:
         raise GraphError(f"{part} {{{names[0]}}} does not fit {struct}, which is written as an array")

@@ -86,7 +86,7 @@ class FieldMapping(GraphPart):
                 raise GraphError(
                     f"field {name!r} is filled from Kafka and must be {' or '.join(kind.__name__ for kind in kinds)}"
                 )
-            if format is not None and encoded_names(record_type)[name] in format.filled_names:
+            if format is not None and format.fills(name, record_type):
                 raise GraphError(f"cannot fill {name!r} from Kafka: {format!r} fills it, too")
         if names and record_type.struct.__struct_config__.array_like:
             raise GraphError(f"fields filled from Kafka do not fit {struct}, which is written as an array")
