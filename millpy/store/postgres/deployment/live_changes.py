@@ -53,7 +53,7 @@ HEADER_ATTEMPTS = 10
 HEADERS_S = 1.0
 """How long each attempt waits for commits in flight. Between attempts, other transactions proceed."""
 FOLDS_S = 30.0
-"""How long to wait for folds in flight, of at most `PIECE_BYTES` each. Meanwhile, nothing but other folds waits."""
+"""How long to wait for folds in flight, of at most `PIECE_BYTES` each. Only what changes folded rows waits with it."""
 
 
 @dataclass(frozen=True, slots=True)
