@@ -243,7 +243,8 @@ class FileReader:
     def _head_of_broken(self, at: FilePosition) -> tuple[tuple[str, int] | None, bool]:
         """Return a hash of a broken file's first bytes with their number, and whether it is a dead letter already.
 
-        It is if it was broken there before, and begins as it did then: each look at a file that grows finds it again.
+        It is one if the file was broken at this place before, and still begins as it did then: each look at a file that
+        grows finds the same defect.
         """
         before = self._notes.done.get(at.path)
         known = before.broken_head if before is not None and before.broken and before.offset == at.offset else None
