@@ -207,8 +207,6 @@ class Decoder:
 
     def _piece(self, taken: SourceBatch, lines: Sequence[bytes]) -> pa.RecordBatch | None:
         block = lines.lines() if isinstance(lines, PayloadColumn) else b"\n".join(lines)
-        if block.count(b"\n") != len(lines) - 1 or len(block) == 0:
-            return None
         return self._columns(taken, block, len(lines))
 
     @staticmethod

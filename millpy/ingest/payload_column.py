@@ -22,17 +22,19 @@ class PayloadPiece:
     Attributes:
         data: the bytes.
         begins, ends: where each payload is.
+        compacted: whether all that is between two payloads is one newline.
     """
 
     data: bytes
     begins: Places
     ends: Places
+    compacted: bool = False
 
     def __len__(self) -> int:
         return len(self.begins)
 
     def __getitem__(self, rows: slice) -> PayloadPiece:
-        return PayloadPiece(self.data, self.begins[rows], self.ends[rows])
+        return PayloadPiece(self.data, self.begins[rows], self.ends[rows], self.compacted)
 
     def cut(self) -> list[bytes]:
         """Return the payloads."""
@@ -40,21 +42,21 @@ class PayloadPiece:
         return [data[begin:end] for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True)]
 
     def compact(self) -> PayloadPiece:
-        """Return the payloads in a piece of their own, one a line, of which `lines` has nothing to leave out."""
+        """Return the payloads in a piece of their own, of which `lines` has nothing to leave out."""
         ends = np.cumsum(self.ends - self.begins + 1) - 1
-        return PayloadPiece(self.lines(), ends - (self.ends - self.begins), ends)
+        return PayloadPiece(self.lines(), ends - (self.ends - self.begins), ends, compacted=True)
 
     def lines(self) -> bytes:
         """Return the payloads joined by newlines."""
+        first, last = int(self.begins[0]), int(self.ends[-1])
+        if self.compacted:
+            return self.data[first:last]
         newlines, behind = self.ends[:-1], self.begins[1:]
         gap_max = int((behind - newlines).max(initial=1))
         if gap_max > GAP_BYTES_MAX:
             return b"\n".join(self.cut())
-        first = int(self.begins[0])
-        found = np.frombuffer(self.data, np.uint8)[first : int(self.ends[-1])].copy()
+        found = np.frombuffer(self.data, np.uint8)[first:last].copy()
         found[newlines - first] = ord("\n")
-        if gap_max == 1:
-            return found.tobytes()
         kept = np.ones(len(found), bool)
         for width in range(1, gap_max):
             place = newlines + width

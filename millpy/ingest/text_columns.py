@@ -146,8 +146,9 @@ def is_utf8(block: bytes) -> bool:
 
 def _is_shallow(block: bytes, count: int) -> bool:
     data = np.frombuffer(block, np.uint8)
-    # Faster than bytes.count, which stops at every match, and there are many.
-    if int(np.count_nonzero(data == ord("{"))) + int(np.count_nonzero(data == ord("["))) <= count + _BRACKETS_MAX:
+    # Faster than bytes.count, which stops at every match, and there are many of the first.
+    lists = int(np.count_nonzero(data == ord("["))) if b"[" in block else 0
+    if int(np.count_nonzero(data == ord("{"))) + lists <= count + _BRACKETS_MAX:
         return True
     brackets = np.flatnonzero((data == ord("{")) | (data == ord("[")))
     ends = np.append(np.flatnonzero(data == ord("\n")), len(block))

@@ -431,13 +431,14 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
         """Return the late records, given the windows of rows (`at`; None if row n has window n) and which are over."""
         entries = np.flatnonzero(over)
         missed = np.asarray(entries if at is None else at[entries], np.int64)
-        kept = np.flatnonzero(~over) if at is None else at[~over]
-        whole = None
+        whole, nowhere = None, missed
         if at is not None:
+            kept = at[~over]
+            nowhere = np.setdiff1d(missed, kept)
             whole = ~np.isin(missed, kept)
             whole[np.setdiff1d(np.arange(len(missed)), np.unique(missed, return_index=True)[1])] = False
         late = self._late_rows(rows.take(missed), starts[entries], ends[entries], whole)
-        return DroppedLate(late, {place: len(mine) for place, mine in rows.by_input(np.setdiff1d(missed, kept))})
+        return DroppedLate(late, {place: len(mine) for place, mine in rows.by_input(nowhere)})
 
     def _late_rows(
         self, rows: JoinedRows, starts: Instants, ends: Instants, whole: Mask | None = None

@@ -202,7 +202,7 @@ class FetchedRecords(fetcher.PartitionRecords):  # type: ignore[misc]
             at_once = at_once if len(newest) > _LARGE_BYTES else _PART_RECORDS
         last = batch.next_offset - 1
         whole = read_columns(newest)
-        for part in map(columns_of, _in_parts(chain(batch), at_once)) if whole is None else whole.parts(_PART_RECORDS):
+        for part in map(columns_of, _in_parts(chain(batch), at_once)) if whole is None else whole.parts(RUN_RECORDS):
             self._memory += _memory_of(part)
             if part.next_offset > last + 1 or (part.offsets[1:] <= part.offsets[:-1]).any():
                 raise CorruptRecordException(f"offsets do not rise up to {last}")

@@ -25,7 +25,8 @@ TYPE = RecordType(Reading)
 
 
 def lines(count: int) -> list[bytes]:
-    return [b'{"device":"d%d","at":"2026-01-01T00:00:00Z","temperature":%d}' % (i, i) for i in range(count)]
+    text = b'{"device":"d%d","at":"2026-01-01T00:00:00Z","temperature":%d,"count":0}'
+    return [text % (i, i) for i in range(count)]
 
 
 def decode(payloads: list[bytes], record_type: RecordType = TYPE, **how: object) -> DecodeResult:
@@ -36,7 +37,8 @@ def test_large_batch_of_plain_json_becomes_columns() -> None:
     decoded = decode(lines(500))
 
     assert decoded.objects is None
-    assert decoded.batch.schema == TYPE.schema if decoded.batch else False
+    assert decoded.batch is not None and decoded.batch.schema == TYPE.schema
+    assert JsonColumns(TYPE).columns(b"\n".join(lines(500)), 500) == decoded.batch
 
 
 def test_few_records_become_objects() -> None:
@@ -58,7 +60,8 @@ def test_few_records_become_objects() -> None:
         (b'{"device":"a\\u0000","at":"2026-01-01T00:00:00Z","temperature":1}', "refused"),
         (b'{"device":"d","at":"2026-01-01T00:00:00Z","temperature":1,"count":9223372036854775808}', "refused"),
         (b'{"device":"d","at":"2026-01-01T00:00:00","temperature":1}', "event_time"),
-        (b'{"z":' + b"[" * 5000 + b"]" * 5000 + b"}", "undecodable"),
+        (lines(1)[0].replace(b"}", b',"z":' + b"[" * 5000 + b"]" * 5000 + b"}"), "undecodable"),
+        (lines(1)[0].replace(b"}", b',"z":' + b'{"z":' * 5000 + b"0" + b"}" * 5001), "undecodable"),
     ],
 )
 @pytest.mark.parametrize("others", [0, 200])
@@ -80,6 +83,15 @@ def test_payloads_with_newlines_stay_one_record_each() -> None:
     decoded = decode(payloads)
 
     assert decoded.rows.tolist() == list(range(100))
+
+
+@pytest.mark.parametrize("row", [0, 99])
+def test_newline_at_the_end_of_a_payload_is_no_record(row: int) -> None:
+    payloads = lines(100)
+    payloads[row] += b"\n"
+
+    assert decode(payloads).batch == decode(lines(100)).batch
+    assert decode([*payloads, b""]).batch == decode(lines(100)).batch
 
 
 def test_one_bad_record_does_not_disable_columns_for_the_others() -> None:
