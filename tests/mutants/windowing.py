@@ -283,10 +283,16 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/windowing/operator.py",
-        "        kept = np.flatnonzero(~over) if at is None else at[~over]",
-        "        kept = np.flatnonzero(~over) if at is not None else at[~over]",
+        "        late = self._late_rows(rows.take(missed), starts[entries], ends[entries], whole)",
+        "        late = self._late_rows(rows.take(missed[:0]), starts[entries], ends[entries], whole)",
         killers=("tests/unit/windowing/test_logic.py::test_late_record_is_stored_with_its_window",),
         line="No record is lost because it is bad",
+    ),
+    Mutant(
+        "millpy/windowing/operator.py",
+        "            nowhere = np.setdiff1d(missed, kept)",
+        "            nowhere = np.unique(missed)",
+        killers=("tests/unit/windowing/test_combiner.py::test_record_too_late_for_one_of_its_windows_counts_as_taken",),
     ),
     Mutant(
         "millpy/windowing/fixed.py",

@@ -179,6 +179,25 @@ def test_rejected_record_is_removed_from_all_its_sliding_windows() -> None:
     assert panes(subject) == [("a", 1, 0.0, [4.0]), ("a", 1, 0.0, [4.0])]
 
 
+def test_record_too_late_for_one_of_its_windows_counts_as_taken() -> None:
+    subject = driver(SlidingWindows(20 * us, every=10 * us))
+
+    subject.feed([of(121, 1)])
+    result = subject.feed([of(12, 2), of(12, 3), of(22, 4), of(150, 5)])
+
+    # The watermark was 21: too late for [0, 20), not for [10, 30).
+    assert [(late.event_times, late.window_starts, late.whole) for late in result.late] == [
+        ([12, 12], [0, 0], [False] * 2)
+    ]
+    assert (result.late_by_input, result.consumed_by_input) == ({}, {0: 4})
+
+    result = subject.feed([of(11, 6), of(12, 7), of(23, 8)])
+
+    # The watermark was 50: the last one is too late for [10, 30) and [20, 40).
+    assert [late.whole for late in result.late] == [[True, False, True, False, True, False]]
+    assert (result.late_by_input, result.consumed_by_input) == ({0: 3}, {})
+
+
 def test_combiner_declares_its_types() -> None:
     class Nameless(Combiner[int]):
         result_type = int
