@@ -106,7 +106,7 @@ class IntervalState:
 
     def wait_for_outbox(self, full: frozenset[int]) -> None:
         """Hold the interval of a sink while it is among those with a full outbox."""
-        if self.plan.delivers:
+        if (full or self.held) and self.plan.delivers:
             self.held = self.interval_id in full
             self.memory_bytes_min = sys.maxsize if self.held else 0
 

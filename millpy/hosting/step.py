@@ -456,7 +456,7 @@ class Steps:
         for delivery in inbound:
             if delivery.bundle is not None and (len(delivery.bundle) or delivery.bundle.records.sites is not None):
                 bundle = delivery.bundle
-                if (delivery.polled or interval.plan.runs_statements) and len(bundle):
+                if len(bundle) and (delivery.polled or interval.plan.runs_statements):
                     admitted, blamed = isolation.admit(bundle.records)
                     refused.extend((bundle.input, self._blamed(interval, bundle, blame)) for blame in blamed)
                     bundle = bundle if admitted is None else bundle.take(admitted)
@@ -529,7 +529,7 @@ def _unarchived(retaken: ReplayBatch, releases: Sequence[Release], refused: Sequ
 def _settles(interval: IntervalState, inbox: TurnInput) -> bool:
     """Tell whether something becomes of an interval's refused messages, although it takes no input."""
     of = interval.interval_id
-    return of in inbox.settlements or (interval.plan.delivers and of in inbox.releases)
+    return of in inbox.settlements or (of in inbox.releases and interval.plan.delivers)
 
 
 def _check_still_ours(producer: IntervalState | None, answer: PollResult) -> None:

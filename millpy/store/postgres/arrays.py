@@ -56,15 +56,15 @@ class _FixedWidthArray(PgArray):
 
     @classmethod
     def _body(cls, values: Sequence[Any] | npt.NDArray[Any]) -> bytes:
-        width = np.dtype(cls.numpy_type).itemsize
-        if not isinstance(values, np.ndarray) and cls.python_type == "q":
+        element = struct.Struct("!i" + cls.python_type)
+        width = element.size - _LENGTH.size
+        if len(values) >= FEW_MAX and cls.python_type == "q" and not isinstance(values, np.ndarray):
             values = whole_numbers(values)
         if isinstance(values, np.ndarray):
             packed = np.empty(len(values), dtype=[("length", ">i4"), ("value", cls.numpy_type)])
             packed["length"] = width
             packed["value"] = values
             return packed.tobytes()
-        element = struct.Struct("!i" + cls.python_type)
         return b"".join([_NULL if value is None else element.pack(width, value) for value in values])
 
 

@@ -67,6 +67,8 @@ COMMIT = b"COMMIT"
 """The user's deferred constraints and triggers run in this statement, or in DEFERRED."""
 DURABLE = b"SET synchronous_commit TO on"
 """Comes before COMMIT: a user's trigger, or a statement of a sink, may have set it off, as functions that log do."""
+_UNANSWERED = frozenset((BEGIN, DURABLE, COMMIT))
+"""Commands that go with those around them; for each other one, psycopg makes a cursor and looks at the socket."""
 
 Parameters = dict[str, Any] | list[Any]
 Command = tuple[bytes, Parameters]
@@ -425,7 +427,7 @@ class Committer:
                     restoring = self.runner.restoring() if turn.statements else []
                     sending.commit_sent = True
                     found = await _pipeline(connection, [(DURABLE, []), *restoring, (COMMIT, [])], sending)
-                    if restoring and not (await found[-2].fetchone() or (True,))[-1]:
+                    if restoring and not (await found[-1].fetchone() or (True,))[-1]:
                         await self._channel.drop()  # triggers do not fire in its session any more
                         return None
                 if self.runner.server_reports_change(connection):
@@ -580,17 +582,21 @@ def _commands(turn: EncodedTurn, slots: list[int]) -> list[Command]:
 async def _pipeline(
     connection: Connection, commands: Sequence[Command], sending: CommitProgress
 ) -> list[AsyncCursor[TupleRow]]:
-    """Send commands in one round trip, and return a cursor of each.
+    """Send commands in one round trip, and return a cursor of each that is answered.
 
     Raise the first error, and set `sending.failed_statement` to its statement.
     """
-    cursors: list[AsyncCursor[TupleRow]] = []
+    cursors: list[AsyncCursor[TupleRow] | None] = []
     try:
         async with connection.pipeline():
             for query, parameters in commands:
-                cursors.append(await connection.execute(query, parameters or None))
+                if query in _UNANSWERED:
+                    await connection.wait(connection._exec_command(query))  # as psycopg sends its own BEGIN
+                    cursors.append(None)
+                else:
+                    cursors.append(await connection.execute(query, parameters or None))
     except psycopg.Error:
-        done = next((place for place, cursor in enumerate(cursors) if cursor.pgresult is None), len(cursors))
-        sending.failed_statement = commands[min(done, len(commands) - 1)][0]
+        failed = (at for at, cursor in enumerate(cursors) if cursor is not None and cursor.pgresult is None)
+        sending.failed_statement = commands[min(next(failed, len(cursors)), len(commands) - 1)][0]
         raise
-    return cursors
+    return [cursor for cursor in cursors if cursor is not None]

@@ -29,8 +29,8 @@ DEFERRED = b"SET CONSTRAINTS ALL IMMEDIATE"
 """Runs the user's deferred constraints and triggers. What is deferred otherwise runs in COMMIT."""
 
 
-REPORTED = ("client_encoding", "session_authorization", "default_transaction_read_only", "search_path", "TimeZone",
-            "DateStyle", "IntervalStyle", "standard_conforming_strings")  # fmt: skip
+REPORTED = (b"client_encoding", b"session_authorization", b"default_transaction_read_only", b"search_path", b"TimeZone",
+            b"DateStyle", b"IntervalStyle", b"standard_conforming_strings")  # fmt: skip
 """Settings whose changes servers report, the fourth since PostgreSQL 18."""
 
 
@@ -142,4 +142,4 @@ class StatementRunner:
 
 
 def _reported(connection: Connection) -> list[bytes | None]:
-    return [connection.pgconn.parameter_status(name.encode()) for name in REPORTED]
+    return [connection.pgconn.parameter_status(name) for name in REPORTED]
