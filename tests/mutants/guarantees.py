@@ -23,8 +23,8 @@ def _of_store(line: str, killer: str, file: str, old: str, new: str) -> Mutant:
 MUTANTS = [
     _of("A bundle's effects are visible together or not at all",
         "crash/test_every_point.py::test_killed_worker_is_started_again[after_fence]",
-        "millpy/store/postgres/commit.py", "            await _pipeline(connection, [(BEGIN, []), fence], sending)",
-        "            await _pipeline(connection, [(BEGIN, []), fence, (COMMIT, []), (BEGIN, [])], sending)"),
+        "millpy/store/postgres/commit.py", "            await send_commands(connection, [(BEGIN, []), fence], sending)",
+        "            await send_commands(connection, [(BEGIN, []), fence, (COMMIT, []), (BEGIN, [])], sending)"),
     _of_store("A commit whose answer is lost is resolved, not repeated",
               "test_unknown_commit_is_resolved_by_taking_over_from_oneself",
               OWNERSHIP, "AS i SET sequencer = i.sequencer + 1", "AS i SET sequencer = i.sequencer"),

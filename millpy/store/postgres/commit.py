@@ -20,14 +20,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import psycopg
-from psycopg import AsyncCursor
-from psycopg.rows import TupleRow
 
 from millpy.errors import CommitUnknownError, PaneOrderError, StoreUnavailableError, TransientError
 from millpy.model.checkpoint import Checkpoint, DeletedRows, Kind, Segment, StoredSlice
 from millpy.model.delta import encode_documents
 from millpy.store.postgres import corrections, letters, requests
 from millpy.store.postgres.arrays import Bigints, Byteas, Jsonbs, PgArray, Texts
+from millpy.store.postgres.commit_pipeline import BEGIN, COMMIT, DURABLE, Command, send_commands
 from millpy.store.postgres.connection import Channel, Connection
 from millpy.store.postgres.errors import (
     SlotMovedError,
@@ -61,17 +60,6 @@ ENCODE_APART_MIN = 2_000
 SLOT_ATTEMPTS_MAX = 5
 STATEMENT_BYTES = 4_000_000
 """About this many bytes of deltas go into one statement, and of one interval into one document."""
-BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
-"""Names isolation level and access mode, because a user's trigger may have changed the session's defaults."""
-COMMIT = b"COMMIT"
-"""The user's deferred constraints and triggers run in this statement, or in DEFERRED."""
-DURABLE = b"SET synchronous_commit TO on"
-"""Comes before COMMIT: a user's trigger, or a statement of a sink, may have set it off, as functions that log do."""
-_UNANSWERED = frozenset((BEGIN, DURABLE, COMMIT))
-"""Commands that go with those around them; for each other one, psycopg makes a cursor and looks at the socket."""
-
-Parameters = dict[str, Any] | list[Any]
-Command = tuple[bytes, Parameters]
 
 
 @dataclass(slots=True)
@@ -418,15 +406,15 @@ class Committer:
                 commands = _commands(turn, slots)
                 if trial:
                     await self._send_in_parts(connection, commands, turn, inside, sending)
-                    await _pipeline(connection, [(DEFERRED, []), (b"ROLLBACK", [])], sending)
+                    await send_commands(connection, [(DEFERRED, []), (b"ROLLBACK", [])], sending)
                 elif inside is None and not (turn.copies or turn.statements):
                     sending.commit_sent = True
-                    await _pipeline(connection, [(BEGIN, []), *commands, (DURABLE, []), (COMMIT, [])], sending)
+                    await send_commands(connection, [(BEGIN, []), *commands, (DURABLE, []), (COMMIT, [])], sending)
                 else:
                     await self._send_in_parts(connection, commands, turn, inside, sending)
                     restoring = self.runner.restoring() if turn.statements else []
                     sending.commit_sent = True
-                    found = await _pipeline(connection, [(DURABLE, []), *restoring, (COMMIT, [])], sending)
+                    found = await send_commands(connection, [(DURABLE, []), *restoring, (COMMIT, [])], sending)
                     if restoring and not (await found[-1].fetchone() or (True,))[-1]:
                         await self._channel.drop()  # triggers do not fire in its session any more
                         return None
@@ -530,12 +518,12 @@ class Committer:
     ) -> None:
         fence, *appends = commands
         if inside is None:
-            await _pipeline(connection, [(BEGIN, []), fence, *appends], sending)
+            await send_commands(connection, [(BEGIN, []), fence, *appends], sending)
         else:
-            await _pipeline(connection, [(BEGIN, []), fence], sending)
+            await send_commands(connection, [(BEGIN, []), fence], sending)
             await inside()
             if appends:
-                await _pipeline(connection, appends, sending)
+                await send_commands(connection, appends, sending)
         for copy_sql, data in turn.copies:
             sending.failed_statement = copy_sql
             try:
@@ -577,26 +565,3 @@ def _commands(turn: EncodedTurn, slots: list[int]) -> list[Command]:
     if turn.logs:
         commands.append((statement("check_slots"), {"slots": _literal(slots)}))
     return commands + turn.appends
-
-
-async def _pipeline(
-    connection: Connection, commands: Sequence[Command], sending: CommitProgress
-) -> list[AsyncCursor[TupleRow]]:
-    """Send commands in one round trip, and return a cursor of each that is answered.
-
-    Raise the first error, and set `sending.failed_statement` to its statement.
-    """
-    cursors: list[AsyncCursor[TupleRow] | None] = []
-    try:
-        async with connection.pipeline():
-            for query, parameters in commands:
-                if query in _UNANSWERED:
-                    await connection.wait(connection._exec_command(query))  # as psycopg sends its own BEGIN
-                    cursors.append(None)
-                else:
-                    cursors.append(await connection.execute(query, parameters or None))
-    except psycopg.Error:
-        failed = (at for at, cursor in enumerate(cursors) if cursor is not None and cursor.pgresult is None)
-        sending.failed_statement = commands[min(next(failed, len(cursors)), len(commands) - 1)][0]
-        raise
-    return [cursor for cursor in cursors if cursor is not None]
