@@ -41,8 +41,18 @@ async def send_commands(
                     cursors.append(None)
                 else:
                     cursors.append(await connection.execute(query, parameters or None))
-    except psycopg.Error:
+    except psycopg.Error as error:
         failed = (at for at, cursor in enumerate(cursors) if cursor is not None and cursor.pgresult is None)
         sending.failed_statement = commands[min(next(failed, len(cursors)), len(commands) - 1)][0]
-        raise
+        raise _first(error) from None
     return [cursor for cursor in cursors if cursor is not None]
+
+
+def _first(error: psycopg.Error) -> psycopg.Error:
+    """Return the error that has aborted a pipeline, from what psycopg raises.
+
+    If the answers come while it ends the pipeline, it raises an error of the commands behind the first one.
+    """
+    while isinstance(error, psycopg.errors.PipelineAborted) and isinstance(error.__context__, psycopg.Error):
+        error = error.__context__
+    return error
