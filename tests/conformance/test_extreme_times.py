@@ -49,3 +49,12 @@ def test_views_show_every_microsecond_of_the_years_1_to_9999(database_url: str) 
         found = connection.execute(query, [instants]).fetchall()
 
     assert found == [(to_datetime(at), at) for at in instants]
+
+
+def test_times_in_views_take_no_call_of_a_function_for_each_row(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        times = "mill.moment(at), mill.instant(now() + at * interval '1 s')"
+        query = f"EXPLAIN VERBOSE SELECT {times} FROM unnest(%s::bigint[]) AS t (at)"
+        plan = connection.execute(query, [[0]]).fetchall()
+
+    assert "mill." not in str(plan), plan
