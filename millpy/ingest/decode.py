@@ -119,12 +119,13 @@ class Decoder:
         if taken.batch is not None:
             return self._rows(taken, taken.batch)
         if taken.block:
-            count = taken.block.count(b"\n") + (not taken.block.endswith(b"\n"))
-            if count > SMALL_RECORDS_MAX and not _has_long_line(taken.block, self._record_bytes_max):
-                batch = self._columns(taken, taken.block, count)
+            block = taken.block.removesuffix(b"\n")
+            count = block.count(b"\n") + 1
+            if count > SMALL_RECORDS_MAX and not _has_long_line(block, self._record_bytes_max):
+                batch = self._columns(taken, block, count)
                 if batch is not None:
                     return DecodeResult(np.arange(count), _line_of(taken.block), batch=batch)
-            lines: Sequence[bytes] = taken.block.removesuffix(b"\n").split(b"\n")
+            lines: Sequence[bytes] = block.split(b"\n")
             skip = [not line.strip() for line in lines]
         else:
             lines, skip = taken.payloads, []

@@ -102,7 +102,6 @@ class JsonColumns:
 
     def columns(self, block: bytes, count: int) -> pa.RecordBatch | None:
         """Return `count` lines, joined by newlines, as columns, or None if msgspec has to decide."""
-        block = block.removesuffix(b"\n")
         if not (_lines_are_objects(block, count) and _is_plain(block, count) and _is_shallow(block, count)):
             return None
         try:
@@ -174,7 +173,6 @@ class CsvColumns:
 
     def columns(self, block: bytes, count: int) -> pa.RecordBatch | None:
         """Return `count` lines as columns, or None if msgspec has to decide."""
-        block = block.removesuffix(b"\n")
         quoted = b'"' in block
         if (
             not self._fits

@@ -97,8 +97,8 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/ingest/decode.py",
-        'taken.block.removesuffix(b"\\n").split(b"\\n")\n',
-        'taken.block.removesuffix(b"\\n").split(b"\\n")[:-1]\n',
+        '= block.split(b"\\n")\n',
+        '= block.split(b"\\n")[:-1]\n',
         killers=LINES_OF_JSON,
     ),
     Mutant(

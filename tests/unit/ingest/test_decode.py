@@ -94,6 +94,16 @@ def test_newline_at_the_end_of_a_payload_is_no_record(row: int) -> None:
     assert decode([*payloads, b""]).batch == decode(lines(100)).batch
 
 
+def test_two_lines_in_a_payload_are_not_two_records_if_the_last_payload_is_empty() -> None:
+    payloads = lines(100)
+    two_lines = b"\n".join(payloads[7:9])
+
+    decoded = decode([*payloads[:7], two_lines, *payloads[9:], b""])
+
+    assert [(row.row, row.reason) for row in decoded.refused] == [(7, "undecodable"), (99, "undecodable")]
+    assert len(decoded.rows) == 98
+
+
 def test_one_bad_record_does_not_disable_columns_for_the_others() -> None:
     payloads = lines(10_000)
     payloads[5] = b"{"
