@@ -29,8 +29,10 @@ from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.limits import Limits
 from millpy.model.finding import Severity
 from millpy.process.assembly import run_worker
+from millpy.sources.postgres.injected_position import InjectedPosition
 from millpy.sources.postgres.injected_reader import InjectedReader
 from millpy.store.postgres.deployment.migrate import migrate
+from millpy.store.postgres.statements import statement
 from millpy.store.postgres.store import PostgresStore
 from tests.pgbouncer import Pgbouncer, program
 
@@ -309,11 +311,7 @@ async def test_many_records_of_a_transaction_are_not_counted_for_each_beside_a_b
         connection.commit()
         connection.execute(bulk, [700])
         connection.execute(bulk, [300])
-        (read,) = connection.execute(
-            "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_all_tables"
-            " WHERE relid = 'mill.injected_records'::regclass"
-        ).fetchone() or (0,)
-        assert read <= 1_000
+        assert looked_at(connection) <= 1_000
         with pytest.raises(psycopg.Error, match="1000 records wait in the injected stream 'orders'"):
             connection.execute(bulk, [1])
         connection.rollback()
@@ -321,6 +319,38 @@ async def test_many_records_of_a_transaction_are_not_counted_for_each_beside_a_b
         connection.commit()
         with pytest.raises(psycopg.Error, match="1000 records wait in the injected stream 'orders'"):
             connection.execute(bulk, [1])
+
+
+async def test_each_record_is_looked_at_a_few_times_though_the_last_vacuum_found_none(database_url: str) -> None:
+    await deploy(database_url, graph_of())
+    bulk = "SELECT millpy.inject('orders', jsonb_build_object('id', i::text)) FROM generate_series(1, %s) AS i"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(bulk, [300])
+        connection.execute("DELETE FROM mill.injected_records")
+        connection.execute("VACUUM (TRUNCATE off) mill.injected_records")  # so the planner expects one row
+        connection.execute(bulk, [1_000])
+        connection.execute("SET plan_cache_mode = force_generic_plan")
+        where = InjectedPosition(300).parameters()
+        bounds = {"stream": "orders", "records_max": 65_536, "bytes_max": 16_000_000}
+        with connection.transaction():
+            found = connection.execute(statement("read_injected"), {**where, **bounds}, prepare=True)
+            numbers = [row[0] for row in found]
+            assert len(numbers) == 1_000
+            assert looked_at(connection) <= 10 * 1_000
+            connection.execute("UPDATE mill.injection_readers SET read_number = %s", [numbers[-1]])
+            named = {"stream": "orders", "numbers": numbers}
+            connection.execute(statement("delete_injected"), named, prepare=True)
+            assert looked_at(connection) <= 20 * 1_000
+        assert stored(database_url) == []
+
+
+def looked_at(connection: psycopg.Connection[Any]) -> int:
+    """Return the rows of injected records that this transaction has looked at."""
+    (read,) = connection.execute(
+        "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_all_tables"
+        " WHERE relid = 'mill.injected_records'::regclass"
+    ).fetchone() or (0,)
+    return int(read)
 
 
 async def test_two_graphs_read_the_same_stream_and_a_dropped_one_holds_nothing(database_url: str) -> None:

@@ -30,25 +30,29 @@ RETURNING r.graph_id, r.read_number, r.open_xids::text, r.rest_xids::text, r.res
 -- the first row has the snapshot, which says which transactions were open, and an id that is greater than all that were
 -- given when it was taken: of those from its xmax on, a snapshot names none. `found` counts those up to `records_max`
 -- before the bound on bytes. Zero rows: nothing is new, or nothing is left of that page.
+-- Each record is in one part, so that nothing is joined by number: of a table that was empty at its last VACUUM, the
+-- planner expects one row, and would look for it among all that have come since, for each of them.
 WITH unread AS (
-    (SELECT i.number FROM mill.injected_records AS i
+    (SELECT i.number, i.bytes, i.injected_at, i.dedupe_id, i.record
+       FROM mill.injected_records AS i
       WHERE %(rest)s = '{}' AND i.stream = %(stream)s AND i.number > %(last)s ORDER BY i.number LIMIT %(records_max)s)
-    UNION
-    (SELECT i.number FROM unnest(%(open)s::int8multirange) AS o
+    UNION ALL
+    (SELECT i.number, i.bytes, i.injected_at, i.dedupe_id, i.record
+       FROM unnest(%(open)s::int8multirange) AS o
        JOIN mill.injected_records AS i ON i.xid >= lower(o)::text::xid8 AND i.xid < upper(o)::text::xid8
-      WHERE %(rest)s = '{}' AND i.stream = %(stream)s ORDER BY i.number LIMIT %(records_max)s)
-    UNION
-    (SELECT i.number FROM unnest(%(rest)s::int8multirange) AS o
+      WHERE %(rest)s = '{}' AND i.stream = %(stream)s AND i.number <= %(last)s
+      ORDER BY i.number LIMIT %(records_max)s)
+    UNION ALL
+    (SELECT i.number, i.bytes, i.injected_at, i.dedupe_id, i.record
+       FROM unnest(%(rest)s::int8multirange) AS o
        JOIN mill.injected_records AS i ON i.xid >= lower(o)::text::xid8 AND i.xid < upper(o)::text::xid8
       WHERE i.stream = %(stream)s AND i.number > %(after)s AND i.number <= %(last)s
       ORDER BY i.number LIMIT %(records_max)s)
 ), page AS (
-    SELECT i.number, i.injected_at, i.dedupe_id, i.record, sum(i.bytes) OVER rows_before - i.bytes AS bytes_before,
+    SELECT u.number, u.injected_at, u.dedupe_id, u.record, sum(u.bytes) OVER rows_before - u.bytes AS bytes_before,
            row_number() OVER rows_before AS place, count(*) OVER () AS found
-      FROM mill.injected_records AS i
-     WHERE i.stream = %(stream)s
-       AND i.number IN (SELECT u.number FROM unread AS u ORDER BY u.number LIMIT %(records_max)s)
-    WINDOW rows_before AS (ORDER BY i.number)
+      FROM (SELECT * FROM unread ORDER BY number LIMIT %(records_max)s) AS u
+    WINDOW rows_before AS (ORDER BY u.number)
 )
 SELECT number, convert_to(record::text, 'UTF8'), dedupe_id, (extract(epoch FROM injected_at) * 1000000)::bigint,
        CASE WHEN place = 1 THEN pg_current_snapshot()::text END,
