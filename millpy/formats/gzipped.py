@@ -76,7 +76,7 @@ def expanded(payload: bytes) -> bytes:
         try:
             found += machine.decompress(payload, EXPANDED_BYTES_MAX + 1 - len(found))
         except zlib.error as error:
-            raise ValueError(f"not gzip: {error}") from error
+            raise ValueError(f"neither gzip nor zlib: {error}") from error
         if len(found) > EXPANDED_BYTES_MAX:
             raise ValueError(f"expands to more than {EXPANDED_BYTES_MAX} bytes")
         if not machine.eof:

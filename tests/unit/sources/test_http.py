@@ -7,6 +7,7 @@ import gzip
 import json
 import socket
 import ssl
+import zlib
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -88,7 +89,8 @@ async def test_formats_are_chosen_by_content_type_or_by_the_source() -> None:
         (b"{}", {"Content_Type": "application/x-www-form-urlencoded"}, 415, "send application/json"),
         (b"{}", {"Content_Type": "application/json; charset=latin1"}, 415, "send UTF-8"),
         (b"{}", {"Content_Encoding": "br"}, 415, "send gzip"),
-        (b"{}", {"Content_Encoding": "gzip"}, 400, "the body cannot be decompressed: not gzip"),
+        (b"{}", {"Content_Encoding": "gzip"}, 400, "the body cannot be decompressed: neither gzip nor zlib"),
+        (zlib.compress(b"{}", wbits=-15), {"Content_Encoding": "deflate"}, 400, "decompressed: neither gzip nor zlib"),
         (gzip.compress(b"{}", mtime=0), {}, 415, "Content-Encoding: gzip"),
         (gzip.compress(b" " * 5_000_000), {"Content_Encoding": "gzip"}, 413, "expands to more than"),
         (b"[" + b"{}," * 10_000 + b"{}]", {}, 413, "10000 records"),
