@@ -344,6 +344,22 @@ async def test_each_record_is_looked_at_a_few_times_though_the_last_vacuum_found
         assert stored(database_url) == []
 
 
+async def test_records_that_wait_for_another_reader_are_not_looked_at_again(database_url: str) -> None:
+    await deploy(database_url, graph_of("shop"), graph_of("audit"))
+    bulk = "SELECT max(millpy.inject('orders', jsonb_build_object('id', i::text))) FROM generate_series(1, %s) AS i"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        (last,) = connection.execute(bulk, [1_000]).fetchone() or (0,)
+        connection.execute("VACUUM ANALYZE mill.injected_records")
+        connection.execute(bulk, [3])
+        connection.execute("SET plan_cache_mode = force_generic_plan")
+        where = InjectedPosition(last).parameters()
+        bounds = {"stream": "orders", "records_max": 65_536, "bytes_max": 16_000_000}
+        with connection.transaction():
+            found = connection.execute(statement("read_injected"), {**where, **bounds}, prepare=True)
+            assert len(found.fetchall()) == 3
+            assert looked_at(connection) <= 10
+
+
 def looked_at(connection: psycopg.Connection[Any]) -> int:
     """Return the rows of injected records that this transaction has looked at."""
     (read,) = connection.execute(

@@ -32,6 +32,7 @@ RETURNING r.graph_id, r.read_number, r.open_xids::text, r.rest_xids::text, r.res
 -- before the bound on bytes. Zero rows: nothing is new, or nothing is left of that page.
 -- Each record is in one part, so that nothing is joined by number: of a table that was empty at its last VACUUM, the
 -- planner expects one row, and would look for it among all that have come since, for each of them.
+-- A part without transactions must say so itself: else it is found out for each record that waits for another reader.
 WITH unread AS (
     (SELECT i.number, i.bytes, i.injected_at, i.dedupe_id, i.record
        FROM mill.injected_records AS i
@@ -40,13 +41,13 @@ WITH unread AS (
     (SELECT i.number, i.bytes, i.injected_at, i.dedupe_id, i.record
        FROM unnest(%(open)s::int8multirange) AS o
        JOIN mill.injected_records AS i ON i.xid >= lower(o)::text::xid8 AND i.xid < upper(o)::text::xid8
-      WHERE %(rest)s = '{}' AND i.stream = %(stream)s AND i.number <= %(last)s
+      WHERE %(rest)s = '{}' AND %(open)s <> '{}' AND i.stream = %(stream)s AND i.number <= %(last)s
       ORDER BY i.number LIMIT %(records_max)s)
     UNION ALL
     (SELECT i.number, i.bytes, i.injected_at, i.dedupe_id, i.record
        FROM unnest(%(rest)s::int8multirange) AS o
        JOIN mill.injected_records AS i ON i.xid >= lower(o)::text::xid8 AND i.xid < upper(o)::text::xid8
-      WHERE i.stream = %(stream)s AND i.number > %(after)s AND i.number <= %(last)s
+      WHERE %(rest)s <> '{}' AND i.stream = %(stream)s AND i.number > %(after)s AND i.number <= %(last)s
       ORDER BY i.number LIMIT %(records_max)s)
 ), page AS (
     SELECT u.number, u.injected_at, u.dedupe_id, u.record, sum(u.bytes) OVER rows_before - u.bytes AS bytes_before,
