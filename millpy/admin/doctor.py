@@ -273,19 +273,17 @@ def _clock(facts: Facts, _: Limits) -> Found:
 
 
 def _snapshots(facts: Facts, _: Limits) -> Found:
-    held = [row for row in facts.old_snapshots if row["age_s"] is None or row["age_s"] > SNAPSHOT_S_MAX]
+    held = [row for row in facts.old_snapshots if row["age_s"] > SNAPSHOT_S_MAX]
     for row in held:
         who = ", ".join(filter(None, (row["role"], row["application"], row["state"])))
-        age = "" if row["age_s"] is None else f" for {format_duration(row['age_s'])}"
         yield Finding(
             Severity.WARNING,
             "old snapshot",
-            f"{row['kind']} {row['name']} ({who}){age}",
+            f"{row['kind']} {row['name']} ({who}) for {format_duration(row['age_s'])}",
             "while it lasts, old row versions cannot be removed: commits get slower, and slots may stay full",
-            {
-                "session": f"end it: SELECT pg_terminate_backend({row['name']})",
-                "prepared transaction": "COMMIT PREPARED or ROLLBACK PREPARED it",
-            }.get(row["kind"], "drop the slot if it is no longer used"),
+            f"end it: SELECT pg_terminate_backend({row['name']})"
+            if row["kind"] == "session"
+            else "COMMIT PREPARED or ROLLBACK PREPARED it",
         )
     if not held:
         yield _ok("old snapshots", "not found")

@@ -144,6 +144,24 @@ async def test_a_worker_that_rejects_a_clock_step_is_named_until_it_agrees(owner
     assert "worker's clock" not in found(database_url)
 
 
+def test_a_slot_without_a_reader_is_judged_once(database_url: str) -> None:
+    """A logical slot keeps no rows of tables, so it slows no commit down."""
+    change(
+        database_url,
+        "SELECT pg_create_logical_replication_slot('millpy_own_gone', 'pgoutput')",
+        "SELECT pg_create_physical_replication_slot('standby', true)",
+    )
+    try:
+        judged = examine(read_facts(database_url, SystemClock()), Limits())
+    finally:
+        change(database_url, *(f"SELECT pg_drop_replication_slot('{slot}')" for slot in ("millpy_own_gone", "standby")))
+
+    own, other = ([f for f in judged if slot in f.found] for slot in ("millpy_own_gone", "slot standby"))
+    assert [(f.check, f.severity) for f in (*own, *other)] == [("replication slot", Severity.WARNING)] * 2
+    assert "its source is gone" in own[0].found and "nobody reads it" in other[0].found
+    assert "commits get slower" not in own[0].meaning + other[0].meaning
+
+
 @pytest.mark.parametrize("ring", ["segments", "deltas"])
 async def test_a_slot_that_cannot_be_freed_is_reported_with_its_reader(
     owner: Owner, database_url: str, ring: str

@@ -47,11 +47,7 @@ SELECT 'session' AS kind, pid::text AS name, usename::text AS role, application_
 SELECT 'prepared transaction', gid, owner::text, '', 'prepared',
        extract(epoch FROM clock_timestamp() - prepared)::double precision
   FROM pg_prepared_xacts WHERE database = current_database()
- UNION ALL
-SELECT 'replication slot', slot_name::text, '', coalesce(plugin::text, 'physical'),
-       CASE WHEN active THEN 'active' ELSE 'inactive' END, NULL
-  FROM pg_replication_slots WHERE NOT active
- ORDER BY age_s DESC NULLS LAST;
+ ORDER BY age_s DESC;
 
 -- name: look_at_workers
 -- Reads workers and the number of intervals that each owns. Zero rows: no worker has run, or all have left.

@@ -218,11 +218,16 @@ SELECT pg_drop_replication_slot(s.slot_name) FROM pg_replication_slots AS s
  WHERE s.slot_name = %(slot)s AND NOT s.active;
 
 -- name: look_at_slots
--- Reads how much of the log the slots of sources keep. Zero rows: no source has a slot in this database.
-SELECT s.slot_name::text AS slot, t.source, g.name AS graph, s.active, coalesce(s.wal_status, 'lost') AS wal_status,
-       coalesce(pg_current_wal_lsn() - s.restart_lsn, 0)::bigint AS bytes
+-- Reads how much of the log is kept by the slots of sources in this database, and by all others that nobody reads.
+-- Zero rows: there is no such slot. A slot that is lost keeps neither log nor rows.
+SELECT s.slot_name::text AS slot, o.is_source, t.source, g.name AS graph, s.active,
+       coalesce(s.wal_status, 'lost') AS wal_status,
+       coalesce(pg_current_wal_lsn() - s.restart_lsn, 0)::bigint AS bytes, s.xmin IS NOT NULL AS keeps_rows
   FROM pg_replication_slots AS s
   LEFT JOIN mill.table_slots AS t ON t.slot = s.slot_name
   LEFT JOIN mill.graphs AS g USING (graph_id)
- WHERE NOT pg_is_in_recovery() AND s.database = current_database() AND s.slot_name LIKE 'millpy\_own\_%'
+ CROSS JOIN LATERAL (
+    SELECT coalesce(s.database = current_database() AND s.slot_name LIKE 'millpy\_own\_%', false)
+ ) AS o (is_source)
+ WHERE NOT pg_is_in_recovery() AND (o.is_source OR NOT s.active AND s.wal_status IS DISTINCT FROM 'lost')
  ORDER BY 1;
