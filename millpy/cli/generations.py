@@ -114,7 +114,8 @@ def drop(
             result = asyncio.run(dropped(url, dry_run=dry_run))
     if as_json:
         print_json({"graph": graph, "dry_run": dry_run, "tables": result.tables, "dead_letters": result.dead_letters,
-                    "late_records": result.late_records, "mqtt_sessions": _sessions(result)})  # fmt: skip
+                    "late_records": result.late_records, "undelivered": result.undelivered,
+                    "mqtt_sessions": _sessions(result)})  # fmt: skip
         return
     tables.say(f"{_describe(result)}: {'would be dropped' if dry_run else 'dropped'}")
     if sessions := _sessions(result):
@@ -136,7 +137,8 @@ def _sessions(result: Any) -> list[str]:
 
 def _describe(result: Any) -> str:
     tables = ", ".join(result.tables) or "none"
+    lost = f", and messages of its sinks that are not delivered ({result.undelivered})" if result.undelivered else ""
     return (
         f"graph {result.graph} with its result tables ({tables}), dead letters ({result.dead_letters}) and"
-        f" late records ({result.late_records})"
+        f" late records ({result.late_records}){lost}"
     )

@@ -18,6 +18,7 @@ from millpy.limits import Limits
 from millpy.process.assembly import run_worker
 from millpy.sinks.messages import SinkMessages
 from millpy.sinks.protocol import SendBound, Sink, SinkSetup
+from millpy.store.postgres.store import PostgresStore
 from tests.crash.cases.sinks import in_send
 from tests.crash.conftest import Survives
 from tests.crash.graph_files import rows
@@ -214,8 +215,8 @@ class RecorderConnection:
         return
 
 
-def outbox_graph(feed: Feed, sink: Recorder) -> Graph:
-    graph = Graph("plant")
+def outbox_graph(feed: Feed, sink: Recorder, generation: int = 1) -> Graph:
+    graph = Graph("plant", generation=generation)
     readings(graph, feed).to_sink(sink, key="device", name="out", intervals=1)
     return graph
 
@@ -299,3 +300,26 @@ async def test_a_damaged_outbox_ends_its_worker_with_the_reason(database_url: st
     with pytest.raises(SegmentChecksumError, match="the messages at position 0 of an outbox are damaged"):
         async with asyncio.timeout(30):
             await run_worker(outbox_graph(feed, sink), database_url, limits=LIMITS, stop=asyncio.Event())
+
+
+async def test_messages_that_wait_at_a_switch_are_the_old_generations_and_a_drop_says_how_many_it_deletes(
+    database_url: str,
+) -> None:
+    feed, sink = Feed(), Recorder()
+    sink.open.clear()
+    async with working(database_url, lambda: outbox_graph(feed, sink)):
+        feed.push(*[reading("a", float(value)) for value in range(20)])
+        await until(database_url, "SELECT sum(messages) FROM millpy.sinks", [(20,)])
+    async with PostgresStore(database_url) as store:
+        await store.deploy(outbox_graph(feed, sink, generation=2).spec())
+        result = await store.switch("plant", 2)
+        assert result is not None
+        assert result.left == ("20 messages of its sinks are not delivered: its workers deliver them",)
+        would = await store.drop("plant_1", dry_run=True)
+        assert (would.undelivered, would.dead_letters, would.late_records) == (20, 0, 0)
+
+        sink.open.set()
+        async with working(database_url, lambda: outbox_graph(feed, sink)):
+            await until(database_url, "SELECT messages FROM millpy.sinks WHERE graph = 'plant_1'", [(0,)])
+        assert sink.values() == [float(value) for value in range(20)]
+        assert (await store.drop("plant_1")).undelivered == 0

@@ -164,11 +164,14 @@ DELETE FROM mill.releases WHERE interval_id = ANY (%(intervals)s);
 DELETE FROM mill.graphs WHERE graph_id = %(graph_id)s;
 
 -- name: count_open_records
--- Counts dead letters and late records of a graph that are not settled. Always one row.
+-- Counts dead letters and late records of a graph that are not settled, and messages that are not delivered. Always
+-- one row.
 SELECT (SELECT count(*) FROM mill.dead_letters AS d JOIN mill.intervals AS i USING (interval_id)
          WHERE i.graph_id = %(graph_id)s AND d.state IN ('open', 'requested')),
        (SELECT count(*) FROM mill.late_records AS l JOIN mill.intervals AS i USING (interval_id)
-         WHERE i.graph_id = %(graph_id)s AND l.state IN ('open', 'requested'));
+         WHERE i.graph_id = %(graph_id)s AND l.state IN ('open', 'requested')),
+       (SELECT coalesce(sum(s.messages + s.refused), 0)::bigint FROM millpy.sinks AS s JOIN mill.intervals AS i USING (interval_id)
+         WHERE i.graph_id = %(graph_id)s);
 
 -- name: read_partitions
 -- Reads a graph's source streams, their source partitions, and the kind of each source. Zero rows: the graph

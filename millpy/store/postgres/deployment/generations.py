@@ -63,7 +63,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class SwitchResult:
-    """The result of a switch. `left` describes the users' objects that stay with the old tables."""
+    """The result of a switch. `left` describes what stays with the old generation: users' objects, and messages."""
 
     before: Generation
     after: Generation
@@ -76,6 +76,7 @@ class DropResult:
 
     Attributes:
         graph: its name.
+        undelivered: the number of messages of its sinks that were not delivered.
         permanent_name: its name at brokers.
         secret: the secret from which its names at brokers are derived.
         sources: (stream, source partition, kind of the source) of each partition that it read.
@@ -86,6 +87,7 @@ class DropResult:
     tables: tuple[str, ...]
     dead_letters: int
     late_records: int
+    undelivered: int
     sources: tuple[tuple[str, str, str], ...]
     secret: str = field(repr=False)
 
@@ -161,6 +163,9 @@ async def switch(
     tables = {found: await _tables_of(connection, found) for found in (before, after)}
     await _settle_rights(connection, family, after.name, tables[after], rights)
     left = await _left_behind(connection, family, tables[before], after.name, tables[after])
+    *_, undelivered = (await all_rows(connection, statement("count_open_records"), {"graph_id": before.graph_id}))[0]
+    if undelivered:
+        left.append(f"{undelivered} messages of its sinks are not delivered: its workers deliver them")
     await _move(connection, before, family, beside, tables[before], lacking=True)
     if tables[before]:
         await copy_schema_grants(connection, family, beside)
@@ -205,7 +210,7 @@ async def drop(connection: Connection, name: str) -> DropResult:
     await lock_headers(connection, dropped.graph_id)
     await limit_lock_wait(connection, LOCK_S)
     tables = await _tables_of(connection, dropped)
-    dead_letters, late_records = (await all_rows(connection, statement("count_open_records"), ids))[0]
+    dead_letters, late_records, waiting = (await all_rows(connection, statement("count_open_records"), ids))[0]
     sources = await all_rows(connection, statement("read_partitions"), ids)
     (secret,) = (await all_rows(connection, statement("read_secret"), ids))[0]
     await drop_tables(connection, name, tables)
@@ -214,7 +219,7 @@ async def drop(connection: Connection, name: str) -> DropResult:
     await forget_intervals(connection, intervals)
     await connection.execute(statement("forget_graph"), ids)
     known_as = permanent_name(family[0][0], dropped.generation)
-    return DropResult(name, known_as, tuple(tables), dead_letters, late_records, tuple(sources), secret)
+    return DropResult(name, known_as, tuple(tables), dead_letters, late_records, waiting, tuple(sources), secret)
 
 
 def _check_watermarks(before: Generation, after: Generation, behind_us_max: int) -> None:
