@@ -135,13 +135,14 @@ async def switch(
         connection: in a transaction of the owner.
         family: the graph's name.
         generation: number of the generation.
-        behind_us_max: how far its watermark may be behind the current one's, in µs; None for any distance.
+        behind_us_max: how far its watermark may be behind the current one's, in µs; None for any distance, and for one
+            that has not all rows yet that it is to get.
         rights: whose rights the tables get; None requires that both have the same.
 
     Raises:
         UsageError: the graph, or the generation, does not exist.
-        GraphError: the generation is too far behind; the rights differ and `rights` is None; or another object has a
-            table's name.
+        GraphError: the generation is too far behind, or lacks rows; the rights differ and `rights` is None; or another
+            object has a table's name.
     """
     await connection.execute(statement("lock_deployment"), {"name": family})
     known = {found.generation: found for found in await read_generations(connection, family)}
@@ -155,6 +156,7 @@ async def switch(
         return None
     if behind_us_max is not None:
         _check_watermarks(before, after, behind_us_max)
+        await _check_copied(connection, after)
     beside = generation_name(family, before.generation)
     for graph in sorted((before, after), key=lambda g: g.graph_id):
         await lock_headers(connection, graph.graph_id)
@@ -232,6 +234,16 @@ def _check_watermarks(before: Generation, after: Generation, behind_us_max: int)
         raise GraphError(
             f"generation {after.generation} is {behind_us / 1_000_000:.0f} s behind generation {before.generation}",
             hint=hint,
+        )
+
+
+async def _check_copied(connection: Connection, after: Generation) -> None:
+    """Raise GraphError while rows of finished windows are still to be copied to a generation."""
+    left = await all_rows(connection, statement("read_copies_left"), {"graph_id": after.graph_id})
+    if left:
+        raise GraphError(
+            f"generation {after.generation} has not got all rows of {', '.join(row[0] for row in left)} yet",
+            hint="its copy has not ended: run `millpy deploy FILE --copy-results` again, or switch with --anyway",
         )
 
 
