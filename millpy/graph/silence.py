@@ -45,7 +45,7 @@ def silent_after(
                 hint="inject the sites as streams of their own, or leave out watermark_by",
             )
         bounds.append(producer.event_time.max_disorder or timedelta(0))
-    gaps = StageNode(f"{name}_gaps", keyed.inputs(), FeedGaps(after, max(bounds), ticks=devices is not None), intervals)
+    gaps = StageNode(f"{name}_gaps", keyed.inputs(), FeedGaps(after, max(bounds)), intervals)
     found = keyed.stream.add_step(gaps, ITEM_TYPE)
     watched: Any = keyed.in_order(name=f"{name}_in_order", intervals=intervals).process(
         DeviceWatch(after), name=f"{name}_watch", output=SilenceItem, intervals=intervals

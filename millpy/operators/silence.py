@@ -76,20 +76,19 @@ def bucket_of(key: str) -> int:
 
 
 class FeedGaps:
-    """The step behind a source that finds its common gaps, begin and, for lists of devices, ticks; it keeps nothing.
+    """The step behind a source that finds its common gaps, its begin and ticks; it keeps nothing.
 
     Args:
-        after: the time after which a device is silent: a gap is longer than half of it, and a tick comes once in it.
+        after: the time after which a device is silent: a gap is longer than half of it. A tick comes once in it, which
+            lets the devices that are expected be looked up.
         max_disorder: the disorder bound of the source.
-        ticks: whether the devices that are expected must be looked up now and then.
     """
 
     immediate = True
 
-    def __init__(self, after: timedelta, max_disorder: timedelta | None, *, ticks: bool) -> None:
+    def __init__(self, after: timedelta, max_disorder: timedelta | None) -> None:
         self.after_us = microseconds(after)
         self.bound_us = 0 if max_disorder is None else microseconds(max_disorder)
-        self.ticks = ticks
 
     def bind(self, binding: StageBinding) -> FeedGapsStage:
         """Return the stage, which can open intervals."""
@@ -106,10 +105,8 @@ class FeedGaps:
         first = before <= INSTANT_MIN
         moved = times - np.where(first, times, before)
         gaps = moved > self.bound_us + self.after_us // 2
-        shown = first | gaps
-        if self.ticks:
-            reached = times - self.bound_us
-            shown |= (reached > before) & (reached // self.after_us > before // self.after_us)
+        reached = times - self.bound_us
+        shown = first | gaps | (reached > before) & (reached // self.after_us > before // self.after_us)
         items: list[tuple[int, Instant, SilenceItem]] = []
         for row in np.flatnonzero(shown).tolist():
             at, since = int(times[row]), int(before[row])
@@ -118,8 +115,7 @@ class FeedGaps:
                 continue
             if gaps[row]:
                 items.append((row, Instant(since), SilenceItem(0, GAP, "", since, at)))
-            if self.ticks:
-                items.append((row, Instant(at), SilenceItem(0, TICK, "", at, at)))
+            items.append((row, Instant(at), SilenceItem(0, TICK, "", at, at)))
         return items
 
 
@@ -221,7 +217,7 @@ class ToldSilence(msgspec.Struct, array_like=True):
 
 
 class Roster(msgspec.Struct, array_like=True):
-    """The devices that were expected at last: the version of the list or table; None before the feed has begun."""
+    """The devices that were expected at last: the version of the list or table; None before there was one."""
 
     version: str | None = None
 
@@ -246,13 +242,12 @@ class DeviceSilence(DeviceMonitor):
     roster = Value(Roster)
     gauges: ClassVar = {"silent": told}
 
-    def __init__(self, after: timedelta, key: Mapping[str, type], devices: Sequence[str] | None) -> None:
+    def __init__(self, after: timedelta, key: Mapping[str, type], devices: Sequence[str]) -> None:
         self.after = after
         self._after_us = microseconds(after)
         self._fields = tuple(key)
         self._key_types = tuple(key.values())
         self._devices = devices
-        self._expects = devices is not None
         self._rosters: dict[str, list[dict[str, str]]] = {}
         self.output = output_type("Silence", key, [("silent", bool), ("since", datetime | None), ("at", datetime)])
 
@@ -262,7 +257,7 @@ class DeviceSilence(DeviceMonitor):
 
     def expected(self, context: Context) -> tuple[str, Callable[[], Sequence[str]]]:
         """Return the version of the expected devices, and a function that returns their keys as JSON text."""
-        devices = self._devices or ()
+        devices = self._devices
         return xxhash.xxh3_128_hexdigest("\n".join(devices).encode()), lambda: devices
 
     def notices(self, records: Sequence[Any]) -> list[Notice]:
@@ -353,8 +348,6 @@ class DeviceSilence(DeviceMonitor):
     def _enroll(self, context: Context, at: int) -> None:
         """Expect the devices of the list that no record has come from, if the list is new here."""
         roster = context[DeviceSilence.roster]
-        if not self._expects:
-            return
         version, keys = self.expected(context)
         if version == roster.version:
             return
@@ -405,7 +398,7 @@ def silence_of(after: timedelta, key: Mapping[str, type], devices: Sequence[Any]
     if isinstance(devices, LookupTable):
         return _of_table(after, key, devices)
     if devices is None:
-        return DeviceSilence(after, key, None)
+        return DeviceSilence(after, key, ())
     if isinstance(devices, str | bytes) or not isinstance(devices, Sequence):
         raise GraphError(
             f"devices={devices!r} is not a list of devices", hint='for example ["pump-1", "pump-2"], or a LookupTable'

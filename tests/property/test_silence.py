@@ -197,6 +197,20 @@ def test_devices_that_are_expected_later_are_not_those_that_were_heard_of() -> N
     assert [told[:2] for told in told_of(driver)] == [("a", True), ("b", True), ("x", True)]
 
 
+@pytest.mark.parametrize(("devices", "left"), [(["a", "x"], 1), ([], 0), (None, 0)])
+def test_devices_that_are_not_expected_any_more_are_not_silent(devices: list[str] | None, left: int) -> None:
+    database = MemoryDatabase(ManualClock(instant(NOON)))
+    state = ReadableMemory(database)
+    before = GraphDriver(graph_of(["a", "x", "y"]), state=state)
+    before.feed("events", [event("a", 0), *(event("c", at) for at in range(1, 40, 2))])
+    assert database._count(database.headers, "silent", "") == 3
+
+    driver = GraphDriver(graph_of(devices), state=state)
+    driver.feed("events", [event("a", 41), *(event("c", at) for at in range(41, 50)), event("a", 50), event("c", 55)])
+
+    assert database._count(database.headers, "silent", "") == left
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
