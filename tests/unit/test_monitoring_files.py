@@ -102,6 +102,18 @@ def test_prometheus_reads_every_service_that_answers_and_the_alerts() -> None:
     assert [f"./alerts.yaml:{path}:ro" for path in settings["rule_files"]] == stack["prometheus"]["volumes"][-1:]
 
 
+def test_a_graph_whose_processes_are_no_targets_any_more_alerts() -> None:
+    """A name that resolves to no container, and a Pod that is gone, leave no `up` and no series behind."""
+    (group,) = yaml.safe_load((ROOT / "compose" / "alerts.yaml").read_text())["groups"]
+    (rule,) = (rule for rule in group["rules"] if rule["alert"] == "MillpyNobodyWorks")
+
+    gone = rule["expr"].split(" or ")[-1]
+    assert gone == (
+        "count by (graph) (last_over_time(millpy_lease_trusted[1d])) unless on (graph) millpy_lease_trusted"
+    )
+    assert "$labels.graph" in rule["annotations"]["summary"]
+
+
 def test_grafana_finds_what_is_mounted() -> None:
     stack = yaml.safe_load((ROOT / "compose" / "compose.yaml").read_text())["services"]
     mounted = {mount.split(":")[1] for mount in stack["grafana"]["volumes"]}
