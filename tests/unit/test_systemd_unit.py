@@ -40,6 +40,13 @@ def test_unit_has_time_to_drain_and_restarts_only_what_a_restart_helps() -> None
     assert settings()["Unit"]["StartLimitIntervalSec"] == "0"
 
 
+def test_workers_answer_for_health_and_metrics_where_the_environment_says_so() -> None:
+    service = settings()["Service"]
+
+    assert service["ExecStart"].endswith(" --workers ${WORKERS} --http ${HTTP}")
+    assert {"WORKERS=2", "HTTP="} <= set(service["Environment"].split())  # no address, which serves nothing
+
+
 def test_secrets_come_from_a_file() -> None:
     service = settings()["Service"]
 
