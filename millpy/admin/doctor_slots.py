@@ -42,7 +42,7 @@ def judge_slots(facts: Facts, limits: Limits) -> Iterator[Finding]:
                 CHECK,
                 f"{row['graph']}.{row['source']}: slot {row['slot']} has lost a part of the log, or is about to",
                 "changes of the table are missing (max_slot_wal_keep_size, idle_replication_slot_timeout)",
-                "start a worker at once; if it says that the slot is lost, deploy a new generation",
+                "start a worker at once; if it says that the slot is lost, it says what to do",
             )
         elif not row["active"] or row["bytes"] > KEPT_BYTES_MAX:
             why = "and nobody reads it" if not row["active"] else "because its reader is behind"

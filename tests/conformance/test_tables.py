@@ -429,6 +429,38 @@ async def test_windows_equal_the_table_and_the_slot_goes_with_the_graph(database
             assert connection.execute(f"SELECT count(*) {SLOTS}").fetchone() == (0,)
 
 
+async def test_a_source_that_lost_its_slot_copies_its_table_anew_after_a_reset(database_url: str) -> None:
+    limits = Limits(progress_every_s=0.02, fold_every_s=0.05, lease_ttl_s=1)
+    rows_of = "SELECT account, n, total FROM bank.per_ten_s ORDER BY window_start"
+    with table_of(database_url, "id int PRIMARY KEY, account text, at int, amount int") as connection:
+
+        async def works_until(*wanted: tuple[Any, ...]) -> None:
+            stop = asyncio.Event()
+            worker = asyncio.create_task(run_worker(graph_of(), database_url, limits=limits, stop=stop))
+            async with asyncio.timeout(30):
+                while connection.execute(rows_of).fetchall() != list(wanted):
+                    await SystemClock().sleep(0.02)
+            stop.set()
+            await worker
+
+        connection.execute("INSERT INTO t VALUES (1, 'a', 0, 5), (2, 'end', 100, 0), (3, 'end', 200, 0)")
+        async with PostgresStore(database_url) as store:
+            await store.deploy(graph_of().spec())
+        await works_until(("a", 1, 5), ("end", 1, 0))
+        connection.execute(f"SELECT pg_drop_replication_slot(slot_name) {SLOTS}")
+        connection.execute("INSERT INTO t VALUES (4, 'end', 300, 0)")
+        with pytest.raises(ConfigError, match="was dropped") as refused:
+            async with asyncio.timeout(30):
+                await run_worker(graph_of(), database_url, limits=limits, stop=asyncio.Event())
+        assert "reset the source with all its readers" in (refused.value.hint or "")
+
+        async with PostgresStore(database_url) as store:
+            names = [computation.name for computation in graph_of().spec().computations]
+            await store.reset(graph_of().spec(), names)
+            await works_until(("a", 1, 5), ("end", 1, 0), ("end", 1, 0))
+            await store.drop("bank")
+
+
 async def test_polling_reads_each_row_once_when_its_transaction_ends_within_the_lag(
     database_url: str, secret: str
 ) -> None:

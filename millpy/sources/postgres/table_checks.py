@@ -34,7 +34,8 @@ _OLDER_STATE = (
     "the database of the table is an older state (a backup was restored, or a standby without the last commits was"
     " promoted), so changes are missing"
 )
-COPY_ANEW = "deploy a new generation of the graph, which copies the table anew"
+NEW_GENERATION = "deploy a new generation of the graph, which copies the table anew"
+COPY_ANEW = f"{NEW_GENERATION}; or reset the source with all its readers: millpy deploy GRAPH.py --reset SOURCE …"
 
 
 class SortColumn(NamedTuple):
@@ -306,7 +307,7 @@ def ensure_slot(connection: Connection, setup: SourceSetup, slot: str, position:
     if other:  # the workers' database is a copy, and what it was copied from has the slot
         why = f"replication slot {slot} is that of {other}"
     if why:
-        raise ConfigError(f"{setup.stream}: {why}", hint=COPY_ANEW)
+        raise ConfigError(f"{setup.stream}: {why}", hint=NEW_GENERATION if other else COPY_ANEW)
     if found is not None and confirmed is None:
         raise SourceUnavailableError(
             f"replication slot {slot} is still being created by the session of an earlier worker, which waits for older"
