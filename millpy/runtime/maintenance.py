@@ -115,12 +115,14 @@ class Maintenance:
         if freed:
             await self._failpoints.reach(Failpoint.AFTER_SLOT_FREED)
 
-    async def empty_rings(self) -> None:
-        """Free what a finished graph leaves in the rings, if it is large; no worker may come that turns them again.
+    async def clean_up(self) -> None:
+        """Drop expired rows of a finished graph, and free what it leaves in the rings, if it is large.
 
-        A slot that another graph still needs stays, and so does one that a reader holds just now.
+        No worker may come that does it later. A slot that another graph still needs stays, and so does what a reader
+        holds just now.
         """
         with suppress(TransientError):
+            await self._store.drop_expired()
             await self._store.turn_rings(epoch_s=self._limits.epoch_s, epoch_bytes=FINISHED_BYTES)
 
     async def poll_requests(self) -> bool:

@@ -112,7 +112,7 @@ class Worker:
             self._report_left_out()
         await self._drain(None if finished else self.context.limits.drain_grace_s)
         if finished:
-            await self.maintenance.empty_rings()
+            await self.maintenance.clean_up()
 
     def _report_left_out(self) -> None:
         """Warn of records that are in no result: of what has ended, nobody watches the status."""

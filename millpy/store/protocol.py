@@ -498,6 +498,10 @@ class Store(Protocol):
         """
         ...
 
+    async def drop_expired(self) -> None:
+        """Drop the expired rows of result tables, which `forget_old` does at intervals, at once."""
+        ...
+
     async def archives_are_available(self) -> bool:
         """Tell whether the files of archives can be written, where `commit` has raised ArchiveUnavailableError."""
         ...

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +19,8 @@ from millpy import (
     AfterWatermark,
     Count,
     EventTime,
+    File,
+    FixedWindows,
     Graph,
     SessionWindows,
     Sum,
@@ -32,6 +35,7 @@ from millpy.model.checkpoint import LateRows, ResultRows
 from millpy.model.deployment import Deployment, GraphSpec
 from millpy.model.finding import Severity
 from millpy.model.time import INSTANT_MAX, Instant
+from millpy.process.assembly import run_worker
 from millpy.store.postgres import corrections
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_graph, alarm_rows, panes
@@ -206,6 +210,24 @@ async def test_at_the_end_of_the_input_age_counts_from_the_newest_rows(owner: Ow
 
     assert rows(database_url, DROPPED) == [(2,)]
     assert [total for _, total in rows(database_url, SUMS)] == [8.2, 2_000_000]
+
+
+async def test_a_file_keeps_its_newest_rows_though_its_worker_ends_at_once(database_url: str, tmp_path: Path) -> None:
+    lines = [Reading("d", hour * 3_600, 1) for hour in range(60)]
+    (tmp_path / "feed.ndjson").write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+    graph = Graph("factory")
+    at = EventTime("at", unit="s", sorted=True)
+    source = graph.inject("readings", File(str(tmp_path / "feed.ndjson")), schema=Reading, event_time=at)
+    windowed = source.key_by("device").window(FixedWindows(minutes(30)))
+    windowed.aggregate(n=Count()).to_table("sums", history=True, retention=hours(5))
+
+    async with asyncio.timeout(30):
+        await run_worker(graph, database_url, limits=LIMITS, stop=asyncio.Event())
+
+    hours_of = "SELECT (extract(epoch FROM window_start) / 3600)::int FROM factory.{} ORDER BY 1"
+    for name in ("sums", "sums_history"):
+        assert [hour for (hour,) in rows(database_url, hours_of.format(name))] == list(range(54, 60))
+    assert rows(database_url, "SELECT count(*) FROM mill.partitions") == [(6,)]
 
 
 async def test_a_longer_lateness_than_the_retention_keeps_rows(owner: Owner, database_url: str) -> None:

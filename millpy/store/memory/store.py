@@ -379,6 +379,9 @@ class MemoryStore:
         await self._reach_server()
         return 0
 
+    async def drop_expired(self) -> None:
+        """Drop nothing: tables here keep their rows."""
+
     async def record_events(self, graph_id: int, events: Sequence[Event]) -> None:
         """Store events for operators."""
         await self._reach_server()

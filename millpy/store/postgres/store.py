@@ -380,6 +380,14 @@ class PostgresStore:
             forgotten += await retention.trim_histories(connection, histories)
             return forgotten + await retention.drop_partitions(connection, self._tables, now_us)
 
+    async def drop_expired(self) -> None:
+        """Drop the partitions of expired rows; see `Store.drop_expired`."""
+        for table in self._tables.values():
+            table.next_drop_us = 0
+        async with self._fold.use() as connection:
+            while await retention.drop_partitions(connection, self._tables, Instant(0)):
+                pass  # each call drops some
+
     async def commit(
         self,
         checkpoints: Sequence[Checkpoint],
