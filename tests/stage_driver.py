@@ -87,7 +87,7 @@ class StageDriver:
         self.oldest = INSTANT_MAX
         self.largest: int | None = None
         self.now_us = 0
-        self.panes_max = UNBOUNDED
+        self.panes_max = self.timers_max = UNBOUNDED
         self.state_complete = True
         self.interval = self.stage.open(StoredInterval(1, 1))
         self.runs: list[DedupeRun] = []
@@ -138,6 +138,7 @@ class StageDriver:
             self.interval.load_state(missing, self.entries({Kind.STATE}, set(missing), self.loadable))
         self.bundle += 1
         work = Work(self.bundle, arrived, before, self.watermark, Instant(self.now_us), releases, self.panes_max)
+        work.timers_max = self.timers_max
         work.load_windows, work.query_windows = self.load_windows, self.query_windows
         result = self.interval.step(work)
         self.oldest = self.interval.oldest_work()

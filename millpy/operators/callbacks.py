@@ -294,6 +294,8 @@ class Calls:
         code, mine = job
         place = 0
         applied = []
+        cut = False
+        context._chains.update(self._chains.get(context.key, {}))
         try:
             for row in mine:
                 context._row = row
@@ -304,9 +306,11 @@ class Calls:
                 place += 1
             if final:
                 context._row = len(step.rows)
-                await self._fire(context, step, code, step.work.watermark, step.work.now_us, failures)
+                cut = await self._fire(context, step, code, step.work.watermark, step.work.now_us, failures)
         except _StopKey as stop:
             step.stopped[code] = StoppedKey(stop.item, stop.error, mine[place:])
+        pending = context._pending() if cut or not final else {}
+        self._keep_chains(context.key, {timer: chain for timer, chain in context._chains.items() if timer in pending})
         self._finish(context, step, code, final)
         step.applied += applied
         context._firing = None
@@ -314,6 +318,12 @@ class Calls:
         context._due = None
         context._undo = None
         context._chains.clear()
+
+    def _keep_chains(self, key: Key, chains: dict[TimerId, tuple[int, Instant]]) -> None:
+        if chains:
+            self._chains[key] = chains
+        else:
+            self._chains.pop(key, None)
 
     async def _fire(
         self,
@@ -323,18 +333,14 @@ class Calls:
         watermark: Instant,
         now_us: Instant | None,
         failures: Failures | None,
-    ) -> None:
-        """Fire the key's due timers in order, including those that they set."""
+    ) -> bool:
+        """Fire the key's due timers in order, including those that they set; return whether the turn is full first."""
         if context._due is None:
             context._due = DueTimers(context._pending())
-        if now_us is not None:
-            context._chains.update(self._chains.get(context.key, {}))
         while (timer := context._due.next_to_fire(context._pending(), watermark, now_us)) is not None:
             if now_us is not None:
                 if step.is_full(context.key):
-                    if context._chains:
-                        self._chains[context.key] = dict(context._chains)
-                    return
+                    return True
                 step.count_timer(context.key)
             context._chain = context._chains.pop(timer.id, (0, timer.at_us))
             if context._chain[0] < TIMER_CHAIN_MAX:
@@ -345,8 +351,7 @@ class Calls:
                 context._firing = timer
                 raise error
             self._dead_letter(context, step, timer, error)
-        if now_us is not None:
-            self._chains.pop(context.key, None)
+        return False
 
     async def _take(
         self,

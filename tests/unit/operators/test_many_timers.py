@@ -39,6 +39,8 @@ class Timers(Computation):
             context.delete_timer(f"t{record.number}")
         elif record.what == "fan":
             context.set_timer("fan", at=1_000_000)
+        elif record.what.startswith("again "):
+            context.set_timer(record.what, at=1_000_000, processing=record.what.endswith("processing"))
         elif record.what == "fail":
             raise ValueError("as ordered")
         else:
@@ -46,8 +48,8 @@ class Timers(Computation):
 
     def process_timer(self, context: Context, timer: Timer) -> None:
         context.produce(Out(timer.name))
-        if timer.name == "again":
-            context.set_timer("again", at=timer.at)
+        if timer.name.startswith("again"):
+            context.set_timer(timer.name, at=timer.at, processing=timer.processing)
         elif timer.name in ("ping", "pong"):
             context.set_timer({"ping": "pong", "pong": "ping"}[timer.name], at=timer.at)
         elif timer.name.startswith("new"):
@@ -139,3 +141,17 @@ def test_a_turn_fires_up_to_its_limit_and_leaves_the_rest_due(bound: str, what: 
     assert turns > 50
     assert sorted(fired(parted)) == sorted(fired(whole))
     assert parted.stored == whole.stored
+
+
+@pytest.mark.parametrize("domain", ["event", "processing"])
+def test_a_chain_of_timers_is_as_long_if_records_of_its_key_come_between_turns(domain: str) -> None:
+    driver = subject()
+    driver.timers_max = 300
+    driver.feed([(Order("k", f"again {domain}"), 1_000_000)], now_us=1_000_000)
+    for number in range(10):
+        driver.feed([(Order("k", "set", number), 1_500_000 + number)], now_us=2_000_000)
+
+    dead_letters = [dead_letter for result in driver.results for dead_letter in result.dead_letters]
+    assert len(dead_letters) == 1
+    assert "again and again" in dead_letters[0].detail
+    assert fired(driver).count(f"again {domain}") == TIMER_CHAIN_MAX
