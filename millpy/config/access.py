@@ -45,7 +45,9 @@ NO_FILES = Tls()
 
 
 def files_of(tls: Tls | bool | None) -> Tls:
-    """Return the files that a source's `tls=` names; none for True, False or None."""
+    """Return the files that a source's `tls=` names; none for True, False or None. Raises ConfigError for others."""
+    if not isinstance(tls, Tls | bool | None):
+        raise ConfigError(f"tls={tls!r} is not a Tls, True or False", hint='for example tls=Tls(ca="ca.pem")')
     return tls if isinstance(tls, Tls) else NO_FILES
 
 

@@ -19,7 +19,7 @@ from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 from millpy.sinks.protocol import SendBound, Sink, SinkConnection, SinkSetup
-from millpy.sources.kafka.source import DEFAULT_BROKERS, Kafka, KafkaBrokers
+from millpy.sources.kafka.source import DEFAULT_BROKERS, Kafka, KafkaBrokers, check_brokers
 
 if TYPE_CHECKING:
     from millpy.sinks.kafka.avro_messages import AvroMessages
@@ -73,6 +73,7 @@ class KafkaTopic(Sink):
     def __post_init__(self) -> None:
         if not isinstance(self.topic, str) or not self.topic:
             raise ConfigError(f"a topic cannot be named {self.topic!r}", hint='for example KafkaTopic("alerts")')
+        check_brokers(self.brokers)
         if self.compression not in (None, *COMPRESSIONS):
             raise ConfigError(
                 f"unknown compression={self.compression!r}", hint=f"choose one of {', '.join(COMPRESSIONS)}, or None"

@@ -70,12 +70,23 @@ class KafkaBrokers:
     tls: Tls | bool | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.servers, str | None):
+            raise ConfigError(f"servers={self.servers!r} is not text", hint='for example "one:9092,two:9092"')
+        if not isinstance(self.sasl, Sasl):
+            raise ConfigError("sasl is not a Sasl", hint='for example sasl=Sasl("me", "secret", "SCRAM-SHA-512")')
         if files_of(self.tls).certificate is not None:
             raise ConfigError("millpy cannot log in to Kafka by certificate", hint="log in with sasl=Sasl(…)")
 
 
 NO_FIELDS = FieldMapping()
 DEFAULT_BROKERS = KafkaBrokers()
+
+
+def check_brokers(brokers: object) -> None:
+    """Check the `brokers=` of a source or a sink. Raises ConfigError."""
+    if not isinstance(brokers, KafkaBrokers):
+        hint = 'for example brokers=KafkaBrokers("one:9092,two:9092")'
+        raise ConfigError(f"brokers is not a KafkaBrokers: {brokers!r}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -124,7 +135,7 @@ class Kafka(Source):
         format: Format | None = None,
         decode: Callable[[Message], Iterable[Any]] | None = None,
     ) -> None:
-        if not topic or partitions < 1:
+        if not isinstance(topic, str) or not topic or not isinstance(partitions, int) or partitions < 1:
             raise ConfigError(
                 "Kafka needs a topic and its number of partitions", hint='an example: Kafka("readings", partitions=4)'
             )
@@ -140,6 +151,11 @@ class Kafka(Source):
             raise ConfigError(
                 f"unknown value start={start!r}", hint='choose "earliest", "latest" or a datetime with a time zone'
             )
+        if not isinstance(fields, FieldMapping):
+            raise ConfigError(
+                f"fields is not a FieldMapping: {fields!r}", hint='for example fields=FieldMapping(key="device")'
+            )
+        check_brokers(brokers)
         values = {
             "topic": topic, "count": partitions, "fields": fields, "start": start, "tombstones": tombstones,
             "lost": lost, "new_partitions": new_partitions, "brokers": brokers,

@@ -47,8 +47,9 @@ class PolledTable(Source):
                 hint='an example: PolledTable("plant.events", column="number")',
             )
         for setting, value, least in (("lag", self.lag, timedelta(0)), ("every", self.every, EVERY_MIN)):
-            if value < least:
-                raise ConfigError(f"{setting}={value} is out of range", hint=f"choose at least {least}")
+            if not isinstance(value, timedelta) or value < least:
+                hint = f"choose at least {least}, for example {setting}=seconds(30)"
+                raise ConfigError(f"{setting}={value} is out of range", hint=hint)
 
     def identity(self) -> Identity:
         """Describe the table and the column."""
