@@ -68,6 +68,8 @@ SETTINGS = {
     "wal_level": "logical",  # a `PostgresTable` reads the log
     "max_prepared_transactions": "0",
     "log_min_messages": "warning",
+    # The user is named millpy, so "$user" would be the schema of the views.
+    "search_path": "public",
 }
 
 

@@ -126,6 +126,14 @@ def test_committed_rows_survive_sigkill_of_server_and_holder(directory: Path) ->
         assert list(values(server)) == [7]
 
 
+def test_a_table_without_a_schema_is_in_public_beside_the_views(directory: Path) -> None:
+    with EmbeddedPostgres(directory) as server, psycopg.connect(server.url()) as connection:
+        connection.execute("CREATE SCHEMA millpy")
+        connection.execute("CREATE TABLE devices (device text)")
+
+        assert connection.execute("SELECT to_regclass('public.devices') IS NOT NULL").fetchone() == (True,)
+
+
 def test_directory_keeps_its_version(directory: Path) -> None:
     directory.mkdir()
     (directory / "version").write_text("16\n")
