@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from millpy.computation import NO_DEFAULT, Cell, ListCell, MapCell, Value
 from millpy.errors import RefusedValueError, SchemaError
 from millpy.model.checkpoint import Entries, Kind
 from millpy.model.delta import encode_value
+from millpy.model.field_types import decimal_of, decimal_problem, units_of
 from millpy.model.identity import Identity, canonical_json, identity_of_type
 from millpy.model.keys import Key
 from millpy.model.time import INSTANT_MAX
@@ -25,6 +27,8 @@ ENTRY_BYTES = 160
 """Estimate of the memory that a value takes in addition to its text."""
 
 NULL = b"null"
+PLAIN_KEYS = (str, int)
+"""Types of keys of which equal ones have one text."""
 Change = tuple[str, bytes | None]
 
 
@@ -309,12 +313,22 @@ class MapView(MutableMapping[Any, Any]):
             key = self._store.decode_key(text)
         except (msgspec.DecodeError, ValueError) as error:
             raise RefusedValueError(f"{name!r} is not a key of cell {self._store.name!r}: {error}") from error
-        # Equal keys are one entry: 1 and 1.0 where keys are floats, an instant in two time zones.
-        if type(key) is float:
-            text = encode_value(key)
-        elif type(key) is datetime and key.tzinfo is not None:
-            text = encode_value(key.astimezone(UTC))
+        if type(key) not in PLAIN_KEYS:
+            text = encode_value(_canonical(key))
         return text.decode()
+
+
+def _canonical(key: Any) -> Any:
+    """Return the one of equal keys that is stored: an instant in UTC, a Decimal without zeros at its end."""
+    if isinstance(key, tuple):
+        return tuple(map(_canonical, key))
+    if isinstance(key, datetime) and key.tzinfo is not None:
+        return key.astimezone(UTC)
+    if isinstance(key, Decimal):
+        if problem := decimal_problem(key):
+            raise RefusedValueError(f"a Decimal as the key of an entry: {problem}")
+        return decimal_of(units_of(key))
+    return key
 
 
 def store_of(name: str, cell: Cell[Any]) -> Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -20,6 +21,11 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
         (float, [1, 1.0]),
         (float, [0.0, -0.0, 0]),
         (datetime, [NOON, NOON.astimezone(timezone(timedelta(hours=2)))]),
+        (Decimal, [Decimal("1.5"), Decimal("1.50"), Decimal("15E-1")]),
+        (Decimal, [Decimal(100), Decimal("1E+2")]),
+        (Decimal, [Decimal("0.0"), Decimal("-0"), 0]),
+        (tuple[float, datetime], [(1, NOON), (1.0, NOON.astimezone(timezone(timedelta(hours=2))))]),
+        (tuple[str, Decimal], [("a", Decimal("1.5")), ("a", Decimal("1.50"))]),
         (str, ["a", "a"]),
         (int, [1, 1]),
         (bool, [True, True]),
@@ -37,7 +43,10 @@ def test_equal_keys_are_one_entry(kind: Any, names: list[Any]) -> None:
     assert [again[name] for name in names] == [len(names) - 1] * len(names)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(int, True), (int, 1.5), (bool, 1), (str, 1), (float, "1"), (float, True)])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(int, True), (int, 1.5), (bool, 1), (str, 1), (float, "1"), (float, True), (Decimal, Decimal("1E+39"))],
+)
 def test_key_of_another_type_is_refused(kind: Any, name: Any) -> None:
     with pytest.raises(RefusedValueError):
         MapStore("cell", MapCell(kind, int)).load("key")[name] = 1
