@@ -35,7 +35,7 @@ from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType, concat, retractions_of
 from millpy.model.stage import InputBundle, ResidentInterval, Stage, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, microseconds
-from millpy.operators.join_keys import JoinKeys
+from millpy.operators.join_keys import JoinKeys, NoRoom
 from millpy.operators.join_log import Piece, PieceKind, matches_piece, pieces_of, records_piece, removed_piece
 from millpy.operators.join_output import How, OutputType
 from millpy.operators.join_pairs import (
@@ -239,15 +239,16 @@ class IntervalJoin(ResidentInterval):
             return
         batch = records.batch() if len(rows) == len(records) else records.batch().take(pa.array(rows))
         used, codes = np.unique(bundle.keys.codes[rows], return_inverse=True)
-        codes = self._keys.codes([bundle.keys.keys[code] for code in used.tolist()])[codes]
+        known = self._keys.codes([bundle.keys.keys[code] for code in used.tolist()])
+        codes = known[codes]
         retracts = retractions_of(records)[rows]
         weights = row_bytes(batch)
         full = self._keys.without_room(codes, np.where(retracts, 0, weights), self._key_bytes_max, self._bytes_max)
-        full = full[~retracts[full]]
-        if len(full):
-            for row, code in zip(rows[full].tolist(), codes[full].tolist(), strict=True):
-                self._refusals.refuse(result, bundle, row, REASON, self._no_room(code))
-            kept = np.setdiff1d(np.arange(len(rows)), full)
+        full = [found for found in full if not retracts[found.row]]
+        if full:
+            for found in full:
+                self._refusals.refuse(result, bundle, int(rows[found.row]), REASON, self._no_room(found))
+            kept = np.setdiff1d(np.arange(len(rows)), [found.row for found in full])
             rows, codes, weights, retracts = rows[kept], codes[kept], weights[kept], retracts[kept]
             batch = batch.take(pa.array(kept))
         numbers = self._next_number + np.arange(len(rows))
@@ -264,12 +265,12 @@ class IntervalJoin(ResidentInterval):
                     self._take_back(side, taken.take(part))
                 else:
                     self._buffer(side, taken.take(part), weights[part])
-        self._keys.sweep(np.unique(codes))
+        self._keys.sweep(known)
 
-    def _no_room(self, code: int) -> str:
+    def _no_room(self, found: NoRoom) -> str:
         return (
-            f"no room for another record: {self._keys.bytes_of(code):,} bytes of this key are buffered, of"
-            f" {self._key_bytes_max:,} (MILLPY_JOIN_KEY_BYTES_MAX), and {self._keys.total:,} of all keys, of"
+            f"no room for another record: {found.of_key:,} bytes of this key are buffered, of"
+            f" {self._key_bytes_max:,} (MILLPY_JOIN_KEY_BYTES_MAX), and {found.total:,} of all keys, of"
             f" {self._bytes_max:,} (the key interval's share of MILLPY_JOIN_BYTES_MAX)"
         )
 

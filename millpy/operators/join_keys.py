@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,14 @@ import numpy.typing as npt
 from millpy.model.keys import Key
 
 Integers = npt.NDArray[np.int64]
+
+
+class NoRoom(NamedTuple):
+    """A row for which there is no room, and the bytes before it: of the rows of its key, and of all."""
+
+    row: int
+    of_key: int
+    total: int
 
 
 class JoinKeys:
@@ -50,23 +59,22 @@ class JoinKeys:
         self._codes[key] = code
         return code
 
-    def without_room(self, codes: Integers, weights: Integers, key_max: int, total_max: int) -> Integers:
-        """Return which rows exceed the bounds, in order of arrival: of all rows, or of those of their key."""
+    def without_room(self, codes: Integers, weights: Integers, key_max: int, total_max: int) -> list[NoRoom]:
+        """Return which rows find no room, taken one by one: a row that finds none leaves it to those behind it."""
         added = int(weights.sum())
-        fits = self.total + added <= total_max
-        if fits and int(self._bytes[codes].max()) + added <= key_max:
-            return np.empty(0, np.int64)
-        over = self.total + np.cumsum(weights) > total_max
-        order = np.argsort(codes, kind="stable")
-        sums = np.cumsum(weights[order])
-        firsts = np.flatnonzero(np.append(True, np.diff(codes[order]) != 0))
-        before = np.repeat((sums - weights[order])[firsts], np.diff(np.append(firsts, len(order))))
-        over[order] |= self._bytes[codes[order]] + sums - before > key_max
-        return np.flatnonzero(over)
-
-    def bytes_of(self, code: int) -> int:
-        """Return the bytes of the rows of a key."""
-        return int(self._bytes[code])
+        if self.total + added <= total_max and int(self._bytes[codes].max()) + added <= key_max:
+            return []
+        full, total, of_key = [], self.total, dict[int, int]()
+        for row, (code, weight) in enumerate(zip(codes.tolist(), weights.tolist(), strict=True)):
+            used = of_key.get(code)
+            if used is None:
+                used = int(self._bytes[code])
+            if used + weight > key_max or total + weight > total_max:
+                full.append(NoRoom(row, used, total))
+            else:
+                of_key[code] = used + weight
+                total += weight
+        return full
 
     def add(self, codes: Integers, weights: Integers) -> None:
         """Count rows that are buffered."""

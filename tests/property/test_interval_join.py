@@ -444,6 +444,30 @@ def test_records_beyond_the_room_of_all_keys_become_dead_letters() -> None:
     assert "MILLPY_JOIN_BYTES_MAX" in result.dead_letters[-1].detail
 
 
+def test_a_key_without_room_leaves_that_of_others() -> None:
+    subject = Join(1_000, 1_000, limits=Limits(join_bytes_max=5_000, join_key_bytes_max=1_000))
+    hot = [Event(LEFT, "a", number, 0) for number in range(200)]
+
+    subject.feed(
+        [*hot, Event(LEFT, "long" * 250, 200, 0), *(Event(LEFT, "b", number, 0) for number in range(201, 204))]
+    )
+
+    (result,) = subject.results
+    letters = {msgspec.json.decode(letter.payload)["number"]: letter.detail for letter in result.dead_letters}
+    kept = counts(subject, "consumed_by_input")
+    assert letters.keys() == set(range(kept - 3, 201))
+    assert letters[199] == letters[198] != letters[200]
+    assert "record: 0 bytes" not in letters[199]
+
+
+def test_keys_without_room_take_none() -> None:
+    subject = Join(1_000, 1_000, limits=Limits(join_bytes_max=1_000))
+
+    subject.feed([Event(LEFT, str(number), number, 0) for number in range(1_000)])
+
+    assert len(subject.interval._keys._codes) == counts(subject, "consumed_by_input") < 20
+
+
 def test_room_is_free_again_when_the_watermark_has_passed() -> None:
     subject = Join(10, 10, limits=Limits(join_bytes_max=1_000))
     for at in range(0, 2_000, 100):
