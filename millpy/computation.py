@@ -347,7 +347,7 @@ class Context:
 
         Args:
             name: name by which `set_timer` and `delete_timer` refer to the timer.
-            at: time at which the timer fires.
+            at: time at which the timer fires. What a timer before the time of its record produces may be late.
             processing: whether `at` is processing time instead of event time.
             event_time: event time of the records that the timer produces. Default: `at`, or the event time of this
                 record for a processing timer.
@@ -355,7 +355,7 @@ class Context:
                 timer that a late record sets never holds.
 
         Raises:
-            TimerError: the event time is before that of its cause and of all holds of the key, or after `at`; or the
+            TimerError: `event_time` is before that of its cause and of all holds of the key, or after `at`; or the
                 name is empty.
             RefusedValueError: the name cannot be stored, or the interval has MILLPY_OPEN_TIMERS_MAX timers.
         """
