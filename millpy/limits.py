@@ -14,6 +14,7 @@ KEY_BYTES_MAX = 1_024
 """Bytes of a key as JSON text, and of a timer's name: a database index holds them with room to spare."""
 KEY_INTERVALS_DEFAULT = 4
 """Key intervals of a computation, if the graph does not say; as many workers can share it."""
+KEY_INTERVALS_MAX = 10_000
 RING_SLOTS = 16
 """Slots of a ring, which holds segments or dedupe ids and frees a slot as a whole."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from millpy.errors import GraphError
 from millpy.ingest.protocol import Source
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, Wait
+from millpy.limits import KEY_INTERVALS_MAX
 from millpy.model.horizons import HORIZON
 from millpy.model.identity import Identity
 from millpy.model.lookup import LookupTable
@@ -115,6 +117,13 @@ class StageNode:
     outputs: list[Stream] = field(default_factory=list)
     allowed_lateness_us: int = 0
     takes: Stream | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.intervals) is not int or not 1 <= self.intervals <= KEY_INTERVALS_MAX:
+            raise GraphError(
+                f"intervals={self.intervals!r} of {self.name!r} is not a number from 1 to {KEY_INTERVALS_MAX}",
+                hint="as many workers as it has key intervals can share a step, for example intervals=8",
+            )
 
     @property
     def all_streams(self) -> list[Stream]:

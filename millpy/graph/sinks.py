@@ -229,6 +229,4 @@ def _add(
             f"records of {retracting[0]!r} may be retracted, and a sink cannot take back what has left",
             hint="let the windows accumulate instead of retract, or aggregate the panes before the sink",
         )
-    if type(intervals) is not int or intervals < 1:
-        raise GraphError(f"intervals={intervals!r} is no number of intervals", hint="use a whole number of at least 1")
     stream.graph.add(StageNode(checked_name(name, "sink"), inputs, logic, intervals))

@@ -80,7 +80,8 @@ class GapFilling(Computation):
         method: Method = "previous",
         offset: timedelta = timedelta(0),
     ) -> None:
-        if every <= timedelta(0) or limit < every:
+        durations = isinstance(every, timedelta) and isinstance(limit, timedelta)
+        if not durations or every <= timedelta(0) or limit < every:
             raise GraphError(
                 f"every={every!r}, limit={limit!r}: a gap is at least one step long", hint="use every=minutes(1)"
             )

@@ -163,7 +163,7 @@ def test_sinks_refuse_what_they_cannot_send() -> None:
         (lambda: stream.to_kafka("t", key="device", name="out", compression="zip"), "unknown compression"),
         (lambda: stream.to_kafka("", key="device", name="out"), "cannot be named"),
         (lambda: stream.to_kafka("t", key="device", name="Out"), "not a plain name"),
-        (lambda: stream.to_kafka("t", key="device", name="out", intervals=0), "no number of intervals"),
+        (lambda: stream.to_kafka("t", key="device", name="out", intervals=0), "intervals=0 of 'out' is not a number"),
         (lambda: KafkaTopic("t", transaction_timeout_s=0), "not between 1 and 900"),
         (lambda: KafkaTopic("t", message_bytes_max=0), "lets no message pass"),
         (lambda: SendBound(records=0), "lets no message pass"),

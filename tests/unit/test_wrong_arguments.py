@@ -11,6 +11,7 @@ import pytest
 
 from millpy import (
     AdvanceWithClock,
+    Collect,
     Computation,
     Context,
     Count,
@@ -27,7 +28,9 @@ from millpy import (
     MessagePack,
     Mqtt,
     PolledTable,
+    Quantile,
     Stream,
+    Top,
     minutes,
     seconds,
 )
@@ -101,6 +104,13 @@ COMPUTED = "a computed value needs a map"
         (lambda: process(computation=Spike), "the logic is the class Spike, not an instance", "class Spike"),
         (lambda: process(inputs=keyed()), "inputs is not a Sequence", "inputs=.readings"),
         (lambda: process(inputs=[inject()]), "an input of 'spikes' is not a KeyedStream", "inputs=.readings"),
+        (lambda: process(intervals=0), "intervals=0 of 'spikes' is not a number from 1", "intervals=8"),
+        (lambda: process(intervals="4"), "intervals='4' of 'spikes' is not a number", "intervals=8"),
+        (lambda: process(intervals=10**9), "is not a number from 1 to 10000", "intervals=8"),
+        (lambda: keyed().fill_gaps("celsius", every=5, limit=5, name="g"), "every=5, limit=5", r"every=minutes\(1\)"),
+        (lambda: Quantile("celsius", "0.5"), "between 0 and 1, not '0.5'", "0.99"),
+        (lambda: Top("celsius", n="3"), "n of Top must be between 1 and .*, not '3'", "n=3"),
+        (lambda: Collect("celsius", limit="3"), "limit of Collect must be between 1 and .*, not '3'", "limit=100"),
         (lambda: Graph(3), "graph 3 is not a plain name", "lower-case"),
         (lambda: EventTime("at", max_disorder=10), "max_disorder must be a duration, not 10", "max_disorder=seconds"),
         (lambda: EventTime("at", max_disorder=0), "max_disorder must be a duration, not 0", "max_disorder=seconds"),

@@ -74,9 +74,9 @@ class Top(Aggregate):
     forgets = "it keeps only the best values"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n <= N_MAX:
+        if not isinstance(self.n, int) or not 1 <= self.n <= N_MAX:
             raise SchemaError(
-                f"n of Top must be between 1 and {N_MAX}, not {self.n}", hint='for example Top("value", n=3)'
+                f"n of Top must be between 1 and {N_MAX}, not {self.n!r}", hint='for example Top("value", n=3)'
             )
 
     def identity(self) -> Identity:
@@ -106,9 +106,9 @@ class Collect(Aggregate):
     merge_order = "event_time"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.limit <= COLLECT_LIMIT_MAX:
+        if not isinstance(self.limit, int) or not 1 <= self.limit <= COLLECT_LIMIT_MAX:
             raise SchemaError(
-                f"limit of Collect must be between 1 and {COLLECT_LIMIT_MAX}, not {self.limit}",
+                f"limit of Collect must be between 1 and {COLLECT_LIMIT_MAX}, not {self.limit!r}",
                 hint='for example Collect("value", limit=100)',
             )
 
