@@ -157,3 +157,18 @@ async def test_sessions_of_new_keys_are_read_by_index_though_most_rows_are_of_an
         found = await connection.execute(b"EXPLAIN " + statement("load_sessions"), asked)
         plan = [line async for (line,) in found]
     assert any("Index Scan using keyed_identity" in line for line in plan), plan
+
+
+async def test_expired_windows_are_found_by_index_before_the_table_has_statistics(database_url: str) -> None:
+    asked = {"interval": 1, "sequencer": 1, "rows_max": 10, "subkeys": Texts(["0/60", "60/120"])}
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
+        register_arrays(connection)
+        await connection.execute("ALTER TABLE mill.keyed SET (autovacuum_enabled = off)")
+        await connection.execute(
+            "INSERT INTO mill.keyed (interval_id, kind, namespace, key, subkey, key_hash, fire_at, bundle, value)"
+            " SELECT 1, 'window', '', '\"key\"', format('%s/%s', n, n + 60), 1, n, 1, '{}'"
+            " FROM generate_series(1, 2000) AS n"
+        )
+        found = await connection.execute(b"EXPLAIN " + statement("delete_windows"), asked)
+        plan = [line async for (line,) in found]
+    assert any("Index Scan using keyed_windows" in line for line in plan), plan

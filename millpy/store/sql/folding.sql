@@ -87,7 +87,9 @@ WITH owned AS MATERIALIZED (
                    WHERE o.interval_id = %(interval)s AND o.kind = 'window'
                      AND split_part(o.subkey, '/', 2)::bigint = split_part(e.subkey, '/', 2)::bigint
                      AND split_part(o.subkey, '/', 1)::bigint = split_part(e.subkey, '/', 1)::bigint
-                  OFFSET 0) AS found
+                   -- This order makes keyed_windows the cheapest index also where the table has no statistics yet; the
+                   -- others would look at all windows of the interval for each subkey.
+                   ORDER BY o.key_hash) AS found
             LIMIT %(rows_max)s::integer))
     RETURNING 1)
 SELECT (SELECT count(*) FROM gone) FROM owned;
