@@ -159,8 +159,12 @@ async def test_sessions_of_new_keys_are_read_by_index_though_most_rows_are_of_an
     assert any("Index Scan using keyed_identity" in line for line in plan), plan
 
 
-async def test_expired_windows_are_found_by_index_before_the_table_has_statistics(database_url: str) -> None:
+@pytest.mark.parametrize(("name", "index"), [("delete_windows", "keyed_windows"), ("load_windows", "keyed_identity")])
+async def test_windows_are_found_by_index_before_the_table_has_statistics(
+    database_url: str, name: str, index: str
+) -> None:
     asked = {"interval": 1, "sequencer": 1, "rows_max": 10, "subkeys": Texts(["0/60", "60/120"])}
+    asked |= {"keys": Texts(['"key"', '"key"']), "bytes_max": 1_000}
     async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as connection:
         register_arrays(connection)
         await connection.execute("ALTER TABLE mill.keyed SET (autovacuum_enabled = off)")
@@ -169,6 +173,6 @@ async def test_expired_windows_are_found_by_index_before_the_table_has_statistic
             " SELECT 1, 'window', '', '\"key\"', format('%s/%s', n, n + 60), 1, n, 1, '{}'"
             " FROM generate_series(1, 2000) AS n"
         )
-        found = await connection.execute(b"EXPLAIN " + statement("delete_windows"), asked)
+        found = await connection.execute(b"EXPLAIN " + statement(name), asked)
         plan = [line async for (line,) in found]
-    assert any("Index Scan using keyed_windows" in line for line in plan), plan
+    assert any(f"Index Scan using {index}" in line for line in plan), plan

@@ -150,6 +150,7 @@ SELECT array_agg(p.place), array_agg(p.key_hash), array_agg(p.fire_at), convert_
                   AND hashtextextended(o.key, 0) = hashtextextended(asked.key COLLATE "C", 0) AND o.key = asked.key
                   AND hashtextextended(o.subkey, 0) = hashtextextended(asked.subkey COLLATE "C", 0)
                   AND o.subkey = asked.subkey
+                ORDER BY o.key_hash  -- of keyed_identity, also where the table has no statistics yet
                 LIMIT 1) AS k) AS p
  WHERE p.before < %(bytes_max)s::bigint;
 
