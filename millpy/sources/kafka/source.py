@@ -86,7 +86,7 @@ def check_brokers(brokers: object) -> None:
     """Check the `brokers=` of a source or a sink. Raises ConfigError."""
     if not isinstance(brokers, KafkaBrokers):
         hint = 'for example brokers=KafkaBrokers("one:9092,two:9092")'
-        raise ConfigError(f"brokers is not a KafkaBrokers: {brokers!r}", hint=hint)
+        raise ConfigError(f"brokers is not a KafkaBrokers, but a {type(brokers).__name__}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
