@@ -128,12 +128,16 @@ class Heartbeat:
         self._clock = clock
         self._database = database
         self._usage = usage
+        self._is_told = False  # that the worker is stuck
 
     def attempt(self) -> None:
         """Try once to renew the lease, unless the worker is stuck. Log errors."""
         if self._lease.is_stuck():
-            log.error("the worker makes no progress; stopping its heartbeats, so that its lease expires")
+            if not self._is_told:
+                log.error("the worker makes no progress; stopping its heartbeats, so that its lease expires")
+            self._is_told = True
             return
+        self._is_told = False
         attempt_started = self._clock.monotonic()
         try:
             renewal = self._sender.beat(self._worker_id, self._limits.lease_ttl_s, self._usage())

@@ -115,6 +115,24 @@ def test_a_heartbeat_reports_what_was_used_and_learns_of_a_drain() -> None:
     assert lease.is_trusted()
 
 
+def test_a_stuck_worker_is_logged_once_until_it_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    limits, clock, sender = Limits(watchdog_s=60), ManualClock(), Reading()
+    lease = Lease(limits, clock)
+    heartbeat = Heartbeat(sender, UUID(int=1), lease, limits, clock)
+
+    for _ in range(2):
+        clock.advance(61)
+        heartbeat.attempt()
+        heartbeat.attempt()
+        lease.progressed()
+        heartbeat.attempt()
+
+    assert [record.message for record in caplog.records if "makes no progress" in record.message] == [
+        "the worker makes no progress; stopping its heartbeats, so that its lease expires"
+    ] * 2
+    assert len(sender.reported) == 2
+
+
 async def test_a_lease_that_was_lost_and_renewed_is_waited_for_again() -> None:
     limits, clock = Limits(lease_ttl_s=5.0), ManualClock()
     lease = Lease(limits, clock)
