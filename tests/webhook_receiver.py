@@ -2,8 +2,8 @@
 
 Started as a script it is the server. Its plan has an action for the next requests, for those whose body or path has a
 text, and for all others: {"status": 200, "headers": {}, "body": "", "delay_s": 0} and beside these {"reset": true},
-{"stall": true}, {"endless": true} and {"signal": 9} for the process whose number is in the header X-Pid. A request is
-`stored` if its action has that, by default if the status is 2xx.
+{"stall": true}, {"endless": 10_000} for pieces of a body without end, and {"signal": 9} for the process whose number is
+in the header X-Pid. A request is `stored` if its action has that, by default if the status is 2xx.
 """
 
 from __future__ import annotations
@@ -148,11 +148,11 @@ async def serve(port: int, control: int, log: Path, certificate: str, clients: s
             request.transport.abort()
         if action.get("stall"):
             await asyncio.sleep(3_600)
-        if action.get("endless"):
+        if "endless" in action:
             answer = web.StreamResponse(status=status, headers=action.get("headers"))
             await answer.prepare(request)
             while True:
-                await answer.write(b"x" * 10_000)
+                await answer.write(b"x" * action["endless"])
                 await asyncio.sleep(0.001)
         return web.Response(status=status, headers=action.get("headers"), text=action.get("body", ""))
 

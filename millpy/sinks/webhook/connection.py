@@ -28,6 +28,8 @@ from millpy.sinks.webhook.tls import tls_context
 
 ANSWER_BYTES_MAX = 4_000
 """The most bytes of an answer's body that are read; the connection of a longer one is closed."""
+BODY_S_MAX = 1.0
+"""Seconds that the body of an answer is waited for: the status counts, and other messages of its key wait."""
 REASON_CHARACTERS_MAX = 200
 KEEPALIVE_S = 4.0
 """Seconds that a connection may be idle: less than servers allow, which would close it under a request."""
@@ -127,8 +129,9 @@ class WebhookConnection:
         status = response.status
         body = bytearray()
         try:
-            while len(body) <= ANSWER_BYTES_MAX and (chunk := await response.content.readany()):
-                body += chunk
+            async with asyncio.timeout(BODY_S_MAX):
+                while len(body) <= ANSWER_BYTES_MAX and (chunk := await response.content.readany()):
+                    body += chunk
         except (aiohttp.ClientError, OSError, TimeoutError):
             response.close()  # the status counts
         if not response.content.at_eof():
