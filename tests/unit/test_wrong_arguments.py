@@ -129,7 +129,11 @@ COMPUTED = "a computed value needs a map"
             "fields is not a FieldMapping",
             "FieldMapping.key=",
         ),
-        (lambda: Kafka("a", partitions=1, brokers="h:9092"), "brokers is not a KafkaBrokers, but a str", "KafkaBrokers"),
+        (
+            lambda: Kafka("a", partitions=1, brokers="h:9092"),
+            "brokers is not a KafkaBrokers, but a str",
+            "KafkaBrokers",
+        ),
         (lambda: KafkaTopic("a", brokers="h:9092"), "brokers is not a KafkaBrokers, but a str", "KafkaBrokers"),
         (lambda: KafkaBrokers(["h:9092"]), r"servers=\['h:9092'\] is not text", "one:9092,two:9092"),
         (lambda: KafkaBrokers("h:9092", sasl=("me", "secret")), "sasl is not a Sasl", "sasl=Sasl"),
