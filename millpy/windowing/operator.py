@@ -433,10 +433,9 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
         missed = np.asarray(entries if at is None else at[entries], np.int64)
         whole, nowhere = None, missed
         if at is not None:
-            kept = at[~over]
-            nowhere = np.setdiff1d(missed, kept)
-            whole = ~np.isin(missed, kept)
+            whole = ~np.isin(missed, at[~over])
             whole[np.setdiff1d(np.arange(len(missed)), np.unique(missed, return_index=True)[1])] = False
+            nowhere = missed[whole]
         late = self._late_rows(rows.take(missed), starts[entries], ends[entries], whole)
         return DroppedLate(late, {place: len(mine) for place, mine in rows.by_input(nowhere)})
 

@@ -58,7 +58,7 @@ class _FixedWidthArray(PgArray):
     def _body(cls, values: Sequence[Any] | npt.NDArray[Any]) -> bytes:
         element = struct.Struct("!i" + cls.python_type)
         width = element.size - _LENGTH.size
-        if len(values) >= FEW_MAX and cls.python_type == "q" and not isinstance(values, np.ndarray):
+        if cls.python_type == "q" and not isinstance(values, np.ndarray):
             values = whole_numbers(values)
         if isinstance(values, np.ndarray):
             packed = np.empty(len(values), dtype=[("length", ">i4"), ("value", cls.numpy_type)])
