@@ -15,6 +15,7 @@ KEY_BYTES_MAX = 1_024
 KEY_INTERVALS_DEFAULT = 4
 """Key intervals of a computation, if the graph does not say; as many workers can share it."""
 KEY_INTERVALS_MAX = 10_000
+"""The most key intervals of a computation: a deployment stores each of them, and a worker may own all."""
 RING_SLOTS = 16
 """Slots of a ring, which holds segments or dedupe ids and frees a slot as a whole."""
 
