@@ -29,7 +29,7 @@ from millpy.sinks.webhook.tls import tls_context
 ANSWER_BYTES_MAX = 4_000
 """The most bytes of an answer's body that are read; the connection of a longer one is closed."""
 BODY_S_MAX = 1.0
-"""Seconds that the body of an answer is waited for: the status counts, and other messages of its key wait."""
+"""Seconds to wait for the body of an answer: its status counts, and other messages of its key wait."""
 REASON_CHARACTERS_MAX = 200
 KEEPALIVE_S = 4.0
 """Seconds that a connection may be idle: less than servers allow, which would close it under a request."""

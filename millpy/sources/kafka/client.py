@@ -246,7 +246,7 @@ class Client:
     async def bounds(self) -> tuple[int, int]:
         """Return the oldest offset of the log, and the one after the newest committed offset."""
         async with _answers():
-            self._consumer._client.add_topic(self._place.topic)  # or aiokafka would miss it, and wait before it asks
+            self._consumer._client.add_topic(self._place.topic)  # or it fails, and waits before it asks again
             begins = await self._consumer.beginning_offsets([self._place])
             ends = await self._consumer.end_offsets([self._place])
         return begins[self._place], ends[self._place]

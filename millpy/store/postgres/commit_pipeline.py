@@ -19,7 +19,7 @@ COMMIT = b"COMMIT"
 DURABLE = b"SET synchronous_commit TO on"
 """Comes before COMMIT: a user's trigger, or a statement of a sink, may have set it off, as functions that log do."""
 _UNANSWERED = frozenset((BEGIN, DURABLE, COMMIT))
-"""Commands that go with those around them; for each other one, psycopg makes a cursor and looks at the socket."""
+"""Commands that go with those around them; for every other one, psycopg makes a cursor and polls the socket."""
 
 Parameters = dict[str, Any] | list[Any]
 Command = tuple[bytes, Parameters]
@@ -49,9 +49,9 @@ async def send_commands(
 
 
 def _first(error: psycopg.Error) -> psycopg.Error:
-    """Return the error that has aborted a pipeline, from what psycopg raises.
+    """Return the error that has aborted a pipeline, given what psycopg raises.
 
-    If the answers come while it ends the pipeline, it raises an error of the commands behind the first one.
+    If answers come while psycopg ends the pipeline, it raises the error of a command behind the one that failed.
     """
     while isinstance(error, psycopg.errors.PipelineAborted) and isinstance(error.__context__, psycopg.Error):
         error = error.__context__
