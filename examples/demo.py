@@ -39,10 +39,10 @@ GRAPH = ROOT / "examples" / "factory.py"
 PLACE = Path(os.environ.get("MILLPY_DEMO_PLACE") or ROOT / ".millpy" / "demo")
 DURATION_S = 60.0
 PROGRESS_S = 3.0
-READY_S_MAX = 40.0
-CLOSING_S_MAX = 60.0
+READY_S_MAX = 120.0
+CLOSING_S_MAX = 180.0
 REPORT = PLACE / "report.html"
-SPARK_S_MAX = 180.0
+SPARK_S_MAX = 600.0
 FOR_LITTLE_DATA = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
