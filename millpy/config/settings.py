@@ -6,6 +6,7 @@ MILLPY_READER_DATABASE_URL the same database as a role that only reads, for `mil
 MILLPY_HTTP                the address at which a service serves health and metrics (127.0.0.1:8080)
 MILLPY_LEASE_S             the lease of a worker, in seconds
 MILLPY_OWNER_DATABASE_URL  the same database as its owner, for `millpy api` to switch generations; also as …_FILE
+MILLPY_SOURCE_DATABASE_URL the database of the tables that sources read, if it is another one; also as …_FILE
 MILLPY_API                 the address of the API (127.0.0.1:8090)
 MILLPY_API_CERTIFICATE     a file with the API's certificate, and MILLPY_API_KEY the file with its key, for TLS
 MILLPY_API_CONNECTIONS_MAX connections to the database that read for all users of the API together (4)
@@ -50,6 +51,7 @@ DATABASE_URL = PREFIX + "DATABASE_URL"
 DATABASE_PASSWORD = PREFIX + "DATABASE_PASSWORD"
 READER_URL = PREFIX + "READER_DATABASE_URL"
 OWNER_URL = PREFIX + "OWNER_DATABASE_URL"
+SOURCE_URL = PREFIX + "SOURCE_DATABASE_URL"
 _ALIASES = {"lease_s": "lease_ttl_s"}
 
 
@@ -196,8 +198,8 @@ def _limit_variables() -> dict[str, str]:
 def _refuse_misspelled() -> None:
     """Raise ConfigError for a variable that is nearly one of ours, which would otherwise be ignored silently."""
     known = {PREFIX + name.upper() for name in Settings.model_fields} | _limit_variables().keys()
-    known |= {DATABASE_URL + FILE, DATABASE_PASSWORD, DATABASE_PASSWORD + FILE, READER_URL, READER_URL + FILE}
-    known |= {OWNER_URL, OWNER_URL + FILE}
+    for secret_name in (DATABASE_URL, DATABASE_PASSWORD, READER_URL, OWNER_URL, SOURCE_URL):
+        known |= {secret_name, secret_name + FILE}
     for variable in os.environ:
         if variable.startswith(PREFIX) and variable not in known:
             close = difflib.get_close_matches(variable, known, n=1, cutoff=0.85)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,22 @@ def test_wrong_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, valu
 
     with pytest.raises(ConfigError, match=complaint):
         _ = Settings.load().limits
+
+
+def test_no_setting_of_the_documentation_is_taken_for_a_misspelled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text()
+    documented = set(re.findall(r"`(MILLPY_[A-Z0-9_]+[A-Z0-9])`", page))
+    assert "MILLPY_SOURCE_DATABASE_URL_FILE" in documented
+
+    refused = []
+    for name in documented:
+        with monkeypatch.context() as environment:
+            environment.setenv(name, "/nowhere" if name.endswith("_FILE") else "1")
+            try:
+                Settings.load()
+            except ConfigError as error:
+                refused += [name] if "unknown setting" in error.message else []
+    assert refused == []
 
 
 def test_settings_are_frozen() -> None:

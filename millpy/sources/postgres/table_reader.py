@@ -17,6 +17,7 @@ import numpy as np
 
 from millpy.config.database_url import complete
 from millpy.config.secrets import secret
+from millpy.config.settings import SOURCE_URL
 from millpy.errors import ConfigError
 from millpy.ingest.protocol import RejectedRow, SourceBatch, SourceSetup
 from millpy.model.record import Instants
@@ -27,7 +28,6 @@ from millpy.sources.postgres.table_checks import slot_name
 from millpy.sources.postgres.table_position import TablePosition
 from millpy.sources.postgres.table_thread import TableThread
 
-URL_VARIABLE = "MILLPY_SOURCE_DATABASE_URL"
 PROOF_S = 5.0
 JOIN_S_MAX = 10.0
 
@@ -43,13 +43,13 @@ def database_of(table: str, database: str | None, own: str) -> tuple[str, bool]:
     Raises:
         ConfigError: there is none, or it cannot be read.
     """
-    url = database or secret(URL_VARIABLE)
+    url = database or secret(SOURCE_URL)
     if url:
         return complete(url), False
     if not own:
         raise ConfigError(
             f"table {table!r} has no database",
-            hint=f"run the graph with `millpy run`, or set {URL_VARIABLE}",
+            hint=f"run the graph with `millpy run`, or set {SOURCE_URL}",
         )
     return own, True
 
