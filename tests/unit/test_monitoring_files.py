@@ -114,6 +114,14 @@ def test_a_graph_whose_processes_are_no_targets_any_more_alerts() -> None:
     assert "$labels.graph" in rule["annotations"]["summary"]
 
 
+def test_variables_of_the_stack_are_on_the_page() -> None:
+    variables = set(re.findall(r"\$\{([A-Z_]+)", (ROOT / "compose" / "compose.yaml").read_text()))
+    page = (ROOT / "docs" / "operations.md").read_text()
+
+    assert len(variables) > 30
+    assert [name for name in sorted(variables) if f"`{name}`" not in page] == []
+
+
 def test_grafana_finds_what_is_mounted() -> None:
     stack = yaml.safe_load((ROOT / "compose" / "compose.yaml").read_text())["services"]
     mounted = {mount.split(":")[1] for mount in stack["grafana"]["volumes"]}
