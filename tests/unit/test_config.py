@@ -86,3 +86,30 @@ def test_docstring_of_limits_describes_every_field() -> None:
     described = set(re.findall(r"\w+", Limits.__doc__ or ""))
 
     assert {field.name for field in dataclasses.fields(Limits)} <= described
+
+
+LARGE = {"MB": 1_000_000.0, "days": 86_400.0, "": 1.0}
+
+
+def documented_defaults() -> dict[str, float]:
+    """Bound -> its default on the page of settings, where that is a number."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "settings.md").read_text().replace("a week", "7 days")
+    found = {}
+    for names, default in re.findall(r"^\| (`MILLPY_[^|]+) \| ([^|]+) \|", page, re.MULTILINE):
+        values = re.split(r"[;,] ", default)
+        variables = re.findall(r"`MILLPY_(\w+)`", names)
+        for name, value in zip(variables, values * len(variables) if len(values) == 1 else values, strict=False):
+            if number := re.fullmatch(r"([0-9.,]+) ?(MB|days|)", value):
+                found[name.lower()] = float(number[1].replace(",", "")) * LARGE[number[2]]
+    return found
+
+
+def test_defaults_of_the_documentation_are_those_of_the_code() -> None:
+    defaults = {field.name: getattr(Limits(), field.name) for field in dataclasses.fields(Limits)}
+    defaults |= {name: field.default for name, field in Settings.model_fields.items()}
+    documented = documented_defaults()
+    documented["lease_ttl_s"] = documented.pop("lease_s")
+
+    assert {name: defaults[name] for name in documented} == documented
+    of_memory = {"open_windows_bytes_max", "unfired_windows_bytes_max", "join_bytes_max"}
+    assert {field.name for field in dataclasses.fields(Limits)} - documented.keys() == of_memory
