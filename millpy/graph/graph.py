@@ -121,7 +121,8 @@ class Graph:
 
         Args:
             name: the stream's name.
-            source: the origin of the records: `Mqtt`, `Kafka`, `Http`, `Files`, `File` or `Directory`.
+            source: the origin of the records: `Mqtt`, `Kafka`, `Http`, `InjectedStream`, `PostgresTable`,
+                `PolledTable`, `Files`, `File` or `Directory`, or one of your own.
             schema: the msgspec.Struct that decides which payloads are valid.
             event_time: the field that holds the event time, and how far out of order records may arrive. Required.
             dedupe: the fields that identify a record, and the horizon.

@@ -70,7 +70,8 @@ class SinkMethods:
         """Send each record to a sink, as a message. The messages are stored in the commit and delivered after it.
 
         Those of a key arrive in their order. While the other side is away they wait in the database, up to
-        `Limits.outbox_bytes_max` for each interval; then the step takes no input, and at last the sources wait.
+        MILLPY_OUTBOX_RECORDS_MAX or MILLPY_OUTBOX_BYTES_MAX for each interval; then the step takes no input, and at
+        last the sources wait.
 
         Args:
             sink: the sink, such as `KafkaTopic`, or one of your own.

@@ -341,7 +341,7 @@ class KeyedStream(PerKeyTools, Windowing, Generic[T]):
         Args:
             right: the other stream, with a key of the same types.
             within: how far a right record may be before and after a left one, in event time: a pair of durations, or
-                one for both. Both bounds belong to the interval.
+                one for both. Both bounds belong to the interval. Or `FixedWindows`, for records of one window.
             how: "inner" makes pairs only. "left" also passes a left record without a match, with None for the fields
                 of the right one, once the watermark has passed its interval; "full" also a right one.
             allowed_lateness: how far the watermark may be past a record that is still joined.
@@ -350,8 +350,8 @@ class KeyedStream(PerKeyTools, Windowing, Generic[T]):
             intervals: number of key intervals, the unit of ownership.
 
         Raises:
-            GraphError: the keys have different types, the interval is empty, a name is taken, or a stream has panes
-                that repeat.
+            GraphError: the keys have different types, the interval is empty, `how` is unknown, a name is taken, or a
+                stream has panes that repeat.
         """
         self._check_join(right, name)
         node, joined = interval_join_node(
@@ -421,7 +421,7 @@ class KeyedStream(PerKeyTools, Windowing, Generic[T]):
     def archive(
         self, name: str = "", *, buckets: int = 16, intervals: int = 1, when_behind: WhenBehind = "wait"
     ) -> None:
-        """Archive the records as Parquet files, which `millpy archive` or `services/archiver.py` writes.
+        """Archive the records as Parquet files, which `millpy archive` or workers (`millpy run --archive`) write.
 
         The archive is a consumer of the stream and changes nothing of what the graph computes. Until an archiver has
         written a record, its segment stays in the database.

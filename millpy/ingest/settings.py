@@ -110,7 +110,7 @@ class EventTime:
 
     With `watermark_by="site"`, each value of that field (each *site*) has a watermark of its own, made from its own
     records, and windows whose key contains the field close by it. A silent site then delays only itself; the watermark
-    of the source is the least one. The first `Limits.sites_max` sites have one each; later ones share one.
+    of the source is the least one. The first 1,000 sites (MILLPY_SITES_MAX) have one each; later ones share one.
 
     Args:
         field: a field of type `datetime`, or a number with `unit`.

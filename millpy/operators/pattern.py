@@ -87,7 +87,7 @@ class Pattern(GraphPart):
 
         Raises:
             GraphError: the name is taken or no identifier, `within` is not positive, the pattern ends with `then_not`,
-                or has too many steps.
+                or has 16 steps already.
         """
         return self._extended(_step(name, condition, within))
 

@@ -44,7 +44,8 @@ class MqttSession:
             of a graph (`ID_2`) and every later one. Two deployments on one broker need different client ids. A user who
             can log in to the broker and knows a client id can end its session: choose one that cannot be guessed.
         expiry_s: how long the broker keeps messages while no worker is connected, in seconds (MQTT 5).
-        keepalive_s: the MQTT keep-alive in seconds; a dead connection is detected within one and a half times this.
+        keepalive_s: the MQTT keep-alive in seconds: a broker ends a connection without a packet from us for one and a
+            half times this. A broker that does not answer is noticed sooner (docs/mqtt.md).
     """
 
     client_id: str | None = None
