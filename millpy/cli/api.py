@@ -56,7 +56,10 @@ def create(
     name: NameArgument,
     role: Annotated[
         Literal["viewer", "operator", "admin"],
-        typer.Option("--role", help="viewer reads, operator also replays, discards and resumes, admin also switches."),
+        typer.Option(
+            "--role",
+            help="viewer reads; operator also replays, discards, releases, resumes and drains; admin also switches.",
+        ),
     ] = "viewer",
     kept_s: Annotated[
         float | None, duration_option("--for", None, "How long it is valid: 12h, 30d. Default: no end.")

@@ -71,7 +71,7 @@ def audit(
 ) -> int:
     """Recompute the result tables from their history with Spark, and compare every row with the database.
 
-    The history of each source are the records that it gave, in the order of their arrival, or its archive. Only what
+    The history of a source is the records that it gave, in the order of their arrival, or its archive. Only what
     is final is compared. The exit status is 1 if a row is missing, added or changed. The database remembers the hours
     that were compared whole, if the role may write there.
     """

@@ -33,9 +33,14 @@ TECHNICAL = ("pane_index", "pane_timing", "late_count", "emitted_at", "interval_
 def correct(
     table: Annotated[str, typer.Argument(metavar="SCHEMA.TABLE", help="A result table of windows.")],
     window: Annotated[
-        list[str], typer.Option("--window", metavar="COLUMN=VALUE", help="What names the window: keys, window_start.")
+        list[str],
+        typer.Option(
+            "--window", metavar="COLUMN=VALUE", help="What names the window: each key and window_start; repeatable."
+        ),
     ],
-    values: Annotated[list[str], typer.Option("--set", metavar="COLUMN=VALUE", help="The new value of a column.")],
+    values: Annotated[
+        list[str], typer.Option("--set", metavar="COLUMN=VALUE", help="The new value of a column; repeatable.")
+    ],
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for millpy.corrections.")],
     only_table: Annotated[
         bool, typer.Option("--only-table", help="Results computed from the window stay as they are.")

@@ -33,10 +33,21 @@ ANY_ADDRESS = ("*", "0.0.0.0", "::")
 def db(
     graph: GraphArgument = None,
     port: Annotated[
-        int, typer.Option("--port", metavar="N", min=0, max=65_535, help="TCP port; default: the one from last time.")
+        int,
+        typer.Option(
+            "--port",
+            metavar="N",
+            min=0,
+            max=65_535,
+            show_default=False,
+            help="TCP port; default: the one from last time, else a free one.",
+        ),
     ] = 0,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; others than localhost see it, too.")
+        str,
+        typer.Option(
+            "--host", metavar="ADDRESS", help="Address to listen on; other machines reach it, unless it is a local one."
+        ),
     ] = "127.0.0.1",
     restart: Annotated[
         bool, typer.Option("--restart", help="Restart a server that workers use without TCP; they connect again.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,7 +90,13 @@ def handle_errors(command: Callable[P, int | None]) -> Callable[P, None]:
             _forget_output()
         raise typer.Exit(status)
 
+    inner.__doc__ = _reflowed(inspect.getdoc(command) or "")
     return inner
+
+
+def _reflowed(text: str) -> str:
+    """Return paragraphs of one line each, which `--help` breaks where the terminal ends."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def _forget_output() -> None:

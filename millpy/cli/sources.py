@@ -89,7 +89,7 @@ SHOWN = {
 def fleet(
     graph: GraphArgument = None,
     silent_s: Annotated[
-        float, duration_option("--silent", "0s", "Only devices silent for this long: 90s, 30m, 2h, 7d.")
+        float, duration_option("--silent", None, "Only devices silent for this long: 90s, 30m, 2h, 7d.")
     ] = 0.0,
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show only the N that are silent the longest.")
