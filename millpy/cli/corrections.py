@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Annotated, Any
@@ -27,6 +27,7 @@ from millpy.cli.options import (
 from millpy.errors import UsageError
 
 TECHNICAL = ("pane_index", "pane_timing", "late_count", "emitted_at", "interval_id", "bundle")
+ENDS = ("window_start", "window_end")
 
 
 @handle_errors
@@ -55,7 +56,7 @@ def correct(
     if as_json:
         print_json(row)
     else:
-        tables.echo([{name: value for name, value in row.items() if name not in TECHNICAL}])
+        tables.echo([_shown(row, named)])
 
 
 @handle_errors
@@ -87,6 +88,13 @@ def corrections(
         ],
         none="(no corrections)",
     )
+
+
+def _shown(row: dict[str, Any], window: Iterable[str]) -> dict[str, Any]:
+    """Return the columns of a row that a user reads: what names its window, then its values; times end in Z."""
+    names = dict.fromkeys((*window, *ENDS, *row))
+    found = {name: row[name] for name in names if name not in TECHNICAL}
+    return found | {name: str(found[name]).replace("T", " ").replace("+00:00", "Z") for name in ENDS}
 
 
 def _changed(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:

@@ -48,6 +48,9 @@ def test_a_correction_is_audited_and_a_pane_of_the_history(database_url: str, mo
 
     row = json.loads(made)
     assert (row["total"], row["label"], row["pane_index"]) == (2.5, "a", 2)
+    again = millpy("correct", "factory.sums_1m", *WINDOW, "--set", "total=2.5", *WHY, *where).splitlines()
+    assert again[0].split() == ["device", "window_start", "window_end", "label", "total"]
+    assert "1970-01-01 00:00:00Z  1970-01-01 00:01:00Z" in again[2]
     found = json.loads(millpy("corrections", "factory", *where, "--json"))
     assert [(c["old_row"]["total"], c["new_row"]["total"], c["why"]) for c in found] == [
         (9.0, 1.5, "bad firmware"),
