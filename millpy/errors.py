@@ -2,6 +2,7 @@
 
     MillError
     ├── UsageError            fix the program        GraphError · SchemaError · TimerError · BrokenFileError
+    │   │                                            · SlowQueryError
     │   └── ConfigError          NotMigratedError · RightsError
     ├── OwnershipError        drop work, re-acquire  LeaseExpiredError · StaleSequencerError
     ├── TransientError        back off, then retry   StoreUnavailableError · SourceUnavailableError
