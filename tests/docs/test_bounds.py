@@ -1,4 +1,4 @@
-"""Bounds that the pages state are those of the code: whoever changes one is shown the sentence that names it."""
+"""Bounds that the pages state are those of the code: a change of one shows which sentence names it."""
 
 from __future__ import annotations
 
