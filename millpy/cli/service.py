@@ -44,7 +44,12 @@ def install(
     ] = "127.0.0.1:8080",
     user: UserOption = False,
     run_as: Annotated[
-        str, typer.Option("--run-as", metavar="ACCOUNT", help="Account of the workers; default: the file's owner.")
+        str,
+        typer.Option(
+            "--run-as",
+            metavar="ACCOUNT",
+            help="Account of the workers; default: the file's owner, or an account without rights if that is root.",
+        ),
     ] = "",
     now: NowOption = False,
     dry_run: DryRunOption = False,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import shlex
 import shutil
 import stat
@@ -130,6 +132,24 @@ def test_system_service_without_a_database_is_refused(home: Path, monkeypatch: p
 
     assert status == 2
     assert "a system service needs a PostgreSQL of yours" in output
+
+
+def test_system_service_runs_as_the_owner_of_the_graph_unless_that_is_root(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millpy.process.systemd.HIDDEN", ())
+    file = home / "plant.py"
+    install = ["service", "install", str(file), "--dry-run", "--name", "nobody-has-this"]
+    mine = file.stat().st_uid
+
+    found = settings_of(millpy(*install))
+    assert (found.get("User"), found.get("DynamicUser")) == (
+        (pwd.getpwuid(mine).pw_name, None) if mine else (None, "yes")
+    )
+    assert "User=root" in millpy(*install, "--run-as", "root")
+    if mine == 0:
+        os.chown(file, pwd.getpwnam("nobody").pw_uid, -1)
+        assert "User=nobody" in millpy(*install)
 
 
 def test_files_of_a_service_are_written_and_none_of_somebody_else_is_replaced(tmp_path: Path) -> None:
