@@ -26,6 +26,14 @@ from millpy.process.systemd import MARK, Service, environment_text, verify, writ
 service = typer.Typer(help="Run the workers of a graph as a service of systemd.", no_args_is_help=True)
 service.command("files")(files)
 NameOption = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the service; default: the file's.")]
+RunAsOption = Annotated[
+    str,
+    typer.Option(
+        "--run-as",
+        metavar="ACCOUNT",
+        help="Account of the workers; default: the file's owner, or an account without rights if that is root.",
+    ),
+]
 UserOption = Annotated[bool, typer.Option("--user", help="Use your own systemd, without root.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
 NowOption = Annotated[bool, typer.Option("--now", help="Start the service, now and at every boot.")]
@@ -43,14 +51,7 @@ def install(
         str, typer.Option("--http", metavar="HOST:PORT", help="Address of health and metrics; empty for none.")
     ] = "127.0.0.1:8080",
     user: UserOption = False,
-    run_as: Annotated[
-        str,
-        typer.Option(
-            "--run-as",
-            metavar="ACCOUNT",
-            help="Account of the workers; default: the file's owner, or an account without rights if that is root.",
-        ),
-    ] = "",
+    run_as: RunAsOption = "",
     now: NowOption = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,

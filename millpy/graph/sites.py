@@ -18,9 +18,9 @@ def refuse_without_sites(node: StageNode) -> None:
     for taken in node.inputs:
         producer = taken.producer
         if isinstance(producer, StageNode) and producer.by_site:
-            name, before = node.name or "behind windows", producer.name or "windows"
+            before = repr(producer.name) if producer.name else "windows"
             raise GraphError(
-                f"step {name!r} takes the panes of {before!r}, which closes windows by site: panes of a site that is"
+                f"{_named(node)} takes the panes of {before}, which closes windows by site: panes of a site that is"
                 " behind would come late",
                 hint="write the panes to a table and aggregate them there; or omit watermark_by=",
             )
@@ -30,16 +30,19 @@ def refuse_without_sites(node: StageNode) -> None:
         _refuse_input(node, taken, next(taken.site for taken in node.inputs if taken.site is not None))
 
 
+def _named(node: StageNode) -> str:
+    return f"step {node.name!r}" if node.name else "a step without a name"
+
+
 def _refuse_input(node: StageNode, taken: Input, site: str) -> None:
-    name = node.name or "of windows"
     if taken.site != site:
         raise GraphError(
-            f"step {name!r} takes {taken.stream.name!r} together with a stream that has watermark_by={site!r}",
+            f"{_named(node)} takes {taken.stream.name!r} together with a stream that has watermark_by={site!r}",
             hint=f"give the source of {taken.stream.name!r} watermark_by={site!r}, too; or none of them",
         )
     if not node.windowed:
         raise GraphError(
-            f"step {name!r} takes {taken.stream.name!r}, which has watermark_by={site!r}: only windows close by site",
+            f"{_named(node)} takes {taken.stream.name!r}, which has watermark_by={site!r}: only windows close by site",
             hint="window and aggregate the stream; or omit watermark_by=, and one watermark serves every step",
         )
     if site not in taken.fields:

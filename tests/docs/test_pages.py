@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,8 @@ import yaml
 
 import millpy
 import millpy.testing
+from millpy.sinks import Sink, SinkConnection
+from millpy.sources import Injector, Source
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -46,6 +50,25 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted(set(described) - {"errors"}) == sorted(millpy.__all__)
     of_kit = re.findall(r"^::: millpy\.testing\.(\w+)$", reference, re.MULTILINE)
     assert sorted(of_kit) == sorted(millpy.testing.__all__)
+
+
+@pytest.mark.parametrize("module", ["sinks", "sources", "spark", "testing"])
+def test_every_name_of_a_public_module_is_in_the_reference(module: str) -> None:
+    reference = "\n".join(path.read_text() for path in (DOCS / "api").glob("*.md"))
+    exported = re.search(r"^__all__ = (\[.*?\])", (ROOT / "millpy" / module / "__init__.py").read_text(), re.M | re.S)
+    assert exported is not None
+
+    described = re.findall(r"^::: millpy(?:\.\w+)*\.(\w+)$", reference, re.MULTILINE)
+    assert sorted(set(ast.literal_eval(exported[1])) - set(described)) == []
+
+
+@pytest.mark.parametrize("public", [Source, Injector, Sink, SinkConnection])
+def test_every_method_to_write_is_on_its_page(public: type) -> None:
+    page = "".join((DOCS / name).read_text() for name in ("own-source.md", "sinks.md"))
+
+    methods = [name for name, made in vars(public).items() if inspect.isfunction(made) and not name.startswith("_")]
+    assert methods
+    assert [name for name in methods if not re.search(rf"`{name}\b|def {name}\(", page)] == []
 
 
 def test_every_view_column_and_function_of_the_database_is_described(database_url: str) -> None:

@@ -95,6 +95,11 @@ REFUSED: dict[str, tuple[Callable[[Stream], Any], str, str]] = {
         "only windows close by site",
         "omit",
     ),
+    "a join without a name": (
+        lambda s: s.key_by("site").join(s.key_by("site"), within=seconds(1)),
+        "a step without a name takes 'readings', which has watermark_by='site'",
+        "omit",
+    ),
     "an as-of join": (
         lambda s: s.key_by("site").join_as_of(s.key_by("site"), within=seconds(1), name="j"),
         "only windows close by site",
