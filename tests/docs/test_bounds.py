@@ -14,6 +14,7 @@ from millpy.api import server as api_server
 from millpy.formats import avro, binary_values, csv_rows, gzipped, json_objects, message, protobuf, sparkplug
 from millpy.ingest import device_stats, expansion
 from millpy.limits import KEY_BYTES_MAX, KEY_INTERVALS_MAX
+from millpy.model.lookup import REFRESH_MIN
 from millpy.observability import http as health_http
 from millpy.operators import gap_filling, pattern_matching, silence, sparkplug_values
 from millpy.operators import sparkplug as sparkplug_sessions
@@ -86,6 +87,7 @@ STATED = {
         f"A batch of {batch_columns.BATCH_RECORDS_MIN} records or more",
         f"more than {beginning.PARTITIONS_MAX:,} partitions",
     ],
+    "lookups.md": [f"`refresh=` ({REFRESH_MIN.total_seconds():g} s or more)"],
     "mqtt.md": [
         f"every {broker_silence.WATCH_EVERY_S:g} s whether it is there. After {broker_silence.SILENT_AFTER_S:g} s",
         f"after {broker_silence.HANG_UP_AFTER_S:g} s the connection is given up",
