@@ -75,6 +75,7 @@ def faults_of_one(words: list[str]) -> Iterator[str]:
     elif program == "make":
         yield from (f"make has no target {word}" for word in arguments if "=" not in word and word not in TARGETS)
     elif program == "pip":
+        yield from (f"no package index has {word}" for word in arguments if re.match(r"millpy\b", word))
         named = [extra for word in arguments for extra in re.findall(r"\[(.*)\]", word)]
         yield from (
             f"there is no extra {extra}" for extra in ",".join(named).split(",") if extra and extra not in EXTRAS
