@@ -18,7 +18,7 @@ class RegistryServer:
     Attributes:
         refuses: answers of a schema that is to be registered: a status and a message; None accepts it.
         subjects: subject -> the ids of its schemas.
-        is_away: whether every request fails.
+        fails: the status with which every request fails; 0 for none.
     """
 
     def __init__(self) -> None:
@@ -26,15 +26,15 @@ class RegistryServer:
         self.schemas: list[str] = []
         self.subjects: dict[str, list[int]] = {}
         self.refuses: tuple[int, str] | None = None
-        self.is_away = False
+        self.fails = 0
         self.requests = 0
 
     def answer(self, method: str, path: str, sent: Any) -> tuple[int, Any]:
         """Return the status and the content for a request."""
         self.requests += 1
         _, *words = path.split("/")
-        if self.is_away:
-            return 503, {"message": "away"}
+        if self.fails:
+            return self.fails, {"error_code": self.fails, "message": "not now"}
         if method == "GET" and words[:2] == ["schemas", "ids"]:
             number = int(words[2])
             return (200, {"schema": self.schemas[number - 1]}) if 0 < number <= len(self.schemas) else (404, UNKNOWN)

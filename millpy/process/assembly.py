@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from millpy.clock import Clock, SystemClock, random_id
 from millpy.errors import (
+    ConfigError,
     GraphError,
     GraphReplacedError,
     GraphVersionError,
@@ -150,6 +151,21 @@ async def prepare_sinks(graph: Graph) -> None:
             log.warning("sink %s: %s", node.name, error.message)
 
 
+async def _prepare_to_run(store: PostgresStore, graph: Graph, growth: SourceGrowth) -> None:
+    """Prepare the sinks; a refusal ends no worker of a deployed graph, because the step of the sink waits by itself.
+
+    Raises:
+        ConfigError: the other side of a sink refuses, and the graph is not deployed, or with other steps.
+    """
+    try:
+        await prepare_sinks(graph)
+    except ConfigError as error:
+        deployed = await store.compare(growth.applied_to(graph.spec()))
+        if deployed is None or deployed[1]:
+            raise
+        log.warning("%s; the step takes no input until that is over", error.message, extra={"hint": error.hint})
+
+
 def _archives(graph: Graph) -> tuple[str, ...]:
     return tuple(spec.name for spec in graph.spec().computations if spec.kind == "archive")
 
@@ -180,7 +196,7 @@ async def _begin(
 ) -> Worker:
     """Connect, deploy and register. Return a worker with a lease."""
     await store.open()
-    await prepare_sinks(graph)
+    await _prepare_to_run(store, graph, growth)
     while True:
         try:
             deployment = await store.deploy(growth.applied_to(graph.spec()))

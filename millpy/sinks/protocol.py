@@ -187,7 +187,7 @@ class Sink(GraphPart, ABC):
         It is called when a graph is deployed, and by each owner before its interval takes input.
 
         Raises:
-            ConfigError: the other side refuses, so the graph is not deployed.
+            ConfigError: the other side refuses, so the graph is not deployed; one that is deployed already waits.
             SinkUnavailableError: the other side cannot be reached now; the input of the step waits.
         """
         return

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 
 from millpy import Avro, Graph, KafkaBrokers, KafkaTopic, SchemaRegistry
 from millpy.errors import ConfigError
+from millpy.formats import schema_registry as registries
 from millpy.formats.schema_registry import unframed
 from millpy.process.assembly import deploy, run_worker
 from tests.crash.graph_files import rows
@@ -52,7 +54,7 @@ async def test_a_step_takes_no_input_before_the_registry_answers_and_nothing_els
     database_url: str, kafka: KafkaServer, registry: RegistryServer
 ) -> None:
     await make_topic(kafka.address, "avro")
-    registry.is_away = True
+    registry.fails = 503
     feed = Feed()
     async with working(database_url, partial(graph_of, feed, kafka.address, "avro", registry)):
         feed.push(*[reading("a", float(value)) for value in range(3)])
@@ -60,9 +62,29 @@ async def test_a_step_takes_no_input_before_the_registry_answers_and_nothing_els
         why = "SELECT state, disconnected_because LIKE '%registry does not answer%' FROM millpy.sinks"
         await until(database_url, why, [("disconnected", True)])
         await until(database_url, "SELECT sum(records)::int FROM millpy.backlog WHERE consumer = 'out'", [(3,)])
-        registry.is_away = False
+        registry.fails = 0
         await until(database_url, "SELECT sum(delivered)::int FROM millpy.sinks", [(3,)])
     async with asyncio.timeout(60):
         messages = await committed_messages(kafka.address, "avro", [0])
     assert [unframed(message.value)[0] for message in messages] == [1, 1, 1]
     assert registry.subjects == {"avro-value": [1]}
+
+
+@pytest.mark.parametrize(("status", "words"), [(401, "refuses our login"), (409, "refuses the schema")])
+async def test_a_worker_of_a_deployed_graph_starts_though_the_registry_refuses_and_only_the_step_waits(
+    database_url: str, kafka: KafkaServer, registry: RegistryServer, monkeypatch: Any, status: int, words: str
+) -> None:
+    """It would end, and end again for the same reason whenever it is started."""
+    topic, feed = f"restarted-{status}", Feed()
+    await make_topic(kafka.address, topic)
+    build = partial(graph_of, feed, kafka.address, topic, registry)
+    await deploy(build(), database_url)
+    monkeypatch.setattr(registries, "_CACHES", {})  # as in the process of a worker
+    registry.fails = status
+    async with working(database_url, build):
+        feed.push(*[reading("a", float(value)) for value in range(3)])
+        await until(database_url, "SELECT count(*) FROM plant.copies", [(3,)])
+        why = f"SELECT state, disconnected_because LIKE '%{words}%' FROM millpy.sinks"
+        await until(database_url, why, [("disconnected", True)])
+        registry.fails = 0
+        await until(database_url, "SELECT sum(delivered)::int FROM millpy.sinks", [(3,)])
