@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +108,13 @@ def users(tmp_path: Path) -> Path:
     """A file in which `me` has the password `p@ss`."""
     file = tmp_path / "users"
     file.touch(mode=0o600)
-    subprocess.run(["mosquitto_passwd", "-b", str(file), "me", "p@ss"], check=True, capture_output=True)
+    set_password(file, "p@ss")
     return file
+
+
+def set_password(users: Path, password: str) -> None:
+    """Let `me` in with this password from the next start of the broker on."""
+    subprocess.run(["mosquitto_passwd", "-b", str(users), "me", password], check=True, capture_output=True)
 
 
 async def test_login_works_over_tls(
@@ -130,9 +136,40 @@ async def test_login_works_over_tls(
     assert "p@ss" not in caplog.text and "p%40ss" not in caplog.text
 
 
-def test_file_without_a_certificate_is_named(tmp_path: Path) -> None:
+async def test_a_password_that_is_replaced_counts_at_the_next_connect_and_its_file_may_be_away(
+    users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator changes it at the broker and in the file, in any order; it was read once, when the worker started."""
+    password = tmp_path / "password"
+    password.write_text("p@ss\n")
+    with SettledBroker(tmp_path / "broker", [f"password_file {users}"], anonymous=False) as broker:
+        monkeypatch.setenv("MILLPY_MQTT_URL", f"mqtt://me@127.0.0.1:{broker.port}")
+        monkeypatch.setenv("MILLPY_MQTT_PASSWORD_FILE", str(password))
+        injector = an_injector(None, host=None, limits=Limits(retry_s_max=0.1, lease_ttl_s=0.5))
+        state = injector._setup.connection
+        await injector.open(None)
+
+        async def shows(is_so: Callable[[], bool]) -> None:
+            async with asyncio.timeout(60):
+                while not is_so():
+                    assert await injector.take() is None
+                    await asyncio.sleep(0)
+
+        broker.stop()
+        password.unlink()
+        set_password(users, "new")
+        broker.start()
+        await shows(lambda: "cannot read" in state.why)
+        password.write_text("p@ss")
+        await shows(lambda: "refuses user 'me'" in state.why)
+        password.write_text("new")
+        await shows(lambda: state.is_connected is True)
+        await injector.close()
+
+
+async def test_file_without_a_certificate_is_named(tmp_path: Path) -> None:
     nothing = tmp_path / "ca.pem"
     nothing.write_text("nothing")
 
     with pytest.raises(ConfigError, match=r"ca\.pem"):
-        an_injector(1, tls=Tls(ca=nothing))
+        await an_injector(1, tls=Tls(ca=nothing)).open(None)

@@ -25,7 +25,10 @@ from millpy.errors import ConfigError, SourceUnavailableError
 
 
 class RefusalError(ConfigError):
-    """A broker refuses our login or rights, or we do not trust it. If it was in order before, it may be so again."""
+    """A broker refuses our login or rights, we do not trust it, or a file that says so is unreadable.
+
+    If it was in order before, it may be so again.
+    """
 
 
 Reason = ConfigError | SourceUnavailableError

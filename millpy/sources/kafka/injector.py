@@ -24,7 +24,7 @@ from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.model.time import describe
 from millpy.sources.kafka.beginning import NotThereError, begins, check_lost, first_offset, gone, look, replaced
-from millpy.sources.kafka.client import Client, Cluster, OutOfRangeError
+from millpy.sources.kafka.client import Client, OutOfRangeError
 from millpy.sources.kafka.connect_errors import RefusalError
 from millpy.sources.kafka.fetch_inbox import FetchInbox
 from millpy.sources.kafka.position import KafkaPosition
@@ -49,10 +49,9 @@ _OPEN_S = 10.0
 class KafkaInjector:
     """The injector of one Kafka partition."""
 
-    def __init__(self, setup: SourceSetup, source: Kafka, cluster: Cluster) -> None:
+    def __init__(self, setup: SourceSetup, source: Kafka) -> None:
         self._setup = setup
         self._source = source
-        self._cluster = cluster
         self._number = int(setup.partition.rpartition("/")[2])
         self._payloads = Payloads(source.fields, setup.record_type, source.tombstones)
         self._expander: Expander | None = None
@@ -110,7 +109,10 @@ class KafkaInjector:
     async def _connect(self) -> None:
         setup = self._setup
         name = f"millpy-{setup.graph}-{setup.stream}-{self._number}"
-        self._client = Client(self._cluster, self._source.topic, self._number, name)
+        try:  # the files with our password and the authorities may be others by now, or about to be replaced
+            self._client = Client(self._source.cluster(), self._source.topic, self._number, name)
+        except ConfigError as error:
+            raise RefusalError(error.message, hint=error.hint) from error
         try:
             await self._client.start()
             await self._begin(self._client)

@@ -208,10 +208,11 @@ class Kafka(Source):
         Raises:
             ConfigError: the package aiokafka is missing.
         """
-        cluster = self.cluster()
-        from millpy.sources.kafka.injector import KafkaInjector
-
-        return KafkaInjector(setup, self, cluster)
+        try:
+            from millpy.sources.kafka.injector import KafkaInjector  # an optional dependency
+        except ImportError as error:
+            raise _without_package() from error
+        return KafkaInjector(setup, self)
 
     def cluster(self) -> Cluster:
         """Return the addresses and credentials, as given here or else by the environment.
@@ -222,7 +223,7 @@ class Kafka(Source):
         try:
             from millpy.sources.kafka.client import Cluster  # an optional dependency
         except ImportError as error:
-            raise ConfigError("Kafka needs the package aiokafka", hint=to_install("kafka")) from error
+            raise _without_package() from error
         brokers, sasl = self.brokers, self.brokers.sasl
         ours = brokers.servers is None  # credentials belong to the address that they were given with
         servers = brokers.servers or os.environ.get(SERVERS_VARIABLE) or "localhost:9092"
@@ -236,3 +237,7 @@ class Kafka(Source):
             tls=brokers.tls is not False if chosen else username is not None and goes_elsewhere(servers),
             ca_file=text_of(files_of(brokers.tls).ca),
         )
+
+
+def _without_package() -> ConfigError:
+    return ConfigError("Kafka needs the package aiokafka", hint=to_install("kafka"))

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -42,6 +42,7 @@ from millpy.sources.mqtt.inbox import MARKER_PREFIX, MessageBatch, MessageQueue
 from millpy.sources.mqtt.packets import Messages
 from millpy.sources.mqtt.redelivery import Redeliveries, SentBundle
 from millpy.sources.mqtt.silence import HANG_UP_AFTER_S, SILENT_AFTER_S, WATCH_EVERY_S, BrokerSilence
+from millpy.sources.mqtt.source import RECEIVE_MAX
 from millpy.sources.mqtt.topics import TopicFields, TopicPattern
 
 log = logging.getLogger(__name__)
@@ -240,12 +241,22 @@ class _Token:
 
 
 class MqttInjector:
-    """Reads one topic filter, and reconnects in the background; `retained`: whether retained messages are records."""
+    """Reads one topic filter, and reconnects in the background.
+
+    Args:
+        setup: the setup of the source partition.
+        address: reads the address and our login, whose files may be replaced, before each attempt to connect.
+        pattern: the filter.
+        retained: whether retained messages are records.
+        format: the payload format; None for JSON.
+    """
+
+    _address: BrokerAddress  # of the last attempt to connect
 
     def __init__(
         self,
         setup: SourceSetup,
-        address: BrokerAddress,
+        address: Callable[[], BrokerAddress],
         pattern: TopicPattern,
         *,
         retained: bool,
@@ -253,7 +264,7 @@ class MqttInjector:
     ) -> None:
         self._setup = setup
         self._format = format
-        self._address = address
+        self._read_address = address
         self._pattern = pattern
         self._retained = retained
         self._session: _Session | None = None
@@ -263,7 +274,7 @@ class MqttInjector:
         self._watched_at = 0.0
         self._told_expiry = False
         self._total = 0
-        self._redeliveries = Redeliveries(setup.notes, address.receive_max)
+        self._redeliveries = Redeliveries(setup.notes, RECEIVE_MAX)
 
     async def open(self, position: bytes | None) -> None:
         """Connect; when the broker is unreachable, or refuses us after it has accepted us, try again in the background.
@@ -287,6 +298,7 @@ class MqttInjector:
         self._keeper.add_done_callback(lambda _: self._setup.ready.set())
 
     async def _connect(self) -> _Session:
+        self._address = self._read_address()
         session = _Session(self._setup, self._address, self._pattern, retained=self._retained, format=self._format)
         await session.connection.open()
         self._report_session(session.connection)

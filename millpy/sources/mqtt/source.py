@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +25,7 @@ from millpy.model.deployment import permanent_name
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
-from millpy.sources.mqtt.address import BrokerAccess, BrokerAddress, check_address, tls_context
+from millpy.sources.mqtt.address import BrokerAccess, BrokerAddress, check_address
 from millpy.sources.mqtt.topics import TopicPattern, overlap
 
 if TYPE_CHECKING:
@@ -145,16 +146,14 @@ class Mqtt(Source):
         """Return the injector of one filter, not yet connected.
 
         Raises:
-            ConfigError: the package aiomqtt is missing, or MILLPY_MQTT_URL or a file with certificates is unreadable.
+            ConfigError: the package aiomqtt is missing.
         """
         try:
             from millpy.sources.mqtt.injector import MqttInjector  # needs an optional dependency
         except ImportError as error:
             raise ConfigError("MQTT needs the package aiomqtt", hint=to_install("mqtt")) from error
-        address = self.address(setup)
-        tls_context(address)
         pattern = next(p for p in map(TopicPattern.parse, self.filters) if p.filter == setup.partition)
-        return MqttInjector(setup, address, pattern, retained=self.retained, format=self.format)
+        return MqttInjector(setup, partial(self.address, setup), pattern, retained=self.retained, format=self.format)
 
     def examine(self, graph: str, stream: str) -> AsyncIterator[Finding]:
         """Check the broker, its logins and its queues. Raises MillError."""
