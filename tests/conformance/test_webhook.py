@@ -26,6 +26,7 @@ import trustme
 
 from millpy import Tls, Webhook, WebhookAccess, WebhookTimeouts
 from millpy.clock import SystemClock
+from millpy.config import tls_files
 from millpy.embedded import free_port
 from millpy.errors import ConfigError, MessagesRefusedError, SinkUnavailableError
 from millpy.model.finding import Finding, Severity
@@ -280,6 +281,7 @@ class Authority:
     """A certificate authority, with the files of a server and a client."""
 
     def __init__(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
         authority = trustme.CA()
         self.ca, self.server, self.client = directory / "ca.pem", directory / "server.pem", directory / "client.pem"
         authority.cert_pem.write_to_path(str(self.ca))
@@ -307,6 +309,26 @@ async def test_a_receiver_is_verified_and_knows_us_by_our_certificate(authority:
                 with pytest.raises(SinkUnavailableError, match=said):
                     await connection.send(messages_of("3"))
         assert len(receiver.stored()) == 2
+
+
+async def test_a_certificate_that_is_replaced_is_ours_from_the_next_send_on(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read when the interval connected: a receiver that answers an old one with 400 made dead letters of all."""
+    monkeypatch.setattr(tls_files, "LOOK_EVERY_S", 0.0)
+    other = Authority(tmp_path / "other")
+    with WebhookReceiver(tmp_path, authority.server, authority.ca) as receiver:
+        ours = Tls(ca=authority.ca, certificate=other.client)
+        async with connected(Webhook(receiver.url, access=WebhookAccess(tls=ours))) as connection:
+            with pytest.raises(SinkUnavailableError):
+                await connection.send(messages_of("1"))
+            renewed = authority.client.read_bytes()
+            other.client.write_text("half")
+            with pytest.raises(SinkUnavailableError):
+                await connection.send(messages_of("1"))
+            other.client.write_bytes(renewed)
+            await connection.send(messages_of("1"))
+        assert [request.body for request in receiver.stored()] == [b"1"]
 
 
 async def findings(webhook: Webhook) -> list[Finding]:

@@ -6,6 +6,7 @@ Nothing of an answer is trusted: its body is read to a bound, its compression is
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
@@ -14,7 +15,9 @@ import aiohttp
 from aiohttp.connector import Connection
 from yarl import URL
 
+from millpy.config.access import text_of
 from millpy.config.secrets import redacted
+from millpy.config.tls_files import TlsFiles
 from millpy.errors import ConfigError, SinkUnavailableError
 from millpy.sinks.messages import SinkMessages
 from millpy.sinks.protocol import SinkSetup
@@ -26,6 +29,7 @@ from millpy.sinks.webhook.requests import RequestBuilder, WebhookRequest
 from millpy.sinks.webhook.signing import RequestSecrets
 from millpy.sinks.webhook.tls import tls_context
 
+log = logging.getLogger(__name__)
 ANSWER_BYTES_MAX = 4_000
 """The most bytes of an answer's body that are read; the connection of a longer one is closed."""
 BODY_S_MAX = 1.0
@@ -62,6 +66,8 @@ class WebhookConnection:
         self._builder = RequestBuilder(webhook, setup)
         self._url = URL(webhook.url, encoded=True) if webhook.url is not None else None
         self._secrets = RequestSecrets(webhook.access.signing, webhook.access.headers, setup.clock)
+        tls = webhook.access.tls
+        self._files = TlsFiles(map(text_of, (tls.ca, tls.certificate, tls.key)), setup.clock)
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
@@ -73,11 +79,15 @@ class WebhookConnection:
         if not self._setup.trusted():
             raise SinkUnavailableError("this worker does not own the interval any more")
         try:
-            tls = await asyncio.to_thread(tls_context, self._webhook.access.tls)  # it reads hundreds of certificates
+            self._session = await self._client()
         except ConfigError as error:
             raise SinkUnavailableError(error.message, hint=error.hint) from error
+
+    async def _client(self) -> aiohttp.ClientSession:
+        """Return a client. Raises ConfigError."""
+        tls = await asyncio.to_thread(tls_context, self._webhook.access.tls)  # it reads hundreds of certificates
         times = self._webhook.timeouts
-        self._session = aiohttp.ClientSession(
+        return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=self._webhook.in_flight, ssl=tls, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=int(KEEPALIVE_S)
             ),
@@ -96,11 +106,23 @@ class WebhookConnection:
             SinkUnavailableError: nothing has arrived, as far as is known.
             MessagesRefusedError: the endpoint refuses some.
         """
+        if self._files.replaced():
+            await self._renew()
         delivery = WebhookDelivery(self.post, self._setup, self._webhook.in_flight)
         if self._webhook.batch:
             await delivery.send_batch(self._builder, messages)
         else:
             await delivery.send_singly(self._builder, messages)
+
+    async def _renew(self) -> None:
+        """Make a client with the files as they are now: a receiver may answer an old certificate with a status."""
+        try:
+            renewed = await self._client()
+        except ConfigError as error:  # perhaps only one of the files has been replaced yet
+            log.warning("%s; the files read before stay in use", error.message, extra={"hint": error.hint})
+            return
+        await self.close()
+        self._session = renewed
 
     async def close(self) -> None:
         """Close the client, and its connections."""

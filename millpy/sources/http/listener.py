@@ -28,6 +28,7 @@ from millpy.sources.http.connections import BoundedServer, connections_max
 from millpy.sources.http.endpoint import Endpoint
 from millpy.sources.http.port_check import check_port, graph_mark
 from millpy.sources.http.relay import PEER_VARIABLE, PeerRelay, peer_address
+from millpy.sources.http.renewed_tls import RenewedTls
 from millpy.sources.http.tokens import TOKENS_VARIABLE, TokenList
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Listener:
 
     async def open(self) -> None:
         """Listen. Raises ConfigError."""
-        tls, (host, port, machine) = self.address.tls_context(), peer_address()
+        tls, (host, port, machine) = RenewedTls(self.address, self._clock).context, peer_address()
         most = connections_max()
         if self.address.port:
             await check_port(self.address, self._mark)
