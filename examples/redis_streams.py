@@ -79,19 +79,21 @@ class RedisStreamInjector:
             raise SourceUnavailableError("the lease of this worker has ended")
         self.client = redis.Redis.from_url(self.source.url, socket_timeout=10, socket_connect_timeout=5)
         try:
-            if self.read_to == BEGINNING:
-                return
-            if not await self.client.xrange(self.source.name, self.read_to, self.read_to):
-                raise ConfigError(
-                    f"entry {self.read_to.decode()} of stream {self.source.name!r} is gone, so unread ones may be, too",
-                    hint="keep more entries (XADD … MAXLEN), and begin anew with another generation of the graph",
-                )
+            await self.check(self.client)
         except (RedisError, OSError) as error:
             await self.disconnect()
             raise SourceUnavailableError(f"Redis at {self.source.url}: {error!r}") from error
         except ConfigError:
             await self.disconnect()
             raise
+
+    async def check(self, client: redis.Redis) -> None:
+        """Check that the last entry that we have read is there: what is deleted is the oldest."""
+        if self.read_to != BEGINNING and not await client.xrange(self.source.name, self.read_to, self.read_to):
+            raise ConfigError(
+                f"entry {self.read_to.decode()} of stream {self.source.name!r} is gone, so unread ones may be, too",
+                hint="keep more entries (XADD … MAXLEN), and begin anew with another generation of the graph",
+            )
 
     async def disconnect(self) -> None:
         client, self.client = self.client, None
@@ -121,6 +123,8 @@ class RedisStreamInjector:
         assert self.client is not None
         count = min(READ_COUNT, limits.bundle_records_max)
         found = await self.client.xread({self.source.name: self.read_to}, count=count, block=WAIT_MS)
+        if found:
+            await self.check(self.client)  # else those between have been deleted while we waited
         for _, entries in found or ():
             for entry, fields in entries:
                 record = fields.get(b"record")

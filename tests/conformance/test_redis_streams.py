@@ -65,9 +65,14 @@ class TestRedisStream(SourceSuite):
         return int(record.at)
 
 
-def injector_of(source: RedisStream) -> RedisStreamInjector:
+def injector_of(source: RedisStream, limits: Limits | None = None) -> RedisStreamInjector:
     setup = SourceSetup(
-        graph="g", stream="s", partition=source.name, limits=Limits(), clock=SystemClock(), ready=asyncio.Event()
+        graph="g",
+        stream="s",
+        partition=source.name,
+        limits=limits or Limits(),
+        clock=SystemClock(),
+        ready=asyncio.Event(),
     )
     return RedisStreamInjector(source, setup)
 
@@ -94,3 +99,24 @@ async def test_position_whose_entry_was_deleted_stops_the_source(server: RedisSe
 
     with pytest.raises(ConfigError, match=f"entry {first.decode()} of stream 'short' is gone"):
         await injector_of(RedisStream("short", server.url)).open(b'"%s"' % first)
+
+
+async def test_entries_that_are_deleted_before_they_are_read_stop_a_source_that_reads(
+    server: RedisServer, client: redis.Redis
+) -> None:
+    """It was as a rule behind, with a full inbox, when the stream was trimmed, and continued behind the gap."""
+    append(client, "trimmed", range(2))
+    injector = injector_of(RedisStream("trimmed", server.url), Limits(bundle_records_max=2))
+    await injector.open(None)
+    try:
+        async with asyncio.timeout(30):
+            await injector.setup.ready.wait()
+            append(client, "trimmed", range(2, 9))
+            client.xtrim("trimmed", maxlen=2, approximate=False)
+            injector.setup.ready.clear()
+            assert await injector.take() is not None
+            await injector.setup.ready.wait()
+        with pytest.raises(ConfigError, match="is gone"):
+            await injector.take()
+    finally:
+        await injector.close()
