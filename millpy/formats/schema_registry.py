@@ -257,7 +257,7 @@ class SchemaCache:
         )
         if user is not None:
             token = base64.b64encode(f"{user}:{password or ''}".encode()).decode()
-            request.add_header("Authorization", f"Basic {token}")
+            request.add_unredirected_header("Authorization", f"Basic {token}")
         files = files_of(registry.tls)
         context = None
         if parts.scheme == "https":

@@ -286,6 +286,8 @@ def served(answers: dict[str, tuple[int, bytes]]) -> Iterator[tuple[str, list[st
             logins.append(self.headers.get("Authorization"))
             status, body = answers.get(self.path, (404, b'{"error_code":40403}'))
             self.send_response(status)
+            if 300 <= status < 400:
+                self.send_header("Location", body.decode())
             self.end_headers()
             self.wfile.write(body)
 
@@ -322,6 +324,13 @@ def test_the_registry_is_asked_over_http_once_for_each_schema() -> None:
             cache._found(3)
         assert "hidden" not in str(refused.value)
     assert "hidden" not in repr(registry)
+
+
+def test_a_redirect_does_not_take_our_login_elsewhere() -> None:
+    with served({"/api/schemas/ids/1": (200, b'{"schema":"1"}')}) as (elsewhere, seen):
+        with served({"/api/schemas/ids/1": (302, f"{elsewhere}/schemas/ids/1".encode())}) as (url, logins):
+            SchemaCache(SchemaRegistry(url=url, login=Login("key", "hidden")))._found(1)
+    assert (logins, seen) == (["Basic a2V5OmhpZGRlbg=="], [None])
 
 
 @pytest.mark.parametrize(
