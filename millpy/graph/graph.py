@@ -381,6 +381,17 @@ def _check_source(source: Any) -> None:
         raise GraphError(
             f"{name}.identity() is not JSON: {error}", hint="use numbers, texts, lists and dicts"
         ) from None
-    partitions = source.partitions()
+    partitions: Any = source.partitions()
+    if isinstance(partitions, str) or not all(map(_is_partition_name, partitions)):
+        raise GraphError(
+            f"{name}.partitions() returns no names: {partitions!r}", hint='return a tuple of texts: ("readings",)'
+        )
     if not partitions or len(set(partitions)) != len(partitions):
         raise GraphError(f"source {source!r} needs at least one partition, each named once")
+
+
+def _is_partition_name(name: object) -> bool:
+    """Tell whether a name is text that PostgreSQL can store."""
+    if not isinstance(name, str):
+        return False
+    return bool(name) and "\0" not in name and name == name.encode(errors="replace").decode()

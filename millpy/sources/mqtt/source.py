@@ -59,6 +59,12 @@ class MqttSession:
                 "client_id= is empty: without a name, each connection gets a new session and loses the queued messages",
                 hint="name the session, or leave out client_id=",
             )
+        for name, most in (("expiry_s", 2**32 - 1), ("keepalive_s", 2**16 - 1)):
+            given = getattr(self, name)
+            if type(given) is not int or not 1 <= given <= most:
+                raise ConfigError(
+                    f"{name}={given!r} is no number of seconds", hint=f"use a whole number from 1 to {most:,}"
+                )
 
 
 DEFAULT_SESSION = MqttSession()

@@ -6,6 +6,7 @@ import re
 import socket
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,15 @@ def test_generations_with_a_client_id_have_separate_sessions() -> None:
 def test_session_without_a_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="client_id= is empty"):
         Mqtt("a/#", session=MqttSession(client_id=name))
+
+
+@pytest.mark.parametrize("given", [0, -1, 2**32, 1.5, "7", True])
+def test_times_that_no_session_can_have_are_refused(given: Any) -> None:
+    """A session of 0 s would end with its connection, and lose what comes until the next one."""
+    with pytest.raises(ConfigError, match=r"expiry_s=.* is no number of seconds"):
+        MqttSession(expiry_s=given)
+    with pytest.raises(ConfigError, match=r"keepalive_s=.* is no number of seconds"):
+        MqttSession(keepalive_s=given)
 
 
 def test_repr_shows_the_topics_but_no_broker_and_no_password() -> None:
