@@ -244,6 +244,34 @@ async def test_an_answer_without_a_request_delivers_nothing(batch: Any) -> None:
     assert taken == [(1, b"1"), (2, b"2")]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nerhält".encode(),
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\nend",
+    ],
+    ids=["no body", "length", "chunks"],
+)
+async def test_a_status_counts_though_the_body_behind_it_is_malformed(answer: bytes) -> None:
+    """The receiver had the message; it came again with each attempt, for ever."""
+    taken = list[bytes]()
+
+    async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                taken.append(await reader.readexactly(size))
+                writer.write(answer)
+
+    async with await asyncio.start_server(receive, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connected(Webhook(f"http://127.0.0.1:{port}/")) as connection:
+            for message in ("1", "2"):
+                await connection.send(messages_of(message))
+    assert taken == [b"1", b"2"]
+
+
 @pytest.fixture
 def documented(tmp_path: Path) -> Iterator[str]:
     """Run the receiver of the documentation; return its URL."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from yarl import URL
 
@@ -53,6 +55,20 @@ class AnsweredAfterRequest(aiohttp.ClientRequest):
         return await super().send(conn)
 
 
+class StatusFirst(ResponseHandler):
+    """Reads the head of an answer apart from its body: aiohttp forgets a status with which a malformed body arrives.
+
+    Receivers count characters instead of bytes, or give an answer of 204 a body. The message would be posted for ever.
+    """
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the receiver."""
+        head, end, rest = data.partition(b"\r\n\r\n")
+        super().data_received(head + end)
+        if rest:
+            super().data_received(rest)
+
+
 class WebhookConnection:
     """Posts the messages of one interval.
 
@@ -86,11 +102,13 @@ class WebhookConnection:
     async def _client(self) -> aiohttp.ClientSession:
         """Return a client. Raises ConfigError."""
         tls = await asyncio.to_thread(tls_context, self._webhook.access.tls)  # it reads hundreds of certificates
+        connector = aiohttp.TCPConnector(
+            limit=self._webhook.in_flight, ssl=tls, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=int(KEEPALIVE_S)
+        )
+        connector._factory = partial(StatusFirst, loop=asyncio.get_running_loop())  # type: ignore[assignment]
         times = self._webhook.timeouts
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=self._webhook.in_flight, ssl=tls, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=int(KEEPALIVE_S)
-            ),
+            connector=connector,
             timeout=aiohttp.ClientTimeout(total=times.answer_s, connect=times.connect_s),
             headers={"User-Agent": _user_agent(), "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
