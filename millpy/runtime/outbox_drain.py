@@ -107,17 +107,21 @@ class OutboxDrain:
         self._recorded = state.delivered
         self._recording = asyncio.Event()
         self._reported: SinkReport | None = None
-        self._open_connection = self._try_to_connect()
+        self._open_connection = self._try_to_connect(has_delivered=state.delivered > 0)
         self._judge()
         self._task = asyncio.create_task(self._run(), name=f"millpy-outbox-{setup.sink}-{setup.interval}")
 
-    def _try_to_connect(self) -> SinkConnection | None:
-        """Return a connection, not yet open; None if it cannot be made now. Raises UsageError if it never can."""
+    def _try_to_connect(self, *, has_delivered: bool) -> SinkConnection | None:
+        """Return a connection, not yet open; None if it cannot be made now: the task tries again, and says why.
+
+        Raises:
+            UsageError: it never can. A sink that has delivered could: a file with a secret may be about to be replaced.
+        """
         try:
             return self._sink.connect(self._setup)
-        except UsageError:
-            raise
-        except (asyncio.CancelledError, *DEFECTS) as error:  # the task tries again
+        except (asyncio.CancelledError, *DEFECTS) as error:
+            if isinstance(error, UsageError) and not has_delivered:
+                raise
             log.debug("sink %s: %s", self._setup.sink, error_text(error))
             return None
 

@@ -204,6 +204,24 @@ async def test_a_connection_that_cannot_be_made_now_is_made_later_but_not_one_th
         drain_of(Place(connect=never))
 
 
+async def test_a_place_that_has_taken_messages_can_be_connected_to_though_a_setting_is_away() -> None:
+    """A secret that was deleted ended each worker that took over an interval, and with it all other steps."""
+    secret_is_there = False
+
+    def needs_secret(_: int) -> None:
+        if not secret_is_there:
+            raise ConfigError("ALERTS_SECRET is not set", hint="set it")
+
+    place = Place(connect=needs_secret)
+    drain = drain_of(place, Outbox(rows(5)[2:]))
+    await pass_turns(drain)
+    assert (drain.connection.is_connected, drain.connection.why) == (False, "ALERTS_SECRET is not set (set it)")
+    secret_is_there = True
+    await pass_turns(drain)
+    assert place.sent == [2, 3, 4]
+    await drain.close()
+
+
 class UnprintableError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
