@@ -289,9 +289,10 @@ class CalendarAssigner:
 
     def _computed(self, lo: int) -> list[int]:
         hi = lo + self._chunk_us
-        pins = [(start, end) for start, end in self._pinned.items() if start <= hi and lo <= end]
+        plain = self._bounds.between(lo, hi)
+        pins = [(start, end) for start, end in self._pinned.items() if start <= plain[-1] and plain[0] <= end]
         if not pins:
-            return self._bounds.between(lo, hi)
+            return plain
         begin, stop = min(lo, *(start for start, _ in pins)), max(hi, *(end for _, end in pins))
         found = set(self._bounds.between(begin - 1, stop + 1))
         for start, end in pins:

@@ -73,23 +73,26 @@ def test_an_open_window_keeps_its_bounds_when_the_tz_database_changes(monkeypatc
     assert stage.interval.next_due() == (INSTANT_MAX, INSTANT_MAX)
 
 
-def test_pinned_windows_and_computed_ones_do_not_overlap_and_leave_no_gap() -> None:
-    bounds = CalendarBounds(BERLIN_DAYS, ZoneInfo("UTC"))
-    assigner = CalendarAssigner(BERLIN_DAYS, bounds)
-    for day in (1, 2, 5, 31):
-        start, end, *_ = CalendarBounds(BERLIN_DAYS).between(
-            at(f"2026-07-{day:02}T12:00"), at(f"2026-07-{day:02}T13:00")
-        )
-        assigner.pin(start, end)
+@pytest.mark.parametrize(("was", "becomes"), [("Europe/Berlin", "Etc/GMT-1"), ("Etc/GMT-1", "Europe/Berlin")])
+@pytest.mark.parametrize("first", range(8))  # a chunk of starts ends with 2026-07-05
+def test_pinned_windows_and_computed_ones_do_not_overlap_and_leave_no_gap(first: int, was: str, becomes: str) -> None:
+    windows = CalendarWindows("day", zone=was)
+    assigner = CalendarAssigner(windows, CalendarBounds(windows, ZoneInfo(becomes)))
+    pinned = []
+    for day in (first, first + 1, first + 4, first + 31):
+        noon = at("2026-07-01T12:00") + day * 24 * HOUR
+        pinned.append(CalendarBounds(windows).between(noon, noon + HOUR)[:2])
+        assigner.pin(*pinned[-1])
+    times = np.arange(at("2026-06-25T00:00"), at("2026-08-15T00:00"), HOUR // 2, dtype=np.int64)
 
-    times = np.arange(at("2026-06-25T00:00"), at("2026-08-05T00:00"), HOUR // 2, dtype=np.int64)
-    starts, _ = assigner.assign(times)
+    starts = np.concatenate([assigner.assign(part)[0] for part in np.split(times, len(times) // 12)])
     ends = assigner.ends_of(starts)
 
+    assert assigner.assign(times)[0].tolist() == starts.tolist()
     assert (starts <= times).all()
     assert (times < ends).all()
     assert sorted(set(starts.tolist()))[1:] == sorted(set(ends.tolist()))[:-1]
-    assert assigner.end_of(at("2026-07-04T22:00")) == at("2026-07-05T22:00")
+    assert [assigner.end_of(start) for start, _ in pinned] == [end for _, end in pinned]
 
 
 def test_windows_agree_with_fixed_ones_where_the_clock_never_changes() -> None:
