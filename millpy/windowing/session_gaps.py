@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpy.errors import RefusedValueError, SchemaError
@@ -80,7 +79,7 @@ class Gaps:
             return np.zeros(len(records), np.bool_)
         seconds, given = self._seconds(records)
         with np.errstate(invalid="ignore", over="ignore"):
-            us = seconds.astype(np.float64) * _SECOND_US
+            us = seconds * _SECOND_US
             fits: Mask = (us >= 1) & (us <= self._max_us)
         return given & ~fits
 
@@ -89,17 +88,16 @@ class Gaps:
         longest = duration_text(self._max_us)
         return RefusedValueError(f"the session gap in field {self._field!r} is not between 1 µs and max_gap={longest}")
 
-    def _seconds(self, records: Records) -> tuple[npt.NDArray[np.int64] | npt.NDArray[np.float64], Mask]:
-        """Return the gaps that records have, in seconds, and which of them have one."""
+    def _seconds(self, records: Records) -> tuple[npt.NDArray[np.float64], Mask]:
+        """Return the gaps that records have, in seconds, and which of them have one. Floats are exact here."""
         if len(records) <= SMALL_RECORDS_MAX:
             read = getter(self._field)
-            column = pa.array([read(record) for record in records.objects()])
-            if pa.types.is_null(column.type):
-                column = column.cast(pa.int64())
-        else:
-            column = column_of(records.batch(), self._field)
-        given: Mask = column.is_valid().to_numpy(zero_copy_only=False)
-        return pc.fill_null(column, 0).to_numpy(zero_copy_only=False), given
+            found = [read(record) for record in records.objects()]
+            given: Mask = np.array([seconds is not None for seconds in found], np.bool_)
+            return np.array([seconds or 0 for seconds in found], np.float64), given
+        column = column_of(records.batch(), self._field)
+        given = column.is_valid().to_numpy(zero_copy_only=False)
+        return pc.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.float64), given
 
     def event_time_range(self) -> tuple[int, int]:
         """Return the first and last event time, in µs, at which a session of any key lies in the years 1 to 9999."""

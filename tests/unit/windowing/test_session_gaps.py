@@ -13,7 +13,7 @@ import pytest
 from millpy import Count, EventTime, FixedWindows, Graph, SessionWindows, days, hours, minutes, seconds
 from millpy.cli.auditor import _reach
 from millpy.errors import GraphError, SchemaError
-from millpy.model.record import RecordType
+from millpy.model.record import RecordType, WideInt
 from millpy.model.time import YEARS_HI
 from millpy.windowing.logic import WindowedLogic
 from millpy.windowing.window import Windows
@@ -34,6 +34,7 @@ class Visit(msgspec.Struct):
     whole: int = 1
     text: str = ""
     inside: Inside | None = None
+    total: WideInt | None = None
 
 
 def subject(windows: Windows) -> StageDriver:
@@ -115,6 +116,17 @@ def test_whole_and_nested_fields_have_gaps(many: bool) -> None:
     rows = [(Visit("a", inside=Inside(3)), 0), (Visit("b", inside=Inside()), 0), (Visit("c"), 0)]
     nested.feed(rows * (40 if many else 1), columns=many)
     assert [span[:3] for span in spans(nested)] == [("a", 0, 3), ("b", 0, 10), ("c", 0, 10)]
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["few", "columns"])
+def test_the_result_of_a_sum_may_be_a_gap_however_large_it_is(many: bool) -> None:
+    stage = subject(SessionWindows(seconds(10), by_field="total"))
+    gaps = {"small": 3, "none": None, "large": 2**63, "low": -(2**100)}
+    rows: list[tuple[Any, int]] = [(Visit(key, total=gap), 0) for key, gap in gaps.items()]
+    result = stage.feed(rows * (40 if many else 1), columns=many)
+
+    assert len(result.dead_letters) == (80 if many else 2)
+    assert [span[:3] for span in spans(stage)] == [("none", 0, 10), ("small", 0, 3)]
 
 
 def test_the_last_event_time_leaves_room_for_the_longest_gap() -> None:
