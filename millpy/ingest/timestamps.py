@@ -130,7 +130,7 @@ def instants_of_numbers(
         kept = np.where(possible, numbers, 0)
         return (kept // 1000 if unit == "ns" else kept * _US_PER_UNIT[unit]), possible
     scaled = numbers / 1000 if unit == "ns" else numbers * _US_PER_UNIT[unit]
-    possible = (scaled >= DATETIME_LO) & (scaled <= DATETIME_HI)
+    possible = (scaled >= DATETIME_LO) & (scaled < DATETIME_HI)  # as a float, that is the year 10000
     return np.rint(np.where(possible, scaled, 0.0)).astype(np.int64), possible
 
 

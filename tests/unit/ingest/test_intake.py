@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from itertools import pairwise
+from typing import Literal
 
 import msgspec
 import pyarrow as pa
@@ -25,6 +26,11 @@ NOW = Instant(1_000 * S)
 class Reading(msgspec.Struct):
     id: int
     s: int | None = None
+
+
+class OfFloat(msgspec.Struct):
+    id: int
+    s: float
 
 
 TYPE = RecordType(Reading)
@@ -115,6 +121,17 @@ def test_impossible_event_time_is_dead_lettered(s: int | None, others: int) -> N
 
     assert [d.reason for d in result.dead_letters] == ["event_time"]
     assert len(result.records) == others
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_float_of_the_year_10000_is_no_event_time(unit: Literal["s", "ms", "us", "ns"], many: bool) -> None:
+    at = {"s": 253_402_300_800.0, "ms": 253_402_300_800e3, "us": 253_402_300_800e6, "ns": 253_402_300_800e9}[unit]
+    how = {"record_type": RecordType(OfFloat), "event_time": EventTime("s", unit=unit, max_disorder=seconds(10))}
+
+    result = step(an_intake(**how), *[b'{"id":1,"s":1}'] * (100 * many), msgspec.json.encode(OfFloat(2, at)))
+
+    assert [(letter.reason, letter.event_time) for letter in result.dead_letters] == [("event_time", None)]
 
 
 def test_every_record_is_counted_once() -> None:
