@@ -137,14 +137,37 @@ class SiteWatermarks:
         return {name: Instant(max(site.watermark, self._floor)) for name, site in self._named()}
 
     def highest(self, by_site: SiteColumn, happened: Instants) -> Instants:
-        """Return, for each row, the largest event time of its site so far, the row included."""
-        highest = np.empty(len(happened), np.int64)
-        for code, rows in _rows_by_code(by_site.codes):
-            known = self._known(by_site.names[code])
+        """Return, for each row, the largest event time so far of its site, or of all sites beyond the bound.
+
+        Args:
+            by_site: the site of each row.
+            happened: the event times, at most that of arrival; INSTANT_MIN for a row that is not accepted.
+        """
+        highest = happened.copy()
+        accepted = np.flatnonzero(happened > INSTANT_MIN)
+        for place, found in self._by_place(by_site.take(accepted)):
+            rows = accepted[found]
+            known = self._others if place == OTHERS else self._sites.get(place)
             highest[rows] = np.maximum.accumulate(happened[rows])
             if known is not None:
                 highest[rows] = np.maximum(highest[rows], known.max_event_time)
         return highest
+
+    def _by_place(self, by_site: SiteColumn) -> list[tuple[str, npt.NDArray[np.int64]]]:
+        """Return (site, its rows), the first sites first; `OTHERS` for all for which there is no place."""
+        found: list[tuple[str, npt.NDArray[np.int64]]] = []
+        shared: list[npt.NDArray[np.int64]] = []
+        places = self._sites_max - len(self._sites)
+        for code, rows in sorted(_rows_by_code(by_site.codes), key=lambda group: int(group[1][0])):
+            name = by_site.names[code]
+            if name not in self._sites and places <= 0:
+                shared.append(rows)
+                continue
+            places -= name not in self._sites
+            found.append((name, rows))
+        if shared:
+            found.append((OTHERS, np.sort(np.concatenate(shared))))
+        return found
 
     def take(
         self,
@@ -165,23 +188,15 @@ class SiteWatermarks:
         Returns:
             The watermark of its site before each row, and the largest event time of its site before each row.
         """
-        names = by_site.names
         before, watermarks = (np.empty(len(happened), np.int64) for _ in range(2))
-        groups = sorted(_rows_by_code(by_site.codes), key=lambda group: int(group[1][0]))  # the first sites get a place
-        shared: list[npt.NDArray[np.int64]] = []
-        for code, rows in groups:
-            if names[code] in self._sites or len(self._sites) < self._sites_max:
-                site = self._sites.setdefault(names[code], SiteState())
-                self._move(names[code], site, rows, happened, before, watermarks)
-                self._hear(names[code], site, arrived_at, elapsed_us)
+        for name, rows in self._by_place(by_site):
+            if name == OTHERS:
+                site = self._others = self._others or SiteState()
+                site.records += len(rows)
             else:
-                shared.append(rows)
-        if shared:
-            self._others = self._others or SiteState()
-            rows = np.sort(np.concatenate(shared))
-            self._others.records += len(rows)
-            self._move(OTHERS, self._others, rows, happened, before, watermarks)
-            self._hear(OTHERS, self._others, arrived_at, elapsed_us)
+                site = self._sites.setdefault(name, SiteState())
+            self._move(name, site, rows, happened, before, watermarks)
+            self._hear(name, site, arrived_at, elapsed_us)
         return watermarks, before
 
     def _known(self, name: str) -> SiteState | None:

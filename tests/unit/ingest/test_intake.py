@@ -14,6 +14,7 @@ from millpy.ingest.intake import Intake, IntakeResult, IntakeSettings
 from millpy.ingest.protocol import SourceBatch
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, EventTime
 from millpy.ingest.source_position import SourcePosition
+from millpy.limits import Limits
 from millpy.model.checkpoint import DedupeRun, Kind
 from millpy.model.record import RecordType
 from millpy.model.stage import StoredInterval
@@ -200,6 +201,28 @@ def test_out_of_order_record_of_a_sorted_source_is_dead_lettered() -> None:
     assert result.records.watermarks.tolist() == [INSTANT_MIN, 100 * S, 100 * S]
     assert [d.reason for d in (*result.dead_letters, *again.dead_letters)] == ["event_time", "event_time"]
     assert again.watermark == 101 * S
+
+
+class OfSite(msgspec.Struct):
+    id: int
+    s: int
+    site: str
+
+
+def test_order_of_the_sites_beyond_the_bound_does_not_depend_on_bundles() -> None:
+    times = {"a": [5, 4, 6], "b": [9, 9, 10], "c": [20, 19, 21], "d": [7, 20, 22], "e": [19, 30, 2]}
+    records = [OfSite(number, times[site][number], site) for number in range(3) for site in times]
+    how = {"record_type": RecordType(OfSite), "event_time": EventTime("s", unit="s", sorted=True, watermark_by="site")}
+
+    def refused(bundles: list[list[OfSite]]) -> list[bytes]:
+        intake = an_intake(**how, limits=Limits(sites_max=2))
+        results = [step(intake, *map(msgspec.json.encode, bundle)) for bundle in bundles]
+        return [letter.payload for result in results for letter in result.dead_letters]
+
+    bad = [("a", 4), ("d", 7), ("e", 19), ("c", 19), ("c", 21), ("d", 22), ("e", 2)]
+    expected = [msgspec.json.encode(r) for r in records if (r.site, r.s) in bad]
+    assert refused([records]) == expected
+    assert refused([[record] for record in records]) == expected
 
 
 def test_finished_source_reports_the_greatest_time_once() -> None:
