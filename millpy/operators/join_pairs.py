@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
+from millpy.model.dead_letter import payload_of
 from millpy.operators.join_rows import BufferedSide, Integers, Rows, Tier, ranges_joined
 
 PAIRS_AT_ONCE = 1_000_000
@@ -142,24 +142,20 @@ def before_cut(rows: Rows, matches: Matches, cut: int) -> tuple[Rows, Matches]:
 
 def rows_taken_back(buffered: BufferedSide, retractions: Rows) -> Integers:
     """Return the numbers of the rows that are retracted: of equal ones the last. Unknown ones have none."""
-    candidates: dict[int, list[int]] = {}
+    codes, times = np.unique(np.stack([retractions.codes, retractions.times]), axis=1)
+    numbers: dict[tuple[int, int, bytes], list[int]] = {}
     for tier in buffered.tiers:
-        starts, ends = tier.ranges(retractions.codes, retractions.times, retractions.times)
-        queries, places = ranges_joined(starts, ends)
-        alive = tier.live[places]
-        queries, places = queries[alive], places[alive]
-        if not len(places):
-            continue
-        given = retractions.batch.take(pa.array(queries)).to_pylist()
-        stored = tier.rows.batch.take(pa.array(places)).to_pylist()
-        for query, number, one, other in zip(
-            queries.tolist(), tier.rows.numbers[places].tolist(), given, stored, strict=True
-        ):
-            if one == other:
-                candidates.setdefault(query, []).append(number)
-    taken: set[int] = set()
-    for _, numbers in sorted(candidates.items()):
-        free = [number for number in numbers if number not in taken]
-        if free:
-            taken.add(max(free))
+        _, places = ranges_joined(*tier.ranges(codes, times, times))
+        rows = tier.rows.take(places[tier.live[places]])
+        for name, number in zip(_names(rows), rows.numbers.tolist(), strict=True):
+            numbers.setdefault(name, []).append(number)
+    for equal in numbers.values():
+        equal.sort()
+    taken = [of_name.pop() for name in _names(retractions) if (of_name := numbers.get(name))]
     return np.array(sorted(taken), np.int64)
+
+
+def _names(rows: Rows) -> Iterator[tuple[int, int, bytes]]:
+    """Yield key code, event time and content of each row. A row and its retraction have the same."""
+    contents = map(payload_of, rows.batch.to_pylist())
+    return zip(rows.codes.tolist(), rows.times.tolist(), contents, strict=True)
