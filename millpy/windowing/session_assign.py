@@ -12,9 +12,11 @@ end of its own span:
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from operator import attrgetter
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +77,16 @@ class ReplayedSession:
     end: int
     open: list[SessionSpan] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+
+    def take(self, other: ReplayedSession) -> None:
+        """Make another session, behind it, a part of it."""
+        self.end = max(self.end, other.end)
+        self.open += other.open
+        self.rows += other.rows
+
+
+START, END = attrgetter("start"), attrgetter("end")
+AnySession = TypeVar("AnySession", bound=ReplayedSession)
 
 
 Replay: TypeAlias = Callable[
@@ -298,36 +310,46 @@ def replay(
 ) -> tuple[list[ReplayedSession], list[int]]:
     """Assign the rows of one key, (row, event time, judging watermark, gap), one by one. Watermarks do not regress.
 
+    There is at least one row.
+
     Returns:
         (sessions that have rows, rows that arrived after the watermark had reached their session's end). A row that is
         in no session is too late.
     """
-    live = [ReplayedSession(span.start, span.end, [span]) for span in open_sessions]
+    rows = list(rows)
+    begin = max(rows[0][2] - allowed_us, floor)
+    # In order and disjoint: only one that is over may intersect another.
+    live = [ReplayedSession(span.start, span.end, [span]) for span in open_sessions if span.end > begin]
     over: list[ReplayedSession] = []
     late: list[int] = []
     for row, at, watermark, gap_us in rows:
         over_by = max(watermark - allowed_us, floor)
-        if any(session.end <= over_by for session in live):
-            over.extend(session for session in live if session.end <= over_by)
-            live = [session for session in live if session.end > over_by]
-        met = [session for session in live if at < session.end and session.start < at + gap_us]
-        if not met:
+        if live and live[0].end <= over_by:
+            gone = bisect_right(live, over_by, key=END)
+            over += live[:gone]
+            del live[:gone]
+        first, behind = bisect_right(live, at, key=END), bisect_left(live, at + gap_us, key=START)
+        if first == behind:
             if at + gap_us <= over_by:
                 continue
             session = ReplayedSession(at, at + gap_us)
-            live.append(session)
+            live.insert(first, session)
         else:
-            session = met[0]
-            for other in met[1:]:
-                session.start, session.end = min(session.start, other.start), max(session.end, other.end)
-                session.open += other.open
-                session.rows += other.rows
-                live.remove(other)
-            session.start, session.end = min(session.start, at), max(session.end, at + gap_us)
+            session = join_neighbors(live, first, behind, at, at + gap_us)
         session.rows.append(row)
         if session.end <= watermark:
             late.append(row)
     return [session for session in over + live if session.rows], late
+
+
+def join_neighbors(live: list[AnySession], first: int, behind: int, start: int, end: int) -> AnySession:
+    """Make one session of those from `first` up to `behind`, in `live`, and a span; return it."""
+    session = live[first]
+    for other in live[first + 1 : behind]:
+        session.take(other)
+    del live[first + 1 : behind]
+    session.start, session.end = min(session.start, start), max(session.end, end)
+    return session
 
 
 def _both(independent: Sessions, independent_rows: Integers, replayed: Sessions) -> Sessions:

@@ -8,6 +8,7 @@ which they arrive, as far as they are out of order; it does not depend on bundle
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from millpy.model.record import Mask
-from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+from millpy.model.time import INSTANT_MIN, Instant
 from millpy.windowing.accumulator import Accumulator, PartialAggregate
 from millpy.windowing.group_by import Groups, Integers
-from millpy.windowing.session_assign import ReplayedSession, SessionSpan
+from millpy.windowing.session_assign import END, START, ReplayedSession, SessionSpan, join_neighbors
 
 
 class SessionSize(Accumulator):
@@ -58,6 +59,12 @@ class _FillingSession(ReplayedSession):
     count: int = 0
     last: int = INSTANT_MIN
 
+    def take(self, other: ReplayedSession) -> None:
+        assert isinstance(other, _FillingSession), other
+        ReplayedSession.take(self, other)
+        self.count += other.count
+        self.last = max(self.last, other.last)
+
 
 @dataclass(frozen=True, slots=True)
 class SizeBound:
@@ -87,22 +94,31 @@ class SizeBound:
         floor: Instant = INSTANT_MIN,
     ) -> tuple[list[ReplayedSession], list[int]]:
         """Assign the rows of one key to sessions one by one; see `session_assign.replay`."""
-        live = [_FillingSession(span.start, span.end, [span], [], *self.size_of(span)) for span in open_sessions]
+        rows = list(rows)
+        begin = max(rows[0][2] - allowed_us, floor)
+        spans = (span for span in open_sessions if span.end > begin)
+        live = [_FillingSession(span.start, span.end, [span], [], *self.size_of(span)) for span in spans]
         over: list[_FillingSession] = []
         late: list[int] = []
         for row, at, watermark, gap_us in rows:
             over_by = max(watermark - allowed_us, floor)
-            if any(session.end <= over_by for session in live):
-                over.extend(session for session in live if session.end <= over_by)
-                live = [session for session in live if session.end > over_by]
-            found = next((one for one in live if one.start <= at < one.end and one.count >= self.records_max), None)
-            if found is None:
-                full = (session.start for session in live if session.count >= self.records_max)
-                end = min(at + gap_us, min((start for start in full if start > at), default=INSTANT_MAX))
-                met = [s for s in live if at < s.end and s.start < end and s.count < self.records_max]
-                if not met and end <= over_by:
+            if live and live[0].end <= over_by:
+                gone = bisect_right(live, over_by, key=END)
+                over += live[:gone]
+                del live[:gone]
+            first, behind = bisect_right(live, at, key=END), bisect_left(live, at + gap_us, key=START)
+            full = next((place for place in range(first, behind) if live[place].count >= self.records_max), None)
+            if full is not None and live[full].start <= at:
+                found = live[full]
+            else:
+                end = at + gap_us if full is None else min(at + gap_us, live[full].start)
+                behind = behind if full is None else full
+                if first < behind:
+                    found = join_neighbors(live, first, behind, at, end)
+                elif end <= over_by:
                     continue
-                found = self._merged(live, met, at, end)
+                else:
+                    live.insert(first, found := _FillingSession(at, end))
                 found.count, found.last = found.count + 1, max(found.last, at)
                 if found.count >= self.records_max:
                     found.end = min(found.end, max(found.last, watermark) + 1)
@@ -110,20 +126,3 @@ class SizeBound:
             if found.end <= watermark:
                 late.append(row)
         return [session for session in over + live if session.rows], late
-
-    @staticmethod
-    def _merged(live: list[_FillingSession], met: list[_FillingSession], at: int, end: int) -> _FillingSession:
-        """Merge the sessions that a row meets, in `live`, and return the session that takes the row."""
-        if not met:
-            live.append(found := _FillingSession(at, end))
-            return found
-        found = met[0]
-        for other in met[1:]:
-            found.start, found.end = min(found.start, other.start), max(found.end, other.end)
-            found.open += other.open
-            found.rows += other.rows
-            found.count += other.count
-            found.last = max(found.last, other.last)
-            live.remove(other)
-        found.start, found.end = min(found.start, at), max(found.end, end)
-        return found

@@ -426,14 +426,14 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/windowing/session_assign.py",
-        "        if not met:",
-        "        if met:",
+        "        if first == behind:",
+        "        if first != behind:",
         killers=("tests/unit/windowing/test_session.py::test_session_ends_a_gap_after_its_last_record",),
     ),
     Mutant(
         "millpy/windowing/session_assign.py",
-        "        met = [session for session in live if at < session.end and session.start < at + gap_us]",
-        "        met = [session for session in live if at <= session.end and session.start < at + gap_us]",
+        "bisect_right(live, at, key=END), bisect_left(live, at + gap_us, key=START)",
+        "bisect_left(live, at, key=END), bisect_left(live, at + gap_us, key=START)",
         killers=("tests/unit/windowing/test_session.py::test_session_ends_a_gap_after_its_last_record",),
     ),
     Mutant(

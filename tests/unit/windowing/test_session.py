@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -17,11 +19,18 @@ from millpy.model.time import INSTANT_MAX, INSTANT_MIN
 from millpy.store.memory.tables import column_values
 from millpy.windowing.aggregates.numeric import Count, Sum
 from millpy.windowing.logic import WindowedLogic
-from millpy.windowing.session_assign import merge_sessions
+from millpy.windowing.session_assign import merge_sessions, replay
+from millpy.windowing.session_size import SizeBound
 from millpy.windowing.window import FixedWindows, SessionWindows, SlidingWindows, Windows
 from tests.stage_driver import StageDriver
 
 us = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class Span:
+    start: int
+    end: int
 
 
 class Reading(msgspec.Struct):
@@ -254,3 +263,25 @@ def test_a_new_owner_that_has_read_all_sessions_knows_which_rows_are_deleted() -
 
     assert [row[:4] for row in rows(result)] == [("a", 15, 30, 3)]
     assert not absorbed(result)
+
+
+@pytest.mark.parametrize("assign", [replay, SizeBound(10).replay])
+def test_late_records_of_one_key_take_linear_time_however_many_sessions_it_has(assign: Any) -> None:
+    count, watermark = 20_000, 10**9
+    rows = [(row, 10 * row, watermark, 5) for row in range(count)]
+
+    begun = time.process_time()
+    sessions, late = assign(rows, watermark, ())
+
+    assert len(sessions) == len(late) == count
+    assert time.process_time() - begun < 2.0
+
+
+@pytest.mark.parametrize("assign", [replay, SizeBound(10, lambda _: [1, 0]).replay])
+def test_a_session_that_is_over_takes_no_record_although_another_intersects_it(assign: Any) -> None:
+    longer, over = Span(-5, 25), Span(0, 10)
+
+    sessions, late = assign([(0, 3, 12, 5), (1, 20, 13, 9)], 0, [longer, over])
+
+    assert [(one.start, one.end, one.rows, one.open) for one in sessions] == [(-5, 29, [0, 1], [longer])]
+    assert late == []
