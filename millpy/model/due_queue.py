@@ -80,10 +80,11 @@ class DueQueue(Generic[Item]):
             if is_current(key, item):
                 yield item
 
-    def due_keys(self, until: int) -> list[Key]:
-        """Return the keys of the items that are due by `until`, in order, without removing the items."""
-        heap, is_current, found = self._heap, self.is_current, []
-        while heap and heap[0][0] <= until:
+    def due_keys(self, until: int, items_max: int = INSTANT_MAX) -> list[Key]:
+        """Return the keys of the first items that are due by `until`, in order, without removing the items."""
+        heap, is_current = self._heap, self.is_current
+        found: list[tuple[int, str, Any, int, Item]] = []
+        while heap and heap[0][0] <= until and len(found) < items_max:
             entry = heappop(heap)
             if is_current(entry[2], entry[4]):
                 found.append(entry)

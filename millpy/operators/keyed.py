@@ -24,7 +24,7 @@ from millpy.model.dead_letter import dead_letter_of, payload_of, unstorable_keys
 from millpy.model.identity import Identity, identity_of_value
 from millpy.model.keys import Key, KeyHasher, key_from_text, key_text, key_texts
 from millpy.model.lookup import LookupTable
-from millpy.model.stage import Release, ResidentInterval, StageBinding, StepResult, StoredInterval, Work
+from millpy.model.stage import UNBOUNDED, Release, ResidentInterval, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import Instant
 from millpy.operators.callbacks import CallbackStep, Calls, payload_of_timer
 from millpy.operators.device_monitor import DeviceMonitor
@@ -165,10 +165,11 @@ class KeyedInterval(ResidentInterval):
             jobs = rows.by_key()
             self._calls.take_rows(step, (job for job in jobs if job[0] not in left_out) if left_out else jobs)
             self._park_stopped(step)
-        due = self._due_codes(step, texts)
+        due, are_all = self._due_codes(step, texts)
         if due:
             self._calls.fire_due(step, due)
             self._park_stopped(step)
+        step.cut |= not are_all
         delta = self._take_delta(work.bundle, step, texts)
         result = StepResult(
             delta=tuple(delta),
@@ -328,13 +329,18 @@ class KeyedInterval(ResidentInterval):
                 )
         return set(refused)
 
-    def _due_codes(self, step: CallbackStep, texts: list[bytes]) -> list[int]:
-        """Return the codes of keys with due timers, in due order; add codes for keys without rows in this turn."""
-        keys = self._book.due_keys(step.work.watermark, step.work.now_us)
+    def _due_codes(self, step: CallbackStep, texts: list[bytes]) -> tuple[list[int], bool]:
+        """Return the codes of keys with due timers, in due order, as many as may fire, and whether these are all.
+
+        Keys without rows in this turn get codes.
+        """
+        work = step.work
+        timers_max = UNBOUNDED if work.fires is not None else work.timers_max + 1  # with the one that is too many
+        keys, are_all = self._book.due_keys(work.watermark, work.now_us, timers_max)
         if not self._complete:
             keys = [key for key in keys if key in self._known]
         if not keys:
-            return []
+            return [], are_all
         code_of = {key: code for code, key in enumerate(step.keys)} if step.keys else {}
         for key in keys:
             if key not in code_of:
@@ -342,7 +348,7 @@ class KeyedInterval(ResidentInterval):
                 step.keys.append(key)
                 step.hashes.extend(self._hasher.hashes([key]).tolist())
                 texts.append(key_text(key))
-        return [code_of[key] for key in keys]
+        return [code_of[key] for key in keys], are_all
 
     def _take_delta(self, bundle: int, step: CallbackStep, texts: Sequence[bytes]) -> list[Entries]:
         delta = []

@@ -76,9 +76,14 @@ class TimerBook:
         """Return (event time, processing time) of the next timers."""
         return self._event.next_due(), self._processing.next_due()
 
-    def due_keys(self, watermark: Instant, now_us: Instant) -> list[Key]:
-        """Return the keys with a due timer, in due order of their first timer, without removing timers."""
-        return list(dict.fromkeys([*self._event.due_keys(watermark), *self._processing.due_keys(now_us)]))
+    def due_keys(self, watermark: Instant, now_us: Instant, timers_max: int) -> tuple[list[Key], bool]:
+        """Return the keys with a due timer, in due order of their first timer, and whether these are all.
+
+        Of either domain the first `timers_max` timers count.
+        """
+        event = self._event.due_keys(watermark, timers_max)
+        processing = self._processing.due_keys(now_us, timers_max)
+        return list(dict.fromkeys([*event, *processing])), max(len(event), len(processing)) < timers_max
 
     def take_entries(self, texts: Sequence[bytes], hashes: Sequence[int]) -> list[Entries]:
         """Return this turn's changes, one `Entries` per domain, and forget them; texts and hashes are by code."""

@@ -42,6 +42,7 @@ def test_items_come_by_due_time_then_name_then_key(
     keys = [key for due, _, key, _ in wanted if due <= until]
 
     assert queue.due_keys(until) == keys
+    assert [queue.due_keys(until, most) for most in (0, 1, 3)] == [[], keys[:1], keys[:3]]
     assert queue.due_keys(until) == keys, "asking removes nothing"
     assert queue.next_due() == min((due for due, *_ in wanted), default=INSTANT_MAX)
     assert queue.first(until) == (due_now[0] if due_now else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from millpy.model.record import RecordType
 from millpy.model.stage import Work
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.model.timer import Timer
-from millpy.operators.callbacks import TIMER_CHAIN_MAX
+from millpy.operators.callbacks import TIMER_CHAIN_MAX, CallbackStep, Calls
 from millpy.operators.keyed import ComputationLogic
 from tests.stage_driver import StageDriver
 
@@ -155,3 +156,24 @@ def test_a_chain_of_timers_is_as_long_if_records_of_its_key_come_between_turns(d
     assert len(dead_letters) == 1
     assert "again and again" in dead_letters[0].detail
     assert fired(driver).count(f"again {domain}") == TIMER_CHAIN_MAX
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(state_cache_bytes_max=1)], ids=["in memory", "loaded"])
+def test_a_turn_looks_at_no_more_keys_than_may_fire(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> None:
+    driver = StageDriver(ComputationLogic(Timers()), Order, outputs={"out": RecordType(Out)}, limits=limits)
+    driver.feed([(Order(f"k{n}", "set", n), n) for n in range(500)])
+    driver.timers_max = 10
+    looked_at: list[int] = []
+    fire_due = Calls.fire_due
+
+    def counted(calls: Calls, step: CallbackStep, codes: Sequence[int]) -> None:
+        looked_at.append(len(codes))
+        fire_due(calls, step, codes)
+
+    monkeypatch.setattr(Calls, "fire_due", counted)
+    driver.feed([], watermark=2_000_000)
+    while driver.results[-1].unfinished:
+        driver.feed([], watermark=2_000_000)
+
+    assert len(fired(driver)) == len(set(fired(driver))) == 500
+    assert looked_at == [11] * 49 + [10]
