@@ -77,8 +77,8 @@ class Aggregate(GraphPart):
             )
         bound = self.bind_balance(self.field, kind) if retracts else self.bind_field(self.field, kind)
         bound.keeps_values &= not members  # what they are is known, and storable
-        if is_wide(record_type.annotations_along(self.field)[-1]) and bound.result == int | None:
-            bound.result = WideInt | None  # a value of the field
+        if is_wide(record_type.annotations_along(self.field)[-1]):  # of the values of the field
+            bound.result = {int | None: WideInt | None, list[int]: list[int | None]}.get(bound.result, bound.result)
         return bound
 
     def bind_field(self, field: str, kind: type) -> Accumulator:

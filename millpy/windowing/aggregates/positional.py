@@ -61,7 +61,8 @@ class Last(Aggregate):
 class Top(Aggregate):
     """The n largest values as a list, the largest first: `Top("value", n=3)`. With `smallest=True`, the n smallest.
 
-    Equal values count separately. NaN is ignored. A column of lists is `jsonb` in SQL, where an infinity is null.
+    Equal values count separately. NaN is ignored. A column of lists is `jsonb` in SQL. It has null for
+    an infinity, and for an integer beyond 64 bits, which a sum may be.
 
     Raises:
         SchemaError: n is not between 1 and 1,000.
@@ -93,7 +94,8 @@ class Collect(Aggregate):
     """All values as a list, in order of event time: `Collect("value", limit=100)`.
 
     The list keeps the earliest `limit` values, and no value after the first 1,000,000 bytes of text. A `Count` beside
-    it tells how many there were. A column of lists is `jsonb` in SQL, where NaN and infinities are null.
+    it tells how many there were. A column of lists is `jsonb` in SQL. It has null for NaN and
+    infinities, and for an integer beyond 64 bits, which a sum may be.
 
     Raises:
         SchemaError: the limit is not between 1 and 10,000.
@@ -139,9 +141,11 @@ class ValueAccumulator(Accumulator):
         return to_datetime(value) if self.kind is datetime and value is not None else value
 
     def result_list(self, values: Iterable[Any]) -> list[Any]:
-        """Convert values to a list as a result; None stands for infinities and NaN, which JSON cannot hold."""
+        """Convert values to a list as a result; None stands for NaN, infinities, and integers beyond 64 bits."""
         if self.kind is float:
             return [value if value - value == 0.0 else None for value in values]
+        if self.kind is int:
+            return [value if -(2**63) <= value < 2**63 else None for value in values]
         return [self.result_value(value) for value in values]
 
 

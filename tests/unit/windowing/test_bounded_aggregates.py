@@ -13,7 +13,7 @@ import pytest
 
 from millpy.errors import SchemaError
 from millpy.model.checkpoint import Kind
-from millpy.model.record import RecordType
+from millpy.model.record import RecordType, WideInt
 from millpy.windowing.accumulator import AccumulatorSet, Aggregate
 from millpy.windowing.aggregates.distinct import ApproxDistinct
 from millpy.windowing.aggregates.numeric import StandardDeviation, Variance
@@ -32,6 +32,7 @@ class Reading(msgspec.Struct):
     number: int | None = None
     text: str | None = None
     seen: datetime | None = None
+    total: WideInt | None = None
 
 
 def driver(few: int, **aggregates: Aggregate) -> StageDriver:
@@ -114,6 +115,15 @@ def test_lists_show_values_without_a_json_form_as_null(few: int) -> None:
 
     assert result(few, [rows[:2], rows[2:]], Collect("value")) == [1.0, None, None]
     assert result(few, [rows[:2], rows[2:]], Top("value", n=2)) == [None, 1.0]
+
+
+@paths
+def test_a_list_of_sums_has_none_for_what_exceeds_64_bits(few: int) -> None:
+    sums = [2**63 - 1, 2**63, 3, -(2**63), -(2**70)]
+    bundles = [[(Reading(total=total), at) for at, total in enumerate(sums)]]
+
+    assert result(few, bundles, Collect("total")) == [2**63 - 1, None, 3, -(2**63), None]
+    assert result(few, bundles, Top("total", n=3)) == [None, 2**63 - 1, 3]
 
 
 @paths
