@@ -30,6 +30,7 @@ from millpy.model.stage import (
     Work,
 )
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
+from millpy.windowing.ahead import NAMESPACE as KEYS_AHEAD
 from millpy.windowing.operator import WindowedInterval
 from millpy.windowing.site_registry import SiteRegistry
 
@@ -192,7 +193,7 @@ class IntervalBySite(ResidentInterval):
         )
         result = windows.step(of_site)
         for entries in result.delta:
-            if entries.kind is Kind.POSITION:
+            if entries.kind is Kind.POSITION and entries.namespace != KEYS_AHEAD:  # a key names its site
                 entries.subkeys = [place]
             elif entries.kind is Kind.DISORDER:
                 entries.namespace = place

@@ -286,6 +286,32 @@ def test_all_sites_share_the_room_for_open_windows() -> None:
     assert len(driver.open_windows("panes")) == 200 - len(full)
 
 
+@pytest.mark.parametrize("device", [(), ("device",)])
+def test_sliding_windows_of_a_site_with_more_keys_than_a_turn_may_emit(device: tuple[str, ...]) -> None:
+    graph = Graph("sites")
+    keyed = source(graph).key_by("site", *device)
+    windowed = keyed.window(SlidingWindows(minutes(1), every=seconds(30)), name="panes", intervals=1)
+    windowed.aggregate(n=Count()).to_table("panes")
+    driver = GraphDriver(graph)
+    driver._host._steps._budget.panes = 3  # type: ignore[misc]
+    sites = ["", "oslo"] if device else ["", *map(str, range(9))]
+
+    for seconds_ in (0, 70, 90):
+        driver.feed("readings", [reading(site, seconds_, f"d{n}") for site in sites for n in range(9)])
+        driver.crash()
+    driver.end()
+
+    counts = {-30: 1, 0: 1, 30: 1, 60: 2, 90: 1}
+    names = [f"d{n}" for n in range(9)] if device else [None]
+    found = {
+        (row["site"], row.get("device"), int((row["window_start"] - START).total_seconds())): row["n"]
+        for row in driver.rows("panes")
+    }
+    assert found == {
+        (site, name, start): n * 9 // len(names) for site in sites for name in names for start, n in counts.items()
+    }
+
+
 def test_a_sorted_source_is_sorted_by_site() -> None:
     graph = Graph("sites")
     event_time = EventTime("at", sorted=True, watermark_by="site")
