@@ -121,6 +121,11 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
 @settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate])
 @example([("a", 0), ("b", 0), ("a", 60), ("a", 62)], 9, False)  # a common gap
 @example([("b", 0), ("b", 5), ("b", 9), ("b", 14), ("b", 19), ("a", 20), ("b", 25), ("b", 30)], 1, True)
+@example(
+    [("a", 0), ("b", 4), ("b", 8), ("a", 10), ("b", 12), ("b", 16), ("a", 20), ("b", 24)], 1, False
+)  # just in time
+@example([("b", 0), ("b", 5), ("x", 10), ("b", 12), ("b", 15), ("b", 17)], 1, False)  # the first record, just in time
+@example([("a", 0), ("b", 4), ("b", 8), ("b", 12), ("b", 40), ("b", 44)], 1, False)  # silent when a gap begins
 @given(arrivals(), st.integers(1, 9), st.booleans())
 def test_silences_are_those_of_a_plain_loop(arrived: list[Arrival], bundle: int, crashes: bool) -> None:
     state = ReadableMemory(MemoryDatabase(ManualClock(instant(NOON))))
@@ -162,10 +167,20 @@ def test_silence_is_told_while_no_record_arrives_at_all_if_the_clock_moves_the_w
     assert told_of(driver) == [("a", True, 0, AFTER), ("b", True, 0, AFTER)]
 
 
-def test_more_gaps_than_are_remembered_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    arrived = [("a", 0), ("b", 0), ("c", 0)]
-    arrived += [("b", 20 * number + at) for number in range(1, 6) for at in (0, 4)]  # a gap, then 2 s without one
-    arrived += [("b", 105 + at) for at in range(1, 20, 2)]
+MANY_GAPS = [
+    ("a", 0), ("b", 0), ("c", 0),
+    *(("b", 20 * number + at) for number in range(1, 6) for at in (0, 4)),  # a gap, then 2 s without one
+    *(("b", 105 + at) for at in range(1, 20, 2)),
+]  # fmt: skip
+TWO_GAPS_IN_ONE_SILENCE = [
+    ("a", 0), ("b", 2), ("b", 8), ("b", 11), ("b", 17), ("b", 20), ("b", 22), ("a", 24), ("b", 26), ("b", 29)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arrived", [MANY_GAPS, TWO_GAPS_IN_ONE_SILENCE])
+def test_more_gaps_than_are_remembered_change_nothing(
+    arrived: Sequence[Arrival], monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = GraphDriver(graph_of(EXPECTED))
     plain.feed("events", [event(*each) for each in arrived])
     monkeypatch.setattr(silence, "GAPS_MAX", 1)
