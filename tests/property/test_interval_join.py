@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millpy.limits import Limits
@@ -220,6 +220,10 @@ bounds = st.tuples(st.integers(-4, 12), st.integers(-4, 12)).filter(lambda pair:
 hows = st.sampled_from(["inner", "left", "full"])
 
 
+LOSES_ONE_MATCH_OF_TWO = [(RIGHT, "a", 10, 1), (LEFT, "a", 10, 1), (RIGHT, "a", 10, 1), (RIGHT, "a", 10, 0)]
+"""The left row has a second match in a bundle of its own; then the first match is retracted."""
+
+
 def events_of(drawn: Sequence[tuple[int, str, int, int]], *, retract: bool = False) -> list[Event]:
     found: list[Event] = []
     for number, (side, key, at, which) in enumerate(drawn):
@@ -312,6 +316,7 @@ def test_rows_that_are_not_joined_yet_survive_a_restart(
 
 
 @settings(max_examples=100, deadline=None)
+@example(LOSES_ONE_MATCH_OF_TWO, ["cut", "cut", "restart"], (0, 0), "left")
 @given(drawn_events, cuts, bounds, hows)
 def test_a_retraction_takes_back_what_was_joined(
     drawn: Any, drawn_cuts: Any, within: tuple[int, int], how: How
