@@ -10,7 +10,7 @@ import pytest
 from millpy import Count, Max, SessionWindows, Sum
 from millpy.limits import Limits
 from millpy.model.record import RecordType
-from millpy.model.stored_windows import ClosedKind
+from millpy.model.stored_windows import ClosedKind, EndedSessions
 from millpy.model.time import INSTANT_MAX
 from millpy.windowing import unfired_sessions
 from millpy.windowing.logic import WindowedLogic
@@ -471,3 +471,25 @@ def test_what_has_left_keeps_no_accumulators_in_a_queue() -> None:
     left = [session for session in queued if not session.alive]
     assert len(left) > KEYS // 2, "a queue keeps some"
     assert {len(session.pane.values) for session in left} == {0}
+
+
+def test_a_pass_over_expired_sessions_is_not_followed_by_one_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = driver(allowed=10_000, sessions=1)
+    subject.max_disorder = 100_000
+    for at in (1, 8_000):
+        subject.feed([(Reading(f"k{n}", 1), at) for n in range(30)])
+        fed_until_done(subject, at + 1_000)
+        subject.fold()
+        subject.feed([])
+    passes, ask = 0, subject.query_windows
+
+    def counted(folded: int, query: Any) -> Any:
+        nonlocal passes
+        passes += isinstance(query, EndedSessions)
+        return ask(folded, query)
+
+    monkeypatch.setattr(subject, "query_windows", counted)
+    for watermark in range(15_000, 15_010):
+        fed_until_done(subject, watermark)
+
+    assert passes == 1, "those of the first half have gone, and none of the others is due"
