@@ -192,6 +192,18 @@ def test_record_from_the_future_does_not_advance_the_dedupe_clock() -> None:
     assert counts(result) == {"injected": 3, "accepted": 1, "duplicate": 1, "dead_lettered": 1}
 
 
+def test_a_tolerated_record_from_the_future_does_not_advance_the_dedupe_clock_past_its_arrival() -> None:
+    dedupe = Dedupe("id", within=minutes(1), time="s", unit="s")
+    times = EventTime("s", unit="s", max_disorder=minutes(60), future_tolerance=minutes(10))
+    record_type = RecordType(msgspec.defstruct("R", [("id", int), ("s", int)]))
+    intake = an_intake(dedupe=dedupe, event_time=times, record_type=record_type)
+    step(intake, (1, 950), (2, 1_500))
+
+    again = step(intake, (1, 950))
+
+    assert counts(again) == {"injected": 3, "accepted": 2, "duplicate": 1, "dead_lettered": 0}
+
+
 def test_out_of_order_record_of_a_sorted_source_is_dead_lettered() -> None:
     intake = an_intake(event_time=EventTime("s", unit="s", sorted=True))
 
