@@ -127,6 +127,13 @@ class OutboxDrain:
 
     # -- called by the worker -------------------------------------------------------------------------------------
 
+    def agrees(self, grant: Grant, state: OutboxState) -> bool:
+        """Tell whether the store still has all that it had stored of this outbox, by a state read under a grant."""
+        if grant == self.grant:  # reports may have changed the store since it was read
+            return True
+        has_all = state.head >= self.waiting.head and state.delivered >= self._recorded
+        return has_all and self.refused.agree(state.refused)
+
     def regrant(self, grant: Grant, state: OutboxState) -> None:
         """Continue under another grant of the same worker, after a commit whose outcome was not known."""
         if grant != self.grant:  # under the same one nothing was committed

@@ -77,8 +77,11 @@ class OutboxDrains:
         self._announced: dict[int, bool] = {}
         self._reporter: asyncio.Task[None] | None = None
 
-    def open(self, grant: Grant, plan: ComputationPlan, state: OutboxState) -> None:
+    async def open(self, grant: Grant, plan: ComputationPlan, state: OutboxState) -> None:
         """Begin to deliver the messages of an interval, or continue under another grant of this worker.
+
+        After a failover that has lost commits, a drain knows messages that the store lacks: it ends, and another one
+        begins with what is stored.
 
         Raises:
             ConfigError: the sink cannot run here.
@@ -86,9 +89,12 @@ class OutboxDrains:
         if plan.sink is None:
             return
         known = self._drains.get(grant.interval_id)
-        if known is not None:
+        if known is not None and known.agrees(grant, state):
             known.regrant(grant, state)
             return
+        if known is not None:
+            log.warning("sink %s: the database has lost commits; beginning again with what it has", plan.name)
+            await self._close([grant.interval_id])
         deployed = next(interval for interval in plan.intervals if interval.interval_id == grant.interval_id)
         setup = SinkSetup(
             graph=self._plan.permanent_name,

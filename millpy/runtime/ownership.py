@@ -304,7 +304,7 @@ class OwnedIntervals:
             # Millions of open windows take minutes; meanwhile the process must answer and react to signals.
             loop, recovered = asyncio.get_running_loop(), replace(found.recovered, dedupe_runs=runs)
             interval.stage = await loop.run_in_executor(self._context.thread, plan.stage.open, recovered)
-            self._context.drains.open(grant, plan, found.recovered.outbox)
+            await self._context.drains.open(grant, plan, found.recovered.outbox)
         return interval
 
     def _setup(self, node: InjectorNode, deployed: DeployedInterval, intake: Intake) -> SourceSetup:

@@ -270,6 +270,11 @@ class RefusedMessages:
                 waiting.parked, waiting.settling = False, False
                 waiting.attempts, waiting.why, waiting.retry_at = 0, "", 0.0
 
+    def agree(self, stored: Iterable[RefusedMessage]) -> bool:
+        """Tell whether just these messages are stored, leaving those out whose last change is not known to be."""
+        unsure = self.changes.keys() | {waiting.position for waiting in self._places.values() if waiting.settling}
+        return self._places.keys() - unsure == {found.position for found in stored} - unsure
+
     def reconcile(self, stored: Iterable[RefusedMessage]) -> None:
         """Find out what a commit of unknown outcome has settled, by what is stored now."""
         kept = {found.position: found for found in stored}
