@@ -43,5 +43,5 @@ class EventQueue:
         try:
             await self._store.record_events(self._graph_id, events)
         except TransientError:
-            self._waiting.extendleft(reversed(events))
+            self._waiting = deque([*events, *self._waiting], EVENTS_MAX)
             raise
