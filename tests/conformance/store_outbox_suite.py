@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from millpy.errors import CursorGapError, RequestWithdrawnError, StaleSequencerError
-from millpy.model.checkpoint import DeadLetter, OutboxState, RefusedMessage, Settlement
+from millpy.model.checkpoint import DeadLetter, Kind, LateRows, OutboxState, RefusedMessage, Settlement
 from millpy.model.deployment import DeployedInterval
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.sinks.messages import SinkMessages
 from millpy.store.protocol import SinkReport
-from tests.conformance.store_builders import Owner, World
+from tests.conformance.store_builders import Owner, World, a_graph, entries
+from tests.conformance.store_request_suite import people
 
 LETTER = DeadLetter("refused", "no", b"{}", "readings", "sums", event_time=7, key=b'"a"')
 
@@ -150,3 +151,24 @@ class OutboxSuite:
         assert not await owner.store.finished(world.deployment.graph_id)
         await owner.store.record_delivered([report(owner, interval, 5, accepted=(1,))])
         assert await owner.store.finished(world.deployment.graph_id)
+
+    async def test_a_graph_finishes_whatever_another_one_still_has_to_do(self, world: World) -> None:
+        owner, deployed = await world.owner(), await world.store.deploy(a_graph("other"))
+        other, interval = Owner(world.store, deployed), world.sums[0]
+        await other.register()
+        await other.claim()
+        parked = entries(Kind.PARKED, "key", ("d", {"ticket": 3, "parked_at": 0}))
+        late = LateRows("readings", "sums", [b'"d"'], [b"{}"], [1], [2], [0], [60])
+        await owner.commit(
+            owner.checkpoint(world.a, dead_letters=[LETTER]),
+            owner.checkpoint(interval, late=[late], delta=(parked,), outbox=messages(0, 5).encode()),
+        )
+        await owner.store.record_delivered([report(owner, interval, 3, refused(1))])
+        assert await people(world).replay("dead_letters", 1)
+        assert await people(world).replay("late_records", 1)
+        await people(world).release("sums", interval.interval_id, "d", 3)
+
+        end = {"input_watermark": INSTANT_MAX, "low_watermark": INSTANT_MAX}
+        await other.commit(*(other.checkpoint(each, **end) for each in deployed.intervals))
+
+        assert await other.store.finished(deployed.graph_id)

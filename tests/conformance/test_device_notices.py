@@ -33,10 +33,12 @@ async def test_notices_of_a_minute_are_one_event_of_their_commit(owner: Owner, d
     await commit(alarms, Notice("devices_silent", 2, ["a", "b\x00"]), Notice("devices_back", 1, ["a"]))
     await commit(alarms, Notice("devices_silent", 12, ["a", *map(str, range(9))]))
     await commit(sums, Notice("devices_silent", 1, ["z"]))
+    await commit(sums, Notice("devices_silent", 1, ["y"]), Notice("devices_back", 1, ["z"]))  # adds to one event only
     assert sorted(told(database_url)) == [
         "1 device of alarms is back: a",
-        "1 device of sums is silent: z",
+        "1 device of sums is back: z",
         "14 devices of alarms are silent: a, b\ufffd, 0, 1, 2, 3, 4, 5, 6, 7 and 4 more",
+        "2 devices of sums are silent: z, y",
     ]
 
     with psycopg.connect(database_url, autocommit=True) as connection:  # a minute passes
@@ -44,7 +46,7 @@ async def test_notices_of_a_minute_are_one_event_of_their_commit(owner: Owner, d
     await commit(alarms, Notice("devices_silent", 1, ["late"]))
 
     assert told(database_url)[-1] == "1 device of alarms is silent: late"
-    assert len(told(database_url)) == 4
+    assert len(told(database_url)) == 5
 
 
 CELLS = """

@@ -95,6 +95,15 @@ MUTANTS = [
         line=REFUSALS,
     ),
     Mutant(
+        DRAIN,
+        "        if grant == self.grant:  # reports may have changed the store since it was read\n            return True\n",
+        "        return True\n",
+        killers=(
+            "tests/unit/runtime/test_outbox_drains.py::"
+            "test_a_message_that_a_failover_has_lost_is_not_sent_in_place_of_another",
+        ),
+    ),
+    Mutant(
         "millpy/store/sql/outbox.sql",
         "UPDATE mill.refused_messages AS r SET parked = false, attempts = 0, why = ''",
         "UPDATE mill.refused_messages AS r SET attempts = 0, why = ''",
