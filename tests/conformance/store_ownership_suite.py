@@ -221,6 +221,9 @@ class OwnershipSuite:
         old = await world.owner(world.a)
         assert await old.store.heartbeat(old.worker_id, 2 * LEASE_S + 30), "as if the clock had been ahead"
 
+        ownership = await old.store.ownership(world.deployment.graph_id)
+        assert ownership.workers == (), "it would get a share"
+        assert not any(interval.live for interval in ownership.intervals), "no worker would claim its intervals"
         new = await world.owner(world.a)
 
         assert new.grants[world.a.interval_id].sequencer > old.grants[world.a.interval_id].sequencer

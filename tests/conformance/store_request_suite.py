@@ -164,6 +164,13 @@ class RequestSuite:
         requests = await asked(owner, world)
         assert [request.into_window and request.window and request.window.end for request in requests] == [60, 90, 61]
 
+        strays = [
+            LateRows("readings", "sums", [b'"d"'], [b"{}"], [at], [2], [200], [260], input=place)
+            for place, at in ((0, 1), (1, 2))
+        ]
+        await owner.commit(owner.checkpoint(world.sums[0], late=strays))
+        assert len(await asked(owner, world)) == len(requests), "a record of another input or time is another one"
+
     @pytest.mark.parametrize("of_stage", [False, True], ids=["of the source", "of the stage itself"])
     async def test_late_record_that_equals_an_expected_one_in_time_is_not_requested(
         self, world: World, of_stage: bool

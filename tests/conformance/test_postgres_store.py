@@ -153,3 +153,16 @@ async def test_bounded_polls_read_each_segment_once(
         assert found == sorted(each for each in stored if after < each[0] <= upto)
         after, polls = upto, polls + 1
     assert polls > 2
+
+
+async def test_workers_are_forgotten_that_own_nothing_and_are_gone_for_an_hour(world: World, database_url: str) -> None:
+    """Of one that is frozen in a commit, the next owner still finds the backend."""
+    owns, gone, recent = await world.owner(world.a), await world.worker(), await world.worker()
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        for worker, minutes in ((owns, 61), (gone, 61), (recent, 59)):
+            ended = f"UPDATE mill.workers SET lease_deadline = clock_timestamp() - interval '{minutes} minutes'"
+            connection.execute(f"{ended} WHERE worker_id = %s", [worker.worker_id])
+        new = await world.worker()
+        known = {row[0] for row in connection.execute("SELECT worker_id FROM mill.workers")}
+
+    assert known == {owns.worker_id, recent.worker_id, new.worker_id}

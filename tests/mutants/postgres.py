@@ -135,6 +135,13 @@ MUTANTS += [
            "", "test_graph_with_a_request_has_not_finished"),
     _store("millpy/store/sql/retention.sql", "FROM mill.late_records AS l WHERE l.interval_id = i.interval_id AND l.state",
            "FROM mill.late_records AS l WHERE l.state", "test_a_graph_finishes_whatever_another_one_still_has_to_do"),
+    _store(COMMIT, "AND e.input = x.input AND", "AND",
+           "test_expected_record_that_comes_too_late_is_requested_once_for_each_window"),
+    _store(OWNERSHIP, "AND w.lease_deadline <= clock_timestamp() + 2 * make_interval(secs => w.lease_s), false),", ", false),",
+           "test_a_lease_from_before_the_clock_was_set_back_does_not_block_others"),
+    Mutant(OWNERSHIP, "   AND NOT EXISTS (SELECT FROM mill.intervals AS i WHERE i.worker_id = w.worker_id);", ";",
+           ("tests/conformance/test_postgres_store.py::"
+            "test_workers_are_forgotten_that_own_nothing_and_are_gone_for_an_hour",)),
     Mutant(COMMIT, "WHERE (a.interval_id, a.kind) = (t.interval_id, t.kind)", "WHERE a.interval_id = t.interval_id",
            ("tests/conformance/test_device_notices.py::test_notices_of_a_minute_are_one_event_of_their_commit",)),
     _store("millpy/store/sql/replay.sql", "AND l.interval_id = e.interval_id AND l.state = 'requested'", "AND l.interval_id = e.interval_id",
