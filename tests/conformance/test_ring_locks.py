@@ -70,6 +70,25 @@ async def test_the_slot_in_use_is_not_emptied(owner: Owner, database_url: str) -
     await commit_a_cell(owner, 2)
 
 
+@pytest.mark.parametrize(
+    ("age_s", "epoch_bytes", "turns"),
+    [(0, 1_000_000, False), (61, 1_000_000, True), (-30, 1_000_000, True), (0, 1, True)],
+    ids=["new", "old", "of before the clock was set back", "large"],
+)
+async def test_a_ring_turns_by_age_or_size_also_after_the_clock_was_set_back(
+    owner: Owner, database_url: str, age_s: int, epoch_bytes: int, turns: bool
+) -> None:
+    """Else the data of all graphs would wait for the clock to catch up before any of it is freed."""
+    await commit_a_cell(owner, 1)
+    async with await psycopg.AsyncConnection.connect(database_url, autocommit=True) as user:
+        began = "clock_timestamp() - make_interval(secs => %s)"
+        await user.execute(f"UPDATE mill.epochs SET started_at = {began} WHERE state = 'current'", [age_s])
+        await owner.store.turn_rings(epoch_s=60.0, epoch_bytes=epoch_bytes)
+        found = await user.execute("SELECT ring FROM mill.epochs WHERE state = 'filled'")
+
+        assert [row[0] for row in await found.fetchall()] == (["deltas"] if turns else [])
+
+
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
 async def test_emptying_spares_what_was_committed_while_it_waited(
     owner: Owner, database_url: str, monkeypatch: pytest.MonkeyPatch, isolation: str

@@ -135,6 +135,9 @@ MUTANTS += [
            "", "test_graph_with_a_request_has_not_finished"),
     _store("millpy/store/sql/retention.sql", "FROM mill.late_records AS l WHERE l.interval_id = i.interval_id AND l.state",
            "FROM mill.late_records AS l WHERE l.state", "test_a_graph_finishes_whatever_another_one_still_has_to_do"),
+    Mutant(FUNCTIONS, "\n                        AND turned.started_at <= clock_timestamp()) THEN", ") THEN",
+           ("tests/conformance/test_ring_locks.py::"
+            "test_a_ring_turns_by_age_or_size_also_after_the_clock_was_set_back",)),
     _store(COMMIT, "AND e.input = x.input AND", "AND",
            "test_expected_record_that_comes_too_late_is_requested_once_for_each_window"),
     _store(OWNERSHIP, "AND w.lease_deadline <= clock_timestamp() + 2 * make_interval(secs => w.lease_s), false),", ", false),",
