@@ -193,6 +193,20 @@ class RequestSuite:
         assert (await people(world).standing("late_records", 1))[0] == "open"
         assert await asked(owner, world) == []
 
+    async def test_expected_record_of_the_step_itself_is_requested_in_the_same_commit(self, world: World) -> None:
+        owner, step = await world.owner(), world.sums[0]
+        await owner.commit(owner.checkpoint(step, dead_letters=[LETTER]))
+        await people(world).replay("dead_letters", 1)
+        ids = [step.interval_id]
+        (letter,) = (await owner.store.read_requests(ids, records_max=9, bytes_max=10_000)).requests
+        late = LateRows("readings", "sums", [b'"d"'], [b"{}"], [1], [2], [0], [60], input=1)
+        expected = [ExpectedRecord(1, "sums", 1, 1, b"{}")]
+
+        replayed = owner.checkpoint(step, outcomes=[RequestOutcome(letter)], expected=expected, late=[late])
+        await owner.commit(replayed)
+
+        assert (await people(world).standing("late_records", 1))[0] == "requested"
+
     async def test_request_for_a_late_record_is_fulfilled_too(self, world: World) -> None:
         owner = await world.owner()
         await owner.commit(owner.checkpoint(world.sums[0], late=[LATE]))
