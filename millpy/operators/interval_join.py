@@ -13,8 +13,8 @@ which records are late, and on nothing else of their order. A record is late onc
 A turn joins a bounded number of records. What is left is joined in the next turns, and holds the watermark meanwhile. A
 retraction takes back the joined records of its record; both are gone without a trace if the record was not joined yet.
 
-What is buffered is logged like dedupe ids (`join_log.py`): a bundle appends what it changes, and the log expires with
-the watermark.
+What is buffered is logged like dedupe ids (`store/join_log.py`): a bundle appends what it changes, and the log
+expires with the watermark.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from millpy.model.record import Records, RecordType, concat, retractions_of
 from millpy.model.stage import InputBundle, ResidentInterval, Stage, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, microseconds
 from millpy.operators.join_keys import JoinKeys, NoRoom
-from millpy.operators.join_log import Piece, PieceKind, matches_piece, pieces_of, records_piece, removed_piece
 from millpy.operators.join_output import How, OutputType
 from millpy.operators.join_pairs import (
     Candidates,
@@ -51,6 +50,7 @@ from millpy.operators.join_reach import LEFT, RIGHT, Reach
 from millpy.operators.join_refusals import JoinRefusals
 from millpy.operators.join_rows import BufferedSide, Integers, Rows, joined_rows, row_bytes
 from millpy.operators.outputs import outlets_of
+from millpy.store.join_log import Piece, PieceKind, matches_piece, pieces_of, records_piece, removed_piece
 
 REASON = "join"
 """The reason of dead letters for which a join has no room."""

@@ -1,23 +1,37 @@
-"""What is stored of windows after an addition was taken back is read as before it."""
+"""What is stored after an addition was taken back is read as before it."""
 
 from __future__ import annotations
 
 import msgspec
 
 from millpy import Count, EventTime, File, FixedWindows, Graph, Sum, minutes, seconds
+from millpy.limits import Limits
 from millpy.model.checkpoint import Kind
 from millpy.model.deployment import GraphSpec
 from millpy.model.stage import StoredInterval
 from millpy.model.stored_windows import ClosedKind
 from millpy.model.time import Instant
+from millpy.process.assembly import deploy, run_worker
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, contents, entries
+from tests.crash.graph_files import rows
+from tests.crash.test_versions import fed
+from tests.feed import Feed
+
+LIMITS = Limits(progress_every_s=0.02, lease_ttl_s=1)
 
 
 class Reading(msgspec.Struct):
     device: str
     at: int
     value: int
+
+
+class ReadingMore(msgspec.Struct):
+    device: str
+    at: int
+    value: int
+    unit: str = "mm"
 
 
 def spec_of(**more: Sum) -> GraphSpec:
@@ -53,3 +67,30 @@ async def test_panes_that_wait_are_read_after_an_aggregate_was_taken_back(databa
         of_b = ("window", "", '"b"', "0/60")
         assert part == {of_b: ({"values": [1], "firing": {"waits": True}}, 60)}
         assert whole == {**part, ("window", "", '"a"', "0/60"): ({"values": [2]}, 60)}
+
+
+def changes_of(feed: Feed, schema: type) -> Graph:
+    graph = Graph("factory")
+    time = EventTime("at", unit="s", max_disorder=seconds(60))
+    keyed = graph.inject("readings", feed, schema=schema, event_time=time).key_by("device")
+    keyed.changes("value", name="changed").to_table("changed")
+    return graph
+
+
+async def test_records_that_wait_for_their_turn_lose_a_field_that_was_taken_back(database_url: str) -> None:
+    feed = Feed()
+    feed.push(*(b'{"device":"d","at":%d,"value":%d}' % (at, at) for at in range(3)))
+    await fed(database_url, changes_of(feed, Reading), feed, LIMITS)
+    feed.push(*(b'{"device":"d","at":%d,"value":%d,"unit":"km"}' % (at, at) for at in range(3, 6)))
+    await fed(database_url, changes_of(feed, ReadingMore), feed, LIMITS)
+
+    await deploy(changes_of(feed, Reading), database_url, back=True)
+    feed.push(*(b'{"device":"d","at":%d,"value":%d}' % (at, at) for at in range(6, 9)))
+    await fed(database_url, changes_of(feed, Reading), feed, LIMITS)
+    await deploy(changes_of(feed, ReadingMore), database_url)
+    feed.push(b'{"device":"d","at":9,"value":9,"unit":"km"}')
+    feed.end()
+    await run_worker(changes_of(feed, ReadingMore), database_url, limits=LIMITS)
+
+    found = rows(database_url, "SELECT value, unit FROM factory.changed ORDER BY value")
+    assert found == [*((value, "mm") for value in range(9)), (9, "km")]

@@ -74,6 +74,20 @@ SELECT g.slot, g.subscription_id, g.producer, g.seq, g.records, g.ends, g.checks
 UPDATE mill.segments SET ends = %(slice_ends)s, checksums = %(slice_checksums)s, payload = %(payload)s
  WHERE slot = %(slot)s AND subscription_id = %(subscription)s AND producer = %(producer)s AND seq = %(seq)s;
 
+-- name: read_join_logs
+-- Reads the logs of rows that consumers of a stream keep, in every slot; runs of ids have ids. Zero rows: nothing was
+-- written.
+SELECT r.slot, r.interval_id, r.bundle, r.times
+  FROM mill.dedupe_runs AS r JOIN mill.intervals AS i USING (interval_id)
+ WHERE i.graph_id = %(graph_id)s AND octet_length(r.ids) = 0 AND octet_length(r.times) > 0
+   AND EXISTS (SELECT FROM mill.subscriptions AS u JOIN mill.streams AS s USING (stream_id)
+                WHERE u.consumer_id = i.computation_id AND s.graph_id = %(graph_id)s AND s.name = %(stream)s);
+
+-- name: change_join_log
+-- Always one row.
+UPDATE mill.dedupe_runs SET times = %(log)s
+ WHERE slot = %(slot)s AND interval_id = %(interval)s AND bundle = %(bundle)s;
+
 -- name: read_consumers_of
 -- Reads the computations that consume a stream. Zero rows: the stream has no consumers.
 SELECT DISTINCT c.name FROM mill.subscriptions AS u JOIN mill.streams AS s USING (stream_id)

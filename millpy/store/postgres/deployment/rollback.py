@@ -20,6 +20,7 @@ from millpy.model.checkpoint import StoredSlice
 from millpy.model.deployment import GraphSpec
 from millpy.model.taking_back import aggregate_names, cell_names, column_names, field_names, lost_names
 from millpy.store.codec import without_fields
+from millpy.store.join_log import log_without_fields
 from millpy.store.postgres.arrays import Bigints
 from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.deployment.ddl import (
@@ -97,7 +98,7 @@ async def _folded(connection: Connection, graph_id: int, computation: str) -> li
 
 
 async def _shorten_records(connection: Connection, graph_id: int, stream: str, lost: Sequence[str], kept: int) -> None:
-    """Remove fields from records of a stream that are stored in segments, or parked."""
+    """Remove fields from records of a stream that are stored in segments, parked, or kept until it is their turn."""
     named = {"graph_id": graph_id, "stream": stream}
     for (consumer,) in await all_rows(connection, statement("read_consumers_of"), named):
         await _folded(connection, graph_id, consumer)
@@ -109,6 +110,13 @@ async def _shorten_records(connection: Connection, graph_id: int, stream: str, l
         while segments := await cursor.fetchmany(SEGMENTS_AT_A_TIME):
             for segment in segments:
                 await _shorten_segment(connection, segment, schema, kept)
+    async with connection.cursor("logs") as cursor:
+        await cursor.execute(statement("read_join_logs"), named)
+        while logs := await cursor.fetchmany(SEGMENTS_AT_A_TIME):
+            for slot, interval, bundle, log in logs:
+                shorter = {"slot": slot, "interval": interval, "bundle": bundle}
+                shorter["log"] = log_without_fields(log, schema, kept)
+                await connection.execute(statement("change_join_log"), shorter)
 
 
 async def _shorten_segment(connection: Connection, segment: Sequence[Any], schema: pa.Schema, kept: int) -> None:

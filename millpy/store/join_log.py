@@ -3,7 +3,7 @@
 A piece has a kind, a side, a number of rows, and the length of its content. A log is a sequence of pieces, so logs of
 several bundles may be concatenated.
 
-    records   numbers int64[n], a checksum, and the records as a slice (`store/codec.py`)
+    records   numbers int64[n], a checksum, and the records as a slice (`codec.py`)
     matches   numbers int64[n], match counts int64[n]: of a number that occurs several times the last one holds
     removed   numbers int64[n]: rows that have been retracted
 """
@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from millpy.errors import CorruptionError
+from millpy.model.checkpoint import StoredSlice
 from millpy.model.record import Records, RecordType
-from millpy.store.codec import decode_slice, encode_slice
+from millpy.store.codec import decode_slice, encode_slice, without_fields
 
 Integers = npt.NDArray[np.int64]
 _PIECE = struct.Struct("<BBxxIQ")
@@ -55,9 +57,7 @@ class Piece:
 
 def records_piece(side: int, numbers: Integers, records: Records) -> bytes:
     """Encode rows that a bundle has added."""
-    piece = encode_slice(records)
-    content = b"".join((numbers.astype("<i8").tobytes(), _CHECKSUM.pack(piece.checksum), piece.payload))
-    return _piece(PieceKind.RECORDS, side, len(numbers), content)
+    return _records_piece(side, numbers, encode_slice(records))
 
 
 def matches_piece(side: int, numbers: Integers, counts: Integers) -> bytes:
@@ -71,6 +71,11 @@ def removed_piece(side: int, numbers: Integers) -> bytes:
     return _piece(PieceKind.REMOVED, side, len(numbers), numbers.astype("<i8").tobytes())
 
 
+def _records_piece(side: int, numbers: Integers, piece: StoredSlice) -> bytes:
+    content = b"".join((numbers.astype("<i8").tobytes(), _CHECKSUM.pack(piece.checksum), piece.payload))
+    return _piece(PieceKind.RECORDS, side, len(numbers), content)
+
+
 def _piece(kind: PieceKind, side: int, count: int, content: bytes) -> bytes:
     return _PIECE.pack(kind, side, count, len(content)) + content
 
@@ -82,24 +87,53 @@ def pieces_of(log: bytes, types: Sequence[RecordType]) -> Iterator[Piece]:
         SegmentChecksumError: the records are not those that were written.
         CorruptionError: this is no log.
     """
+    for piece, stored in _stored_pieces(log):
+        if stored is None:
+            yield piece
+        else:
+            yield replace(piece, records=decode_slice(types[piece.side], stored.payload, stored.checksum))
+
+
+def log_without_fields(log: bytes, schema: pa.Schema, kept: int) -> bytes:
+    """Return a log whose records have only the first `kept` columns. `schema` begins with the columns that they have.
+
+    Raises:
+        SegmentChecksumError: the records are not those that were written.
+        CorruptionError: this is no log.
+    """
+    found = []
+    for piece, stored in _stored_pieces(log):
+        if stored is not None:
+            found.append(_records_piece(piece.side, piece.numbers, without_fields(stored, schema, kept)))
+        elif piece.counts is not None:
+            found.append(matches_piece(piece.side, piece.numbers, piece.counts))
+        else:
+            found.append(removed_piece(piece.side, piece.numbers))
+    return b"".join(found)
+
+
+def _stored_pieces(log: bytes) -> Iterator[tuple[Piece, StoredSlice | None]]:
+    """Return the pieces of a log without their records, which are beside them as stored.
+
+    Raises:
+        CorruptionError: this is no log.
+    """
     at = 0
     while at < len(log):
         try:
             kind, side, count, length = _PIECE.unpack_from(log, at)
             content = log[at + _PIECE.size : at + _PIECE.size + length]
-            numbers = np.frombuffer(content, "<i8", count).astype(np.int64)
-            kind = PieceKind(kind)
-            if kind is PieceKind.RECORDS:
+            piece = Piece(PieceKind(kind), side, np.frombuffer(content, "<i8", count).astype(np.int64))
+            stored = None
+            if piece.kind is PieceKind.RECORDS:
                 (checksum,) = _CHECKSUM.unpack_from(content, 8 * count)
-                records = decode_slice(types[side], content[8 * count + _CHECKSUM.size :], checksum)
-                yield Piece(kind, side, numbers, records=records)
-            elif kind is PieceKind.MATCHES:
-                yield Piece(kind, side, numbers, np.frombuffer(content, "<i8", count, 8 * count).astype(np.int64))
-            else:
-                yield Piece(kind, side, numbers)
+                stored = StoredSlice(count, content[8 * count + _CHECKSUM.size :], checksum)
+            elif piece.kind is PieceKind.MATCHES:
+                piece = replace(piece, counts=np.frombuffer(content, "<i8", count, 8 * count).astype(np.int64))
         except (struct.error, ValueError, IndexError) as error:
             raise CorruptionError(
                 f"the log of a join's rows cannot be decoded at byte {at}: {error}",
                 hint="the storage below PostgreSQL may be damaged: keep everything, and restore from a backup",
             ) from error
+        yield piece, stored
         at += _PIECE.size + length
