@@ -146,6 +146,33 @@ async def test_worker_role_cannot_run_an_undeployed_graph_and_gets_a_hint(roles:
     assert "millpy deploy" in refused.value.hint
 
 
+NO_OWNERS = ("REASSIGN OWNED BY millpy_owner TO millpy",)
+NO_GRANTS = (
+    *(f"REVOKE ALL ON SCHEMA {name} FROM millpy_worker, millpy_reader" for name in ("mill", "millpy", "plant")),
+    "REVOKE ALL ON ALL TABLES IN SCHEMA mill, millpy, plant FROM millpy_worker, millpy_reader",
+)
+
+
+@pytest.mark.parametrize("lost", [(), NO_OWNERS, NO_OWNERS + NO_GRANTS], ids=["", "no owners", "no owners and grants"])
+async def test_roles_have_their_rights_again_in_a_restored_database(
+    postgres: EmbeddedPostgres, roles: str, feed: Path, lost: tuple[str, ...]
+) -> None:
+    """A copy has what a dump has: the rights on the database are not in it."""
+    await deploy(roles, plant(feed))
+    with fresh_database(postgres, psycopg.conninfo.conninfo_to_dict(roles)["dbname"]) as name:
+        copy = postgres.url(name)
+        run(copy, *lost)
+        with pytest.raises(ConfigError, match="permission denied") as refused:
+            migrate(copy)
+        assert "--roles" in refused.value.hint
+
+        migrate(copy, "millpy")
+        await deploy(as_role(copy, "millpy_owner"), plant(feed))
+        await work(as_role(copy, "millpy_worker"), plant(feed))
+
+        assert dict(fetch(as_role(copy, "millpy_reader"), COUNTED)) == {f"d{n}": WINDOWS for n in range(DEVICES)}
+
+
 async def test_a_graph_with_a_new_source_partition_grows_under_the_worker_role(roles: str) -> None:
     async with PostgresStore(as_role(roles, "millpy_owner")) as store:
         await store.deploy(a_graph())

@@ -22,7 +22,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from millpy.config.database_url import unreadable_url_error
 from millpy.errors import ConfigError
-from millpy.store.postgres.deployment.roles import Roles, act_as_owner, create_roles, grant, read_roles
+from millpy.store.postgres.deployment.roles import Roles, act_as_owner, create_roles, grant, has_roles, read_roles
 from millpy.store.postgres.engine import make_engine
 from millpy.store.postgres.unreachable import is_standby, standby_error, unreachable_error
 from millpy.store.revision import HEAD, newer_database_error
@@ -93,10 +93,14 @@ def _migrate(url: str, role_prefix: str | None) -> MigrationResult:
     config.set_main_option("path_separator", "os")
     engine = _engine(url)
     progress.debug("connecting to the database")
+    had_roles = False
     try:
         with engine.begin() as connection:
             driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
             _refuse_encoding(driver)
+            had_roles = has_roles(driver)
+            if role_prefix is not None and had_roles:  # a dump lacks rights on the database, and may lack owners
+                create_roles(driver, Roles.named(role_prefix))
             act_as_owner(driver)
             progress.debug("waiting for other migrations to end")
             for statement in HOLD:
@@ -120,7 +124,10 @@ def _migrate(url: str, role_prefix: str | None) -> MigrationResult:
         raise
     except (sqlalchemy.exc.ProgrammingError, psycopg.errors.InsufficientPrivilege) as error:
         first, *_ = str(getattr(error, "orig", error)).splitlines()
-        raise ConfigError(f"cannot migrate the database: {first}", hint="run `millpy migrate` as the owner") from error
+        restored = "; after the restore of a dump, with --roles" if had_roles else ""
+        raise ConfigError(
+            f"cannot migrate the database: {first}", hint=f"run `millpy migrate` as the owner{restored}"
+        ) from error
     finally:
         engine.dispose()
 

@@ -76,8 +76,13 @@ class Roles:
 
 def act_as_owner(connection: Connection) -> None:
     """Take on the owner's role until the end of the transaction, if there are roles and this one may."""
-    if connection.execute("SELECT to_regclass('mill.roles')").fetchone() != (None,):
+    if has_roles(connection):
         connection.execute(statement("act_as_owner"))
+
+
+def has_roles(connection: Connection) -> bool:
+    """Tell whether the database can name roles: it was migrated."""
+    return connection.execute("SELECT to_regclass('mill.roles')").fetchone() != (None,)
 
 
 def read_roles(connection: Connection) -> Roles | None:
@@ -164,6 +169,8 @@ def grant(connection: Connection, roles: Roles) -> None:
                     reader=reader,
                 )
             )
+        dropped = sql.SQL("DROP POLICY IF EXISTS {} ON {}")  # a table whose grants are gone may have it
+        connection.execute(dropped.format(sql.Identifier(POLICY), both[0]))
         connection.execute(worker_policy(schema, table, roles))
 
 
