@@ -12,7 +12,7 @@ from millpy.graph import Graph
 from millpy.ingest.settings import EventTime
 from millpy.model.time import seconds
 from millpy.store.postgres.store import PostgresStore
-from millpy.windowing.aggregates.numeric import Count
+from millpy.windowing.aggregates.numeric import Count, Sum
 from millpy.windowing.window import FixedWindows
 from tests.feed import Feed
 
@@ -51,14 +51,14 @@ def fetch(url: str, query: str, **parameters: Any) -> list[tuple[Any, ...]]:
         return connection.execute(query, parameters).fetchall()  # type: ignore[call-overload, no-any-return]
 
 
-def graph() -> Graph:
+def graph(**more: Sum) -> Graph:
     made = Graph("factory")
     event_time = EventTime("at", unit="s", max_disorder=seconds(1))
     readings = made.inject("readings", Feed(), schema=Reading, event_time=event_time)
     seen = readings.deduplicate(["device", "at"], seconds(60), name="unique")
     seen.to_table("raw")
     keyed = readings.key_by("device").window(FixedWindows(seconds(10)), name="w", pane_info=True)
-    keyed.aggregate(n=Count()).to_table("per_ten_s", history=True)
+    keyed.aggregate(n=Count(), **more).to_table("per_ten_s", history=True)
     return made
 
 
@@ -73,3 +73,16 @@ async def test_result_tables_have_comments_and_an_index_on_time(database_url: st
 
     assert fetch(database_url, WITHOUT, schemas=["factory"]) == []
     assert fetch(database_url, INDEXES) == [("per_ten_s", "window_start"), ("raw", "event_time")]
+
+
+async def test_views_keep_their_comments_when_a_column_is_taken_back(database_url: str) -> None:
+    mine = "SELECT obj_description('factory.per_ten_s_live'::regclass)"
+    async with PostgresStore(database_url) as store:
+        await store.deploy(graph(total=Sum("at")).spec())
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            connection.execute("COMMENT ON VIEW factory.per_ten_s_live IS 'mine'")
+
+        await store.deploy(graph().spec(), on_purpose=True, back=True)
+
+    assert fetch(database_url, WITHOUT, schemas=["factory"]) == []
+    assert fetch(database_url, mine) == [("mine",)]

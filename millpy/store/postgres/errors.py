@@ -119,10 +119,10 @@ def translate(error: psycopg.Error) -> MillError:
             f"the database refuses these connection settings: {_line(error)}",
             hint="check the database, the user and the password in the database's URL",
         )
-    if state in ("42P07", "42710"):
+    if state in ("42P07", "42710", "42701"):
         return ConfigError(
             f"another object already has this name: {_line(error)}",
-            hint="rename the result table in the graph, or that object",
+            hint="rename the result table or its column in the graph, or that object",
         )
     if state in ("42P01", "42703", "42883", "3F000"):
         return ConfigError(

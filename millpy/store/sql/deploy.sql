@@ -226,6 +226,14 @@ SELECT a.attname FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
   JOIN pg_namespace AS n ON n.oid = c.relnamespace
  WHERE n.nspname = %(schema)s AND c.relname = %(relation)s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum;
 
+-- name: read_comments
+-- Reads the comments on relations of a graph, and those on their columns. Zero rows: there are none.
+SELECT c.relname, a.attname, d.description
+  FROM pg_description AS d JOIN pg_class AS c ON c.oid = d.objoid AND d.classoid = 'pg_class'::regclass
+  JOIN pg_namespace AS n ON n.oid = c.relnamespace
+  LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = d.objsubid AND d.objsubid > 0
+ WHERE n.nspname = %(schema)s AND c.relname = ANY (%(relations)s::text[]);
+
 -- name: insert_result_table
 -- Always one row.
 INSERT INTO mill.result_tables (graph_id, name, kind, computation_id, stream_id, key_columns, value_columns,

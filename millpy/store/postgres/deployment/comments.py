@@ -64,7 +64,7 @@ def table_comments(schema: str, table: TableSpec) -> sql.Composed:
     }
     for _, name, _ in relations:
         for column in ("emitted_at", "interval_id", "bundle", *added[name]):
-            lines.append(_comment(schema, name, column, _COLUMNS[column]))
+            lines.append(column_comment(schema, name, column, _COLUMNS[column]))
     return sql.SQL("; ").join(lines)
 
 
@@ -72,12 +72,12 @@ def column_comments(schema: str, table: TableSpec, columns: Sequence[str]) -> li
     """Compose the statements that comment on columns of a spec, in each of its relations that has them."""
     relations = [table.name, f"{table.name}_status", *([history_name(table.name)] if table.history else [])]
     texts = dict(_meanings(table))
-    comments = [_comment(schema, relation, column, texts[column]) for relation in relations for column in columns]
+    comments = [column_comment(schema, relation, column, texts[column]) for relation in relations for column in columns]
     if has_live_view(table):
         unread = unread_columns(table)
         for column in columns:
             text = f"{texts[column]}{' NULL in open windows: SQL cannot read it there.' if column in unread else ''}"
-            comments.append(_comment(schema, f"{table.name}_live", column, text))
+            comments.append(column_comment(schema, f"{table.name}_live", column, text))
     return comments
 
 
@@ -94,5 +94,11 @@ def _meanings(table: TableSpec) -> Iterator[tuple[str, str]]:
             yield column.name, "Aggregate of the records of the window."
 
 
-def _comment(schema: str, relation: str, column: str, text: str) -> sql.Composed:
+def view_comment(schema: str, view: str, text: str) -> sql.Composed:
+    """Compose the statement that comments on a view."""
+    return sql.SQL("COMMENT ON VIEW {} IS {}").format(sql.Identifier(schema, view), sql.Literal(text))
+
+
+def column_comment(schema: str, relation: str, column: str, text: str) -> sql.Composed:
+    """Compose the statement that comments on a column."""
     return sql.SQL("COMMENT ON COLUMN {} IS {}").format(sql.Identifier(schema, relation, column), sql.Literal(text))

@@ -23,6 +23,7 @@ from millpy.store.codec import without_fields
 from millpy.store.join_log import log_without_fields
 from millpy.store.postgres.arrays import Bigints
 from millpy.store.postgres.connection import Connection, all_rows
+from millpy.store.postgres.deployment.comments import column_comment, view_comment
 from millpy.store.postgres.deployment.ddl import (
     drop_tables,
     forget_intervals,
@@ -146,10 +147,12 @@ async def _shorten_segment(connection: Connection, segment: Sequence[Any], schem
 async def _drop_columns(
     connection: Connection, graph_id: int, schema: str, spec: GraphSpec, name: str, lost: Sequence[str]
 ) -> None:
-    """Drop columns of a result table. Its view is created again, with the same rights."""
+    """Drop columns of a result table. Its views are created again, with the same rights and comments."""
     table = next(table for table in spec.tables if table.name == name)
     view, live = f"{name}_status", f"{name}{ENDING}"
     rights = await read_rights(connection, schema, [view, live])
+    named = {"schema": schema, "relations": [view, live]}
+    comments = await all_rows(connection, statement("read_comments"), named)
     shown = await all_rows(connection, statement("read_columns"), {"schema": schema, "relation": view})
     kept = [row[0] for row in shown if row[0] not in lost]
     async with nothing_depends(f"column {', '.join(lost)} of result table {name!r}"):
@@ -162,6 +165,13 @@ async def _drop_columns(
     await connection.execute(status_view(schema, table, kept))
     if has_live_view(table):
         await connection.execute(live_view(schema, table, kept))
+    for relation, column, text in comments:
+        if column in lost or (relation == live and not has_live_view(table)):
+            continue
+        if column is None:
+            await connection.execute(view_comment(schema, relation, text))
+        else:
+            await connection.execute(column_comment(schema, relation, column, text))
     for relation, made in (await read_rights(connection, schema, [view, live])).items():
         wanted = rights.get(relation, made).on_columns(kept)
         await give_rights(connection, schema, relation, made, wanted, is_table=False)

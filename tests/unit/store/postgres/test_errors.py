@@ -60,6 +60,7 @@ def test_sqlstate_decides_the_reaction(sqlstate: str, expected: type[Exception])
         ("3F000", "a name is missing in the database"),
         ("42P07", "another object already has this name"),
         ("42710", "another object already has this name"),
+        ("42701", "another object already has this name"),
         ("42501", "missing rights"),
         ("42601", "the database rejects a statement"),
         ("42804", "the database rejects a statement"),
