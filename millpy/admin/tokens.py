@@ -26,7 +26,8 @@ SESSIONS_MAX = 20
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('mill.tokens'))"
 _AS_OWNER = """
 SELECT set_config('role', r.owner, true)
-  FROM mill.roles AS r WHERE r.owner <> current_user AND pg_has_role(current_user, r.owner, 'MEMBER')
+  FROM mill.roles AS r JOIN pg_roles AS o ON o.rolname = r.owner
+ WHERE o.rolname <> current_user AND pg_has_role(o.oid, 'MEMBER')
 """
 _FORGET = """
 DELETE FROM mill.tokens WHERE least(revoked_at, expires_at) < now() - interval '90 days' RETURNING 1
@@ -34,9 +35,11 @@ DELETE FROM mill.tokens WHERE least(revoked_at, expires_at) < now() - interval '
 _COUNT = "SELECT count(*) AS n FROM mill.tokens"
 _NAMED = "SELECT 1 FROM mill.tokens WHERE name = :name AND revoked_at IS NULL"
 _ROLE = """
-SELECT pg_has_role(coalesce((SELECT reader FROM mill.roles), session_user), rolname, 'MEMBER') AS may,
-       coalesce((SELECT reader FROM mill.roles), session_user) AS reader
-  FROM pg_roles WHERE rolname = :database_role
+SELECT pg_has_role(r.reader, p.rolname, 'MEMBER') AS may, r.reader
+  FROM pg_roles AS p
+ CROSS JOIN (SELECT coalesce((SELECT reader FROM mill.roles WHERE reader IN (SELECT rolname FROM pg_roles)),
+                             session_user) AS reader) AS r
+ WHERE p.rolname = :database_role
 """
 _CREATE = """
 INSERT INTO mill.tokens (name, hash, role, database_role, expires_at, created_by)

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from millpy import Count, EventTime, File, FixedWindows, Graph, days, seconds
+from millpy.admin import tokens
 from millpy.admin.queries import Admin
 from millpy.cli.app import app
 from millpy.embedded import EmbeddedPostgres
@@ -22,6 +23,7 @@ from millpy.errors import ConfigError
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
 from millpy.store.postgres.deployment.migrate import migrate
+from millpy.store.postgres.deployment.roles import Roles
 from millpy.store.postgres.results import COPY_ROWS_MIN
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import a_graph
@@ -171,6 +173,32 @@ async def test_roles_have_their_rights_again_in_a_restored_database(
         await work(as_role(copy, "millpy_worker"), plant(feed))
 
         assert dict(fetch(as_role(copy, "millpy_reader"), COUNTED)) == {f"d{n}": WINDOWS for n in range(DEVICES)}
+
+
+@pytest.fixture
+def renamed(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """A database whose roles were renamed, from old_ to new_."""
+    prefixes, kinds = ("old", "new"), ("owner", "worker", "reader")
+    with fresh_database(postgres) as name:
+        migrate(postgres.url(name), "old")
+        run(postgres.url(name), *(f"ALTER ROLE old_{kind} RENAME TO new_{kind}" for kind in kinds))
+        yield postgres.url(name)
+    run(postgres.url(), *(f"DROP ROLE IF EXISTS {prefix}_{kind}" for prefix in prefixes for kind in kinds))
+
+
+async def test_roles_may_be_renamed(renamed: str, feed: Path) -> None:
+    owner, worker = as_role(renamed, "new_owner"), as_role(renamed, "new_worker")
+    migrate(renamed)
+    await deploy(owner, plant(feed))
+    assert tokens.create(Admin(owner), "mine", tokens.Role.VIEWER)
+    await work(worker, plant(feed))
+
+    done = migrate(renamed, "new")
+
+    assert done.roles == Roles.named("new")
+    assert fetch(as_role(renamed, "new_reader"), "SELECT sum(n)::int FROM plant.counts") == [(DEVICES * WINDOWS,)]
+    policy = "SELECT count(*) FROM pg_policies WHERE policyname = 'millpy_worker' AND 'new_worker' = ANY (roles)"
+    assert fetch(renamed, policy) == [(1,)]
 
 
 async def test_a_graph_with_a_new_source_partition_grows_under_the_worker_role(roles: str) -> None:

@@ -2,20 +2,23 @@
 -- Takes on the owner's role for this transaction, so that the owner owns what it creates. Zero rows: there are no
 -- roles, or this role is the owner already or may not become it.
 SELECT set_config('role', r.owner, true)
-  FROM mill.roles AS r WHERE r.owner <> current_user AND pg_has_role(current_user, r.owner, 'MEMBER');
+  FROM mill.roles AS r JOIN pg_roles AS o ON o.rolname = r.owner
+ WHERE o.rolname <> current_user AND pg_has_role(o.oid, 'MEMBER');
 
 -- name: may_deploy
 -- Always one row.
 SELECT has_table_privilege('mill.graphs', 'INSERT') AS may, current_user::text AS role;
 
 -- name: read_roles
--- Zero rows: `millpy migrate --roles` has not run yet.
-SELECT owner, worker, reader FROM mill.roles;
+-- Zero rows: `millpy migrate --roles` has not run yet, or not since roles were renamed, or this is the copy of a database
+-- on a server without them.
+SELECT owner, worker, reader FROM mill.roles
+ WHERE (SELECT count(*) FROM pg_roles WHERE rolname IN (owner, worker, reader)) = 3;
 
 -- name: record_roles
 -- Always one row.
 INSERT INTO mill.roles (owner, worker, reader) VALUES (%(owner)s, %(worker)s, %(reader)s)
-ON CONFLICT (alone) DO NOTHING;
+ON CONFLICT (alone) DO UPDATE SET owner = excluded.owner, worker = excluded.worker, reader = excluded.reader;
 
 -- name: find_foreign
 -- Finds millpy's objects that belong to another role than the owner, schemas first. Zero rows: there are none.
@@ -43,14 +46,16 @@ SELECT kind, named FROM (
  ORDER BY place, named;
 
 -- name: find_ungranted
--- Finds result tables and histories that workers cannot write to, which are older than the roles, and whether they
--- have a view. Zero rows: there are none.
+-- Finds result tables and histories that workers cannot write to, or not under row-level security: they are older than
+-- the roles or their names; and whether they have a view. Zero rows: there are none.
 SELECT g.name AS schema, t.name AS table, t.has_view
   FROM (SELECT graph_id, name, true AS has_view FROM mill.result_tables
          UNION ALL SELECT graph_id, name || '_history', false FROM mill.result_tables WHERE history <> '') AS t
   JOIN mill.graphs AS g USING (graph_id)
  WHERE to_regclass(format('%%I.%%I', g.name, t.name)) IS NOT NULL
-   AND NOT has_table_privilege(%(worker)s, format('%%I.%%I', g.name, t.name), 'INSERT')
+   AND (NOT has_table_privilege(%(worker)s, format('%%I.%%I', g.name, t.name), 'INSERT')
+        OR NOT EXISTS (SELECT FROM pg_policies AS p
+                        WHERE (p.schemaname, p.tablename, p.policyname) = (g.name, t.name, %(policy)s)))
  ORDER BY 1, 2;
 
 -- name: find_functions_of_views

@@ -150,7 +150,8 @@ def grant(connection: Connection, roles: Roles) -> None:
     # A view runs its functions with its reader's rights.
     for (function,) in connection.execute(statement("find_functions_of_views")).fetchall():
         connection.execute(sql.SQL("GRANT EXECUTE ON FUNCTION {} TO {}").format(sql.SQL(function), reader))
-    for schema, table, has_view in connection.execute(statement("find_ungranted"), {"worker": roles.worker}).fetchall():
+    ungranted = {"worker": roles.worker, "policy": POLICY}
+    for schema, table, has_view in connection.execute(statement("find_ungranted"), ungranted).fetchall():
         live = sql.Identifier(schema, f"{table}_live")
         both = [sql.Identifier(schema, name) for name in (table, f"{table}_status")[: 1 + has_view]]
         if connection.execute("SELECT to_regclass(%s)", [live.as_string(connection)]).fetchone() != (None,):
