@@ -22,8 +22,9 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from datetime import datetime
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
-from millpy.errors import RefusedValueError, TimerError, UsageError
+from millpy.errors import GraphError, RefusedValueError, TimerError, UsageError
 from millpy.limits import KEY_BYTES_MAX
+from millpy.model.arguments import check_function
 from millpy.model.due_timers import DueTimers
 from millpy.model.keys import Key
 from millpy.model.lookup import LookupTable, TableRows, Tables
@@ -111,6 +112,14 @@ class Computation:
 
     immediate: ClassVar[bool] = False
     handles_retractions: ClassVar[bool] = False
+
+    def check(self) -> None:
+        """Raise GraphError for a class without `process_record`, or with callbacks that could not run."""
+        hint = "def process_record(self, context, record): ..."
+        if type(self).process_record is Computation.process_record:
+            raise GraphError(f"{type(self).__name__} defines no process_record", hint=hint)
+        check_function("process", self.process_record, hint, takes=2, awaits=True)
+        check_function("process", self.process_timer, hint.replace("record", "timer"), takes=2, awaits=True)
 
     def process_record(self, context: Context, record: Any) -> Awaitable[None] | None:
         """Process one record, whose key is `context.key`."""

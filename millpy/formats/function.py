@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from millpy.errors import GraphError
 from millpy.formats.message import Format, Message, Part, Reader, check_objects
 from millpy.formats.values import object_of
+from millpy.model.arguments import check_function
 from millpy.model.identity import Identity, identity_of_value
 from millpy.model.record import RecordType
 
@@ -31,10 +30,7 @@ class Decode(Format):
     function: Callable[[Message], Iterable[Any]]
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise GraphError(f"decode={self.function!r} is not a function", hint="decode=lambda message: [Reading(…)]")
-        if inspect.iscoroutinefunction(self.function) or inspect.isasyncgenfunction(self.function):
-            raise GraphError("decode= cannot await its function", hint="use a plain function that returns a list")
+        check_function("decode=", self.function, "decode=lambda message: [Reading(…)]", yields=True)
 
     @property
     def reads_lines(self) -> bool:

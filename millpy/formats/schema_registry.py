@@ -26,6 +26,7 @@ from millpy.clock import Clock, SystemClock
 from millpy.config.access import NO_LOGIN, Login, Tls, files_of
 from millpy.config.secrets import secret
 from millpy.errors import ConfigError
+from millpy.model.arguments import check_instance
 
 SCHEMAS_MAX = 1_000
 """The most schemas that are kept; and the most ids that the registry does not know."""
@@ -99,6 +100,9 @@ class SchemaRegistry:
     tls: Tls | None = None
 
     def __post_init__(self) -> None:
+        check_instance("login", self.login, Login, 'for example login=Login("me", "secret")')
+        if self.tls is not None:
+            check_instance("tls", self.tls, Tls, 'for example tls=Tls(ca="ca.pem")')
         if self.url is not None:
             _checked(self.url)
 

@@ -1,4 +1,4 @@
-"""Checks of the arguments of a graph: what a type checker would refuse is refused when the graph is built, too."""
+"""Checks of the arguments of a graph's methods: durations, and names of fields."""
 
 from __future__ import annotations
 
@@ -7,20 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 from millpy.errors import GraphError
+from millpy.model.arguments import check_instance
 from millpy.model.time import check_length
 
 COMPUTED = 'name a field, such as "device"; a computed value needs a map(…) before, to a class that has it as a field'
-
-
-def check_instance(what: str, given: object, kind: type, hint: str) -> None:
-    """Raise GraphError if an argument is not an instance of a class; `what` names it in the message."""
-    if isinstance(given, kind):
-        return
-    name = kind.__name__
-    if isinstance(given, type) and issubclass(given, kind):
-        raise GraphError(f"{what} is the class {given.__name__}, not an instance of it", hint=hint)
-    article = "an" if name[0] in "AEIOU" else "a"
-    raise GraphError(f"{what} is not {article} {name}: {given!r}", hint=hint)
 
 
 def check_not_negative(what: str, duration: Any, hint: str) -> None:

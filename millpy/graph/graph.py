@@ -15,7 +15,7 @@ import msgspec
 
 from millpy.computation import Computation
 from millpy.errors import GraphError
-from millpy.graph.arguments import check_instance, field_names
+from millpy.graph.arguments import field_names
 from millpy.graph.lookups import check_rows, check_tables
 from millpy.graph.names import RESERVED_SCHEMAS, checked_name
 from millpy.graph.nodes import FailurePolicy, InjectorNode, StageNode, WhenBehind
@@ -26,6 +26,7 @@ from millpy.graph.streams import KeyedStream, Stream
 from millpy.ingest.protocol import Source
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, Wait
 from millpy.limits import KEY_INTERVALS_DEFAULT
+from millpy.model.arguments import check_function, check_instance
 from millpy.model.deployment import GraphSpec, permanent_name
 from millpy.model.identity import canonical_json
 from millpy.model.record import RecordType
@@ -246,9 +247,10 @@ class Graph:
     def _check_inputs(self, computation: Computation, name: str, inputs: Sequence[KeyedStream]) -> None:
         """Raise GraphError for what is no Computation, or inputs that do not fit the graph and each other."""
         check_instance("the logic", computation, Computation, "class Spike(Computation): …; then process(Spike(), …)")
-        if not inputs:
-            raise GraphError(f"step {name!r} has no inputs")
+        computation.check()
         example = 'for example inputs=[readings.key_by("device")]'
+        if not inputs:
+            raise GraphError(f"step {name!r} has no inputs", hint=example)
         check_instance("inputs", inputs, Sequence, example)
         for keyed in inputs:
             check_instance(f"an input of {name!r}", keyed, KeyedStream, example)
@@ -274,6 +276,9 @@ class Graph:
         node = next((node for node in self.nodes if node.name == name and isinstance(node, StageNode)), None)
         if not (isinstance(node, StageNode) and isinstance(node.logic, ComputationLogic)):
             raise GraphError(f"cannot upgrade {name!r}: no Computation has that name", hint="name a step of process(…)")
+        check_function(
+            "upgrade", function, 'for example graph.upgrade("balance", lambda cells: {"total": cells["sum"]})'
+        )
         self.upgrades[name] = node.logic.upgrade(name, function)
 
     def archive_takes(self, *, when_behind: WhenBehind = "wait") -> None:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from millpy.errors import GraphError
+from millpy.graph.arguments import check_not_negative
 from millpy.graph.nodes import Input, StageNode
 from millpy.model.time import check_length, microseconds
 from millpy.operators.as_of_join import AsOfJoinLogic
@@ -102,9 +103,7 @@ def _check_join(
     if how not in hows:
         names = " or ".join(f'"{name}"' for name in hows)
         raise GraphError(f"unknown how={how!r} of a join", hint=f"use {names}; for a right join exchange the streams")
-    if allowed_lateness < timedelta(0):
-        raise GraphError("allowed_lateness must not be negative", hint="use zero or a positive duration")
-    check_length("allowed_lateness", allowed_lateness)
+    check_not_negative("allowed_lateness", allowed_lateness, "for example allowed_lateness=minutes(2)")
     if not isinstance(suffix, str) or not f"a{suffix}".isidentifier():
         raise GraphError(f"suffix={suffix!r} makes no field name", hint='for example suffix="_right"')
 

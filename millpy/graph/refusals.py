@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from millpy.errors import GraphError
 from millpy.graph.nodes import InjectorNode, Input, StageNode
+from millpy.model.keys import is_key_of
 from millpy.operators.stateless import Chain
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.composite_triggers import AfterWatermark
@@ -34,6 +35,21 @@ def refuse_windows(windows: object) -> None:
         )
     if isinstance(windows, WindowFunction):
         windows.check()
+
+
+def refuse_other_keys(windows: object, fields: Sequence[str], key_types: tuple[type, ...]) -> None:
+    """Refuse session gaps of keys that the stream cannot have: no record would have them.
+
+    Raises:
+        GraphError: there are such.
+    """
+    for key, _ in windows.by_key if isinstance(windows, SessionWindows) else ():
+        if not is_key_of(key, key_types):
+            names = ", ".join(f"{field}: {kind.__name__}" for field, kind in zip(fields, key_types, strict=True))
+            raise GraphError(
+                f"by_key= has a gap for {key!r}, which is no key ({names})",
+                hint="name keys as the stream has them; that of several fields is a tuple",
+            )
 
 
 def refuse_closing(windows: Windows, trigger: Trigger) -> None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from millpy.config.access import NO_LOGIN, Login, Tls
 from millpy.errors import GraphError
-from millpy.graph.arguments import check_instance, field_names
+from millpy.graph.arguments import field_names
 from millpy.graph.names import checked_name
 from millpy.graph.nodes import StageNode
 from millpy.graph.sql_types import sql_type
 from millpy.limits import KEY_INTERVALS_DEFAULT
+from millpy.model.arguments import check_instance
 from millpy.model.record import RecordType
 from millpy.sinks.kafka.topic import Compression, KafkaTopic, Partitioner
 from millpy.sinks.mqtt.topic import MqttTopic, Qos

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
@@ -11,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from millpy.errors import GraphError
+from millpy.model.arguments import check_function
 from millpy.model.record import RecordType
 from millpy.operators.map import FlatMap, Map
 from millpy.operators.stateless import Filter, Operator, Split
@@ -87,7 +87,9 @@ class StatelessOperators(Generic[T]):
             raise GraphError(
                 f"event_time={event_time!r} of a map is not a datetime field", hint="name a datetime field, or omit it"
             )
-        _check_function(function, "map")
+        check_function(
+            "map", function, "for example map(lambda reading: Celsius(reading.device, reading.value), Celsius)"
+        )
         return self._apply(
             Map(function, self._records(), made, columns=columns, event_time=event_time, immediate=immediate)
         )
@@ -109,7 +111,7 @@ class StatelessOperators(Generic[T]):
             columns: whether the function takes whole columns.
             immediate: whether the function only computes; see `Computation.immediate`.
         """
-        _check_function(function, "filter")
+        check_function("filter", function, "for example filter(lambda reading: reading.value > 0)")
         return self._apply(Filter(function, self._records(), columns=columns, immediate=immediate))
 
     @overload
@@ -173,7 +175,9 @@ class StatelessOperators(Generic[T]):
                 f"event_time={event_time!r} of a flat_map is not a datetime field",
                 hint="name a datetime field, or omit it",
             )
-        _check_function(function, "flat_map")
+        check_function(
+            "flat_map", function, "for example flat_map(lambda message: message.readings, Reading)", yields=True
+        )
         return self._apply(
             FlatMap(function, self._records(), made, columns=columns, event_time=event_time, immediate=immediate)
         )
@@ -208,11 +212,12 @@ class StatelessOperators(Generic[T]):
         Returns:
             The streams by name.
         """
-        if isinstance(into, str):
-            raise GraphError(f"into={into!r} is not a list of names", hint=f'for example into=["{into}", "others"]')
+        hint = f'for example into=["{into if isinstance(into, str) else "hot"}", "others"]'
+        if isinstance(into, str) or not isinstance(into, Sequence) or not all(isinstance(name, str) for name in into):
+            raise GraphError(f"into={into!r} is not a list of names", hint=hint)
         if not into or len(set(into)) < len(into):
-            raise GraphError(f"split needs at least one name, each once: into={list(into)}")
-        _check_function(function, "split")
+            raise GraphError(f"split needs at least one name, each once: into={list(into)}", hint=hint)
+        check_function("split", function, 'for example split(lambda reading: "hot", into=["hot"])')
         split = Split(function, self._records(), into, columns=columns, immediate=immediate)
         return {name: self._apply(split, split.branch(name)) for name in into}
 
@@ -221,12 +226,3 @@ class StatelessOperators(Generic[T]):
 
     def _apply(self, *operators: Operator) -> Stream[Any]:
         return cast("Stream", self).through(*operators)
-
-
-def _check_function(function: Callable[[Any], Any], what: str) -> None:
-    if not callable(function):
-        raise GraphError(f"{what} needs a function, not {function!r}")
-    if inspect.iscoroutinefunction(function):
-        raise GraphError(
-            f"{what} cannot await {function.__qualname__}", hint="use a plain function; a Computation may be async"
-        )

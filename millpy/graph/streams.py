@@ -11,7 +11,7 @@ import msgspec
 
 from millpy.computation import Computation
 from millpy.errors import GraphError
-from millpy.graph.arguments import check_instance, field_names
+from millpy.graph.arguments import field_names
 from millpy.graph.joins import Within, as_of_join_node, interval_join_node
 from millpy.graph.lookups import lookup_node
 from millpy.graph.names import checked_name
@@ -24,6 +24,7 @@ from millpy.graph.stateless import StatelessOperators, T, U
 from millpy.graph.top_n import TopOfPanes
 from millpy.graph.windowed import Windowing
 from millpy.limits import KEY_INTERVALS_DEFAULT
+from millpy.model.arguments import check_instance, is_whole
 from millpy.model.lookup import LookupTable
 from millpy.model.record import RecordType
 from millpy.model.retention import checked_retention
@@ -168,7 +169,7 @@ class Stream(StatelessOperators[T], TopOfPanes, SinkMethods):
         """
         if name:
             checked_name(name, "step")
-        fields = (key,) if isinstance(key, str) else tuple(key)
+        fields = field_names("key", key)
         inputs = self.key_by(*fields).inputs()
         read = LookupTable(table, row, key=table_key or fields, refresh=refresh)
         node, joined = lookup_node(name, inputs, read, missing=missing, suffix=suffix, intervals=intervals)
@@ -440,8 +441,8 @@ class KeyedStream(PerKeyTools, Windowing, Generic[T]):
                 f"the archive of {self.stream.name!r} needs a name", hint='for example archive("readings")'
             )
         checked_name(name := name or f"{self.stream.name}_archive", "archive")
-        if not 1 <= buckets <= 4096 or buckets & (buckets - 1):
-            raise GraphError(f"invalid number of buckets: {buckets}", hint="use a power of two from 1 to 4,096")
+        if not is_whole(buckets, 1, 4096) or buckets & (buckets - 1):
+            raise GraphError(f"invalid number of buckets: {buckets!r}", hint="use a power of two from 1 to 4,096")
         if taken := sorted(set(ADDED_COLUMNS) & set(self.stream.record_type.fields)):
             raise GraphError(f"field {taken[0]!r} is a column of every archive", hint="rename the field")
         inputs = self.inputs()

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from millpy.errors import GraphError
+from millpy.graph.arguments import field_names
 from millpy.graph.names import checked_name
 from millpy.graph.nodes import StageNode
 from millpy.graph.refusals import refuse_repeated_panes
 from millpy.limits import KEY_INTERVALS_DEFAULT
+from millpy.model.arguments import check_instance, is_whole
 from millpy.model.keys import key_text
 from millpy.model.record import column_name
 from millpy.windowing.accumulation import Accumulation
@@ -81,9 +83,11 @@ class TopOfPanes:
         stream = cast("Stream", self)
         checked_name(name, "step")
         step, logic = _windowed(stream)
-        if not 1 <= parts <= PARTS_MAX:
-            raise GraphError(f"parts={parts} of top_n is not between 1 and {PARTS_MAX:,}")
-        panes = _Panes(stream, step, logic, (per,) if isinstance(per, str) else tuple(per), by, parts)
+        if not is_whole(parts, 1, PARTS_MAX):
+            raise GraphError(f"parts={parts!r} of top_n is not a number from 1 to {PARTS_MAX:,}", hint="leave it out")
+        if trigger is not None:
+            check_instance("trigger", trigger, Trigger, "for example trigger=AfterWatermark(early=Every(seconds(10)))")
+        panes = _Panes(stream, step, logic, field_names("per", per), by, parts)
         if trigger is None:
             trigger = AfterWatermark(early=AfterCount(1)) if logic.trigger.per_pane else AFTER_WATERMARK
         repeat = step.retracts or logic.allowed_lateness > timedelta(0) or trigger.per_pane
@@ -132,7 +136,7 @@ class _Panes:
         self, stream: Stream, step: StageNode, logic: WindowedLogic, groups: Sequence[str], by: str, parts: int
     ) -> None:
         keys = [column_name(field) for field in step.inputs[0].fields]
-        if by not in logic.aggregates:
+        if not isinstance(by, str) or by not in logic.aggregates:
             raise GraphError(f"{step.name!r} has no aggregate {by!r}", hint=f"it has: {', '.join(logic.aggregates)}")
         if unknown := [field for field in groups if field not in keys]:
             raise GraphError(f"per={unknown[0]!r} is no field of the key", hint=f"the key has: {', '.join(keys)}")

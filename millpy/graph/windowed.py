@@ -8,17 +8,19 @@ from enum import Enum
 from typing import TYPE_CHECKING, cast
 
 from millpy.errors import GraphError
-from millpy.graph.arguments import check_instance, check_not_negative
+from millpy.graph.arguments import check_not_negative
 from millpy.graph.names import RESERVED_COLUMNS, checked_name
 from millpy.graph.nodes import StageNode
 from millpy.graph.refusals import (
     refuse_closing,
     refuse_endless,
+    refuse_other_keys,
     refuse_repeated_panes,
     refuse_retractions,
     refuse_windows,
 )
 from millpy.limits import KEY_INTERVALS_DEFAULT
+from millpy.model.arguments import check_instance
 from millpy.model.record import column_name
 from millpy.model.time import Instant, microseconds
 from millpy.windowing.accumulation import Accumulation
@@ -72,9 +74,9 @@ class Windowing:
             intervals: number of key intervals, the unit of ownership.
 
         Raises:
-            GraphError: the lateness is negative; the trigger is none for these windows; the window would wait for the
-                end of a source that does not end; the input has panes that repeat, which would count twice; or it has
-                retractions, and these windows cannot subtract them.
+            GraphError: the lateness is negative; a session gap is of no key that the stream has; the trigger is none
+                for these windows; the window would wait for the end of a source that does not end; the input has panes
+                that repeat, which would count twice; or it has retractions, and these windows cannot subtract them.
         """
         keyed = cast("KeyedStream", self)
         if name:
@@ -82,6 +84,7 @@ class Windowing:
         _check_member("accumulation", accumulation, Accumulation.RETRACTING)
         _check_member("timestamp_combiner", timestamp_combiner, TimestampCombiner.EARLIEST)
         refuse_windows(windows)
+        refuse_other_keys(windows, keyed.fields, keyed.key_types)
         refuse_endless(keyed.stream, windows, trigger)
         for route in keyed.stream.routes:
             refuse_repeated_panes(route.stream)

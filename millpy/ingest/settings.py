@@ -11,6 +11,7 @@ from typing import Literal
 
 from millpy.errors import GraphError, SchemaError
 from millpy.ingest.local_times import TimeFormat, TimeReader
+from millpy.model.arguments import is_number, is_whole
 from millpy.model.horizons import HORIZON
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
@@ -372,12 +373,11 @@ class ErrorRate:
     minimum: int = 100
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise GraphError(
-                f"ErrorRate: share must be from 0 to below 1, not {self.share}", hint="for example ErrorRate(share=0.5)"
-            )
-        if self.minimum < 1:
-            raise GraphError(f"ErrorRate: minimum must be at least 1, not {self.minimum}")
+        hint = "for example ErrorRate(share=0.5, minimum=100)"
+        if not is_number(self.share, 0, 1) or self.share == 1:
+            raise GraphError(f"ErrorRate: share must be from 0 to below 1, not {self.share!r}", hint=hint)
+        if not is_whole(self.minimum, 1):
+            raise GraphError(f"ErrorRate: minimum must be a number from 1, not {self.minimum!r}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

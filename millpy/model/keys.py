@@ -55,6 +55,17 @@ def key_hash(key: Key) -> KeyHash:
     return KeyHash(xxhash.xxh3_64_intdigest(canonical_bytes(key)) >> 32)
 
 
+def is_key_of(key: object, key_types: tuple[type, ...]) -> bool:
+    """Tell whether a value is a key of fields of these types; that of several fields is a tuple. A bool is no int."""
+    members = (key,) if len(key_types) == 1 else key
+    if not isinstance(members, tuple) or len(members) != len(key_types):
+        return False
+    return all(
+        isinstance(m, kind) and (kind is bool) == isinstance(m, bool)
+        for m, kind in zip(members, key_types, strict=True)
+    )
+
+
 def key_text(key: Key) -> bytes:
     """Encode a key as JSON, as `mill.keyed` stores it: `"dev-1"`, `7`, `["a", 3]`; UUIDs and bytes as text."""
     return msgspec.json.encode(key)

@@ -59,7 +59,10 @@ class Changes(Computation):
                 hint="omit by= and by_ratio=: any change passes",
             )
         if not (_is_amount(by) and (by_ratio is None or _is_amount(by_ratio))):
-            raise GraphError(f"by={by!r}, by_ratio={by_ratio!r} of changes: use finite numbers that are not negative")
+            raise GraphError(
+                f"by={by!r}, by_ratio={by_ratio!r} of changes: use finite numbers that are not negative",
+                hint="for example by=0.5, or by_ratio=0.05",
+            )
         if by and by_ratio is not None:
             raise GraphError("changes take by= or by_ratio=, not both", hint="by_ratio=0.05 is 5 % of the last value")
         if max_silence is not None:

@@ -91,8 +91,8 @@ class GapFilling(Computation):
                 f"limit={limit!r} is {limit // every:,} steps of every={every!r}, of at most {POINTS_MAX:,}",
                 hint="choose a shorter limit or longer steps",
             )
-        if not timedelta(0) <= offset < every:
-            raise GraphError(f"offset={offset!r} of fill_gaps must be from zero to every={every!r}")
+        if not isinstance(offset, timedelta) or not timedelta(0) <= offset < every:
+            raise GraphError(f"offset={offset!r} of fill_gaps must be from zero to every={every!r}", hint="seconds(30)")
         if method not in METHODS:
             raise GraphError(f"unknown method={method!r} of fill_gaps", hint='use "previous", "linear" or "null"')
         if not fields:

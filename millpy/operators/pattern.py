@@ -6,16 +6,16 @@ step before for which its condition is true; records in between are ignored (Fli
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal
 
 from millpy.errors import GraphError
+from millpy.model.arguments import check_function
 from millpy.model.identity import Identity, identity_of_value
 from millpy.model.identity_text import GraphPart
-from millpy.model.time import check_length
+from millpy.model.time import check_positive
 
 Condition = Callable[[Any], Any]
 AfterMatch = Literal["past_last", "to_next"]
@@ -75,7 +75,8 @@ class Pattern(GraphPart):
     steps: tuple[PatternStep, ...]
 
     def __init__(self, name: str, condition: Condition) -> None:
-        object.__setattr__(self, "steps", (_step(name, condition, None),))
+        _check(name, condition)
+        object.__setattr__(self, "steps", (PatternStep(name, condition),))
 
     def then(self, name: str, condition: Condition, *, within: timedelta) -> Pattern:
         """Add a step: the first record for which the condition is true, at most `within` after the step before.
@@ -147,19 +148,13 @@ class Pattern(GraphPart):
         return made
 
 
-def _step(name: str, condition: Condition, within: timedelta | None) -> PatternStep:
+def _step(name: str, condition: Condition, within: timedelta) -> PatternStep:
     _check(name, condition)
-    if within is not None:
-        if not isinstance(within, timedelta) or within <= timedelta(0):
-            raise GraphError(f"within={within!r} of step {name!r} is no positive duration", hint="within=minutes(5)")
-        check_length("within", within)
+    check_positive(f"within= of step {name!r}", within, "for example within=minutes(5)")
     return PatternStep(name, condition, within)
 
 
 def _check(name: str, condition: Condition) -> None:
     if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
         raise GraphError(f"invalid name of a step: {name!r}", hint='use a plain identifier such as "door"')
-    if not callable(condition):
-        raise GraphError(f"step {name!r} needs a function, not {condition!r}")
-    if inspect.iscoroutinefunction(condition):
-        raise GraphError(f"the condition of step {name!r} cannot await", hint="use a plain function")
+    check_function(f"step {name!r}", condition, 'for example Pattern("door", lambda event: event.kind == "door")')

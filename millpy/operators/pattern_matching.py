@@ -26,6 +26,7 @@ import msgspec
 
 from millpy.computation import Computation, Context, Value
 from millpy.errors import GraphError, RefusedValueError
+from millpy.model.arguments import is_whole
 from millpy.model.record import RecordType
 from millpy.model.time import YEARS_HI, Instant, microseconds, to_datetime
 from millpy.model.timer import Timer
@@ -71,8 +72,10 @@ class PatternMatching(Computation):
             )
         if after_match not in AFTER_MATCH:
             raise GraphError(f"unknown after_match={after_match!r}", hint='use "past_last" or "to_next"')
-        if not 1 <= partials_max <= PARTIALS_MAX:
-            raise GraphError(f"partials_max={partials_max} is not between 1 and {PARTIALS_MAX:,}")
+        if not is_whole(partials_max, 1, PARTIALS_MAX):
+            raise GraphError(
+                f"partials_max={partials_max!r} is not between 1 and {PARTIALS_MAX:,}", hint="leave it out for 100"
+            )
         self.pattern, self.after_match, self.partials_max = pattern, after_match, partials_max
         self._steps = pattern.steps
         self._within_us = [0 if step.within is None else microseconds(step.within) for step in pattern.steps]

@@ -410,7 +410,7 @@ def silence_of(after: timedelta, key: Mapping[str, type], devices: Sequence[Any]
         values = key_values(device)
         if len(values) != len(types) or not all(map(isinstance, values, types)):
             names = ", ".join(f"{field}: {kind.__name__}" for field, kind in key.items())
-            raise GraphError(f"devices= contains {device!r}, which is no key ({names})")
+            raise GraphError(f"devices= contains {device!r}, which is no key", hint=f"a key has {names}")
     try:
         texts = sorted({key_text(_key_of(device)) for device in devices})
     except UnicodeEncodeError as error:

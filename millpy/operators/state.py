@@ -338,10 +338,10 @@ def store_of(name: str, cell: Cell[Any]) -> Store:
         SchemaError: the cell's type or default cannot be stored as JSON, or the default differs each time.
     """
     types = (cell.key_type, cell.value_type) if isinstance(cell, MapCell) else (getattr(cell, "type"),)  # noqa: B009
-    for type_ in types:
-        if isinstance(msgspec.inspect.type_info(type_), msgspec.inspect.CustomType):
-            raise SchemaError(f"cell {name!r} cannot be stored: {type_!r} has no JSON form", hint="use a Struct")
     try:
+        for type_ in types:
+            if isinstance(msgspec.inspect.type_info(type_), msgspec.inspect.CustomType):
+                raise SchemaError(f"cell {name!r} cannot be stored: {type_!r} has no JSON form", hint="use a Struct")
         store = MapStore(name, cell) if isinstance(cell, MapCell) else ValueStore(name, cell)
         if isinstance(store, ValueStore) and encode_value(_default_of(cell)) != store.default:
             raise SchemaError(
@@ -350,7 +350,8 @@ def store_of(name: str, cell: Cell[Any]) -> Store:
             )
         return store
     except (TypeError, RefusedValueError) as error:
-        raise SchemaError(f"cell {name!r} cannot be stored: {error}") from error
+        hint = "for example Value(float, default=0.0), ListCell(str), MapCell(str, int)"
+        raise SchemaError(f"cell {name!r} cannot be stored: {error}", hint=hint) from error
 
 
 def _default_of(cell: Cell[Any]) -> Any:

@@ -50,7 +50,7 @@ class PaneRules:
                     f"{name}={value!r} is not a behavior", hint=f"for example {name}=FiringBehavior.ALWAYS"
                 )
         if not isinstance(self.pane_info, bool):
-            raise GraphError(f"pane_info={self.pane_info!r} is neither True nor False")
+            raise GraphError(f"pane_info={self.pane_info!r} is neither True nor False", hint="pane_info=True")
 
     @property
     def with_empty_panes(self) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from millpy.errors import GraphError
+from millpy.model.arguments import check_function
 from millpy.model.identity import Identity, identity_of_function
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.triggers import FiringMoment, Predicate, State, Trigger
@@ -32,11 +31,7 @@ class When(Trigger):
     predicate: Predicate
 
     def __post_init__(self) -> None:
-        hint = "for example When(lambda pane: pane.n >= 100)"
-        if not callable(self.predicate):
-            raise GraphError(f"When needs a function, not {self.predicate!r}", hint=hint)
-        if inspect.iscoroutinefunction(self.predicate):
-            raise GraphError(f"When cannot await {self.predicate.__qualname__}", hint="use a plain function")
+        check_function("When", self.predicate, "for example When(lambda pane: pane.n >= 100)")
 
     def identity(self) -> Identity:
         """Describe the trigger by the name of its function."""

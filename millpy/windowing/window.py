@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpy.errors import GraphError
+from millpy.model.arguments import check_instance
 from millpy.model.identity import Identity, identity_of_value
 from millpy.model.identity_text import GraphPart
 from millpy.model.keys import Key
@@ -200,6 +201,7 @@ class SessionWindows(GraphPart):
         max_length: timedelta | None = None,
         max_records: int | None = None,
     ) -> None:
+        check_instance("by_key", by_key or {}, Mapping, 'for example by_key={"slow": hours(2)}')
         gaps = tuple(sorted((by_key or {}).items(), key=repr))
         for one in (gap, *(other for _, other in gaps)):
             check_positive("the session gap", one, 'for example SessionWindows(minutes(30), by_key={"slow": hours(2)})')

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar, TypeAlias
 
 from millpy.errors import GraphError
+from millpy.model.arguments import check_function, is_whole
 from millpy.model.code_identity import code_digest
 from millpy.model.identity import Identity, identity_of_value
 from millpy.model.identity_text import GraphPart
@@ -18,6 +19,8 @@ from millpy.model.time import check_length, microseconds
 
 WINDOWS_PER_RECORD_MAX = 1_000
 """The most windows that a function may assign to a record."""
+
+_ASSIGN = "def assign(self, record, at, key): ..."
 
 Window: TypeAlias = tuple[datetime, datetime]
 """A window: start, and end, which is not in it."""
@@ -117,7 +120,9 @@ class WindowFunction(GraphPart):
         """
         name = type(self).__name__
         if type(self).assign is WindowFunction.assign:
-            raise GraphError(f"{name} does not define assign", hint="def assign(self, record, at, key): ...")
+            raise GraphError(f"{name} does not define assign", hint=_ASSIGN)
+        check_function("window", self.assign, _ASSIGN, takes=3, yields=True)
+        check_function("window", self.merge, "def merge(self, window, others): ...", takes=2, yields=True)
         longest: object = self.length_max
         if not isinstance(longest, timedelta) or longest <= timedelta(0):
             raise GraphError(
@@ -126,7 +131,7 @@ class WindowFunction(GraphPart):
             )
         check_length(f"{name}.length_max", self.length_max)
         count: object = self.windows_max
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= WINDOWS_PER_RECORD_MAX:
+        if not is_whole(count, 1, WINDOWS_PER_RECORD_MAX):
             raise GraphError(
                 f"{name}.windows_max must be a number from 1 to {WINDOWS_PER_RECORD_MAX:,}, not {count!r}",
                 hint="for example windows_max = 10",

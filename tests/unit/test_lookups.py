@@ -332,6 +332,8 @@ def test_rows_that_a_call_could_change_are_refused() -> None:
     class Careless(Computation):
         names = LookupTable("names", Mutable, key="name", refresh=seconds(5))
 
+        def process_record(self, context: Context, record: Any) -> None: ...
+
     with pytest.raises(GraphError, match="could be changed by a call"):
         alarming(Careless())
 

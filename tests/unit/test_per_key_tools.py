@@ -95,7 +95,7 @@ def test_a_tool_that_could_not_work_is_refused(add: Callable[[Any], Any], messag
         (lambda: DOOR.unless("reset", is_alarm), r"must follow a then\(…\)"),
         (lambda: DOOR.then("door", is_door, within=minutes(1)), "named after step 'door'"),
         (lambda: DOOR.then("door_at", is_door, within=minutes(1)), "named after step 'door_at'"),
-        (lambda: DOOR.then("alarm", is_alarm, within=seconds(0)), "is no positive duration"),
+        (lambda: DOOR.then("alarm", is_alarm, within=seconds(0)), "of step 'alarm' must be positive"),
         (
             lambda: DOOR.then_not("a", is_alarm, within=minutes(1)).then("b", is_door, within=minutes(1)),
             "the last step",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -12,25 +12,41 @@ import pytest
 from millpy import (
     AdvanceWithClock,
     Collect,
+    Combiner,
     Computation,
     Context,
     Count,
     Csv,
     Dedupe,
+    Directory,
+    ErrorRate,
     EventTime,
     File,
+    Files,
     FixedWindows,
     Graph,
+    HttpBounds,
     Kafka,
     KafkaBrokers,
     KafkaTopic,
+    ListCell,
     Mean,
     MessagePack,
     Mqtt,
+    MqttTopic,
+    Pattern,
     PolledTable,
+    PostgresTable,
     Quantile,
+    SchemaRegistry,
+    SessionWindows,
     Stream,
     Top,
+    Webhook,
+    WebhookAccess,
+    WebhookTimeouts,
+    When,
+    WindowFunction,
     minutes,
     seconds,
 )
@@ -46,7 +62,47 @@ class Reading(msgspec.Struct):
 
 
 class Spike(Computation):
+    def process_record(self, context: Context, record: Any) -> None: ...
+
+
+class Misnamed(Computation):
     def process(self, context: Context, record: Any) -> None: ...
+
+
+class WithoutContext(Computation):
+    def process_record(self, record: Any) -> None: ...  # type: ignore[override]
+
+
+class Yielding(Computation):
+    def process_record(self, context: Context, record: Any) -> Any:
+        yield record
+
+
+class Texts(Computation):
+    seen = ListCell("str")  # type: ignore[arg-type]
+
+    def process_record(self, context: Context, record: Any) -> None: ...
+
+
+class Range(Combiner[list[float]]):
+    accumulator = list[float]
+    result_type = float
+
+    def create(self) -> list[float]:
+        return []
+
+
+class Late(Range):
+    async def add(self, accumulator: list[float], record: Any) -> list[float]:  # type: ignore[override]
+        return accumulator
+
+
+class Trips(WindowFunction):
+    def assign(self, record: Any, at: datetime) -> Any: ...  # type: ignore[override]
+
+
+def each(record: Reading) -> Iterator[bool]:
+    yield record.celsius > 0
 
 
 def inject(**given: Any) -> Stream[Reading]:
@@ -58,14 +114,19 @@ def keyed() -> KeyedStream[Reading]:
     return inject().key_by("device")
 
 
-def windowed() -> WindowedStream:
-    return keyed().window(FixedWindows(minutes(1)))
+def windowed(name: str = "") -> WindowedStream:
+    return keyed().window(FixedWindows(minutes(1)), name=name)
 
 
 def process(**given: Any) -> Any:
     key = keyed()
     arguments = {"computation": Spike(), "inputs": [key], **given}
     return key.stream.graph.process(name="spikes", **arguments)
+
+
+def itself(**given: Any) -> Stream:
+    key = keyed()
+    return key.join(key, within=minutes(1), **given)
 
 
 EVENT_TIME = r'for example event_time=EventTime\("at", max_disorder=seconds\(10\)\)'
@@ -141,6 +202,54 @@ COMPUTED = "a computed value needs a map"
         (lambda: PolledTable("a.b", column="n", lag=5), "lag=5 is out of range", r"lag=seconds\(30\)"),
         (lambda: Graph("plant").inject("r", "a/b", schema=Reading, event_time=AT), "'a/b' is not a source", "Mqtt"),
         (lambda: Graph("plant", max_skew=3), "max_skew must be a duration, not 3", "leave it out"),
+        (lambda: inject().filter(each), "filter cannot take what each yields", "filter.lambda"),
+        (lambda: inject().filter(lambda r, s: True), "with one argument: missing a required argument: 's'", "filter"),
+        (lambda: inject().map(Reading), "map calls Reading with one argument", r"map\(lambda"),
+        (lambda: inject().map(None), "map needs a function, not None", r"map\(lambda"),
+        (lambda: inject().split(lambda r: "hot", into=None), "into=None is not a list", '"hot", "others"'),
+        (lambda: When(each), "When cannot take what each yields", "pane.n"),
+        (lambda: Pattern("door", each), "step 'door' cannot take what each yields", "lambda event"),
+        (lambda: Pattern("a", len).then("b", len, within=None), "within= of step 'b' must be a duration", "minutes"),
+        (lambda: File("a", decode=lambda: [1]), "decode= calls .* with one argument", "lambda message"),
+        (lambda: process(computation=Misnamed()), "Misnamed defines no process_record", "def process_record"),
+        (lambda: process(computation=WithoutContext()), "with 2 arguments: too many", "self, context, record"),
+        (lambda: process(computation=Yielding()), "cannot take what Yielding.process_record yields", "context, record"),
+        (lambda: process(computation=Texts()), "cell 'seen' cannot be stored: Type ''str''", r"ListCell\(str\)"),
+        (lambda: process(inputs=None), "step 'spikes' has no inputs", "inputs=.readings"),
+        (lambda: windowed().aggregate(r=Range()), "Range does not define add", r"add\(self, accumulator, record\)"),
+        (lambda: windowed().aggregate(r=Late()), "an aggregate cannot await Late.add", "plain function"),
+        (lambda: keyed().window(Trips()), "window calls Trips.assign with 3 arguments", "self, record, at, key"),
+        (lambda: itself(allowed_lateness=5), "_lateness is not a timedelta", "minu"),
+        (lambda: keyed().fill_gaps("celsius", every=minutes(1), limit=minutes(5), name="g", offset=0), "offset=0", "s"),
+        (lambda: windowed(name="w").aggregate(n=Count()).top_n(3, by=[], name="t"), "has no aggregate", "it has: n"),
+        (
+            lambda: windowed(name="w").aggregate(n=Count()).top_n(3, by="n", name="t", parts="4"),
+            "parts='4' of top_n",
+            "leave",
+        ),
+        (lambda: inject().lookup("a.b", Reading, key=None, refresh=seconds(5)), "key takes names of fields", "device"),
+        (lambda: Quantile("celsius", 0.5, accuracy="1%"), "accuracy must be between .*, not '1%'", "0.01"),
+        (lambda: ErrorRate(share="0.1"), "share must be from 0 to below 1, not '0.1'", "share=0.5"),
+        (lambda: ErrorRate(share=0.1, minimum=True), "minimum must be a number from 1, not True", "minimum=100"),
+        (lambda: Files("a", partitions="4"), "partitions='4' must be a number from 1 to 1,000", "partitions=4"),
+        (lambda: Files("a", partitions=10**20), "partitions=10+ must be a number from 1 to 1,000", "partitions=4"),
+        (lambda: Directory("a", every=5), "settle= and every= must be durations, .*every=5", r"every=seconds\(1\)"),
+        (lambda: Mqtt("a", host="h", port="1883"), "port='1883' is not between 1 and 65,535", "1883"),
+        (lambda: Mqtt("a", host="h", login=("me", "x")), "login is not a Login", "login=Login"),
+        (lambda: Mqtt("a", host="h", tls="ca.pem"), "tls='ca.pem' is not a Tls", 'tls=Tls.ca="ca.pem"'),
+        (lambda: Mqtt("a", session="plant"), "session is not a MqttSession", "MqttSession.client_id"),
+        (lambda: MqttTopic("a", expiry=60), "expiry=60 is not between 1 s and 136 years", "hours"),
+        (lambda: MqttTopic("a", refusals=3), "refusals is not a RefusalPolicy", "attempts=3"),
+        (lambda: KafkaTopic("a", message_bytes_max="1"), "message_bytes_max='1' lets no", "positive number"),
+        (lambda: Webhook("https://a.b", access="SECRET"), "access is not a WebhookAccess", "signing="),
+        (lambda: Webhook("https://a.b", timeouts=5), "timeouts is not a WebhookTimeouts", "answer_s=10"),
+        (lambda: Webhook("https://a.b", headers="X-Device"), "headers is not a Mapping", "X-Device"),
+        (lambda: WebhookAccess(tls=True), "tls is not a Tls: True", "ca.pem"),
+        (lambda: WebhookTimeouts(answer_s="5"), "is no pair of timeouts", "600"),
+        (lambda: HttpBounds(body_bytes="5"), "body_bytes='5'. must be a number from 1", "leave"),
+        (lambda: SchemaRegistry(login="me"), "login is not a Login", "login=Login"),
+        (lambda: PostgresTable("a.b", fields="op"), "fields is not a ChangeFields", "operation="),
+        (lambda: keyed().window(SessionWindows(minutes(1), by_key=["a"])), "by_key is not a Mapping", "slow"),
     ],
 )
 def test_a_wrong_argument_is_refused_with_what_to_write(build: Callable[[], Any], message: str, hint: str) -> None:
@@ -149,6 +258,39 @@ def test_a_wrong_argument_is_refused_with_what_to_write(build: Callable[[], Any]
 
     with pytest.raises(UsageError, match=hint):
         raise UsageError(refused.value.hint)
+
+
+class Numbered(msgspec.Struct):
+    number: int
+    hall: str
+    at: datetime
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        (("number",), "7"),
+        (("number",), True),
+        (("hall",), ("a",)),
+        (("number", "hall"), "a"),
+        (("hall", "number"), (7, "a")),
+    ],
+)
+def test_a_session_gap_of_a_key_that_the_stream_cannot_have_is_refused(fields: tuple[str, ...], key: Any) -> None:
+    stream = Graph("plant").inject("readings", File("r.ndjson"), schema=Numbered, event_time=AT)
+    gaps: dict[Any, Any] = {key: minutes(5)}
+
+    with pytest.raises(UsageError, match="which is no key"):
+        stream.key_by(*fields).window(SessionWindows(minutes(1), by_key=gaps))
+
+
+@pytest.mark.parametrize(("fields", "key"), [(("number",), 7), (("hall",), "a"), (("number", "hall"), (7, "a"))])
+def test_a_session_gap_of_a_key_is_taken(fields: tuple[str, ...], key: Any) -> None:
+    stream = Graph("plant").inject("readings", File("r.ndjson"), schema=Numbered, event_time=AT)
+
+    windowed = stream.key_by(*fields).window(SessionWindows(minutes(1), by_key={key: minutes(5)}))
+
+    assert windowed.aggregate(n=Count()).record_type.fields
 
 
 def test_a_source_needs_an_event_time() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from millpy.errors import ConfigError, GraphError
 from millpy.formats import Avro
 from millpy.formats.binary import PLAIN
+from millpy.model.arguments import is_number, is_whole
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
@@ -83,13 +84,13 @@ class KafkaTopic(Sink):
                 f"unknown partitioner={self.partitioner!r}",
                 hint=f"choose one of {', '.join(KEY_HASHES)}, or give a function of a key and a number of partitions",
             )
-        if self.message_bytes_max < 1:
+        if not is_whole(self.message_bytes_max, 1):
             raise ConfigError(
-                f"message_bytes_max={self.message_bytes_max} lets no message pass", hint="use a positive number"
+                f"message_bytes_max={self.message_bytes_max!r} lets no message pass", hint="use a positive number"
             )
-        if not 1 <= self.transaction_timeout_s <= 900:
+        if not is_number(self.transaction_timeout_s, 1, 900):
             raise ConfigError(
-                f"transaction_timeout_s={self.transaction_timeout_s} is not between 1 and 900",
+                f"transaction_timeout_s={self.transaction_timeout_s!r} is not between 1 and 900",
                 hint="brokers allow at most 15 minutes by default",
             )
 

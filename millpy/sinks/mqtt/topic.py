@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from millpy.config.access import NO_LOGIN, Login, Tls
 from millpy.config.extras import to_install
 from millpy.errors import ConfigError, GraphError, RefusedValueError
+from millpy.model.arguments import check_instance, is_whole
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType, getter
@@ -90,18 +91,20 @@ class MqttTopic(Sink):
 
     def __post_init__(self) -> None:
         checked_topic(self.topic)
-        check_address(self.host, self.port)
+        check_address(self.host, self.port, self.login, self.tls)
+        check_instance("refusals", self.refusals, RefusalPolicy, "for example refusals=RefusalPolicy(attempts=3)")
         if self.qos not in get_args(Qos):
             raise ConfigError(
                 f"qos={self.qos!r} is neither 1 nor 2", hint="the broker does not acknowledge messages of QoS 0"
             )
-        if self.expiry is not None and not timedelta(seconds=1) <= self.expiry <= EXPIRY_MAX:
-            raise ConfigError(f"expiry={self.expiry!r} is not between 1 s and 136 years", hint="leave it out for none")
-        if not 1 <= self.keepalive_s <= 65_535:
-            raise ConfigError(f"keepalive_s={self.keepalive_s!r} is not between 1 and 65,535")
-        if self.message_bytes_max < 1:
+        expiry: object = self.expiry
+        if expiry is not None and not (isinstance(expiry, timedelta) and timedelta(seconds=1) <= expiry <= EXPIRY_MAX):
+            raise ConfigError(f"expiry={expiry!r} is not between 1 s and 136 years", hint="for example hours(1)")
+        if not is_whole(self.keepalive_s, 1, 65_535):
+            raise ConfigError(f"keepalive_s={self.keepalive_s!r} is not between 1 and 65,535", hint="leave it out")
+        if not is_whole(self.message_bytes_max, 1):
             raise ConfigError(
-                f"message_bytes_max={self.message_bytes_max} lets no message pass", hint="use a positive number"
+                f"message_bytes_max={self.message_bytes_max!r} lets no message pass", hint="use a positive number"
             )
         if self.content_type is not None and (unsendable(self.content_type) or len(self.content_type) > 1_000):
             raise ConfigError(f"{self.content_type!r:.200} is no content type", hint='for example "text/plain"')

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from millpy.config.access import NO_FILES, Tls
 from millpy.config.extras import to_install
 from millpy.errors import ConfigError, GraphError
+from millpy.model.arguments import check_instance, is_number, is_whole
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
@@ -52,6 +53,10 @@ class WebhookAccess:
     headers: Mapping[str, str] = field(default_factory=dict)
     tls: Tls = NO_FILES
 
+    def __post_init__(self) -> None:
+        check_instance("headers", self.headers, Mapping, 'for example {"Authorization": "ALERTS_AUTHORIZATION"}')
+        check_instance("tls", self.tls, Tls, 'for example tls=Tls(ca="ca.pem"); https:// alone verifies, too')
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookTimeouts:
@@ -66,7 +71,10 @@ class WebhookTimeouts:
     answer_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.connect_s <= self.answer_s <= 600:
+        if (
+            not (is_number(self.answer_s, 0, 600) and is_number(self.connect_s, 0, self.answer_s))
+            or self.connect_s == 0
+        ):
             raise ConfigError(
                 f"{self!r} is no pair of timeouts", hint="use 0 < connect_s <= answer_s <= 600 (10 minutes)"
             )
@@ -137,6 +145,11 @@ class Webhook(Sink):
         message_bytes_max: int = 1_000_000,
         refusals: RefusalPolicy = RefusalPolicy(),  # noqa: B008 - immutable
     ) -> None:
+        for named in (headers, fixed_headers):
+            check_instance("headers", named or {}, Mapping, 'for example headers={"X-Device": "device"}')
+        check_instance("access", access, WebhookAccess, 'for example access=WebhookAccess(signing="ALERTS_SECRET")')
+        check_instance("timeouts", timeouts, WebhookTimeouts, "for example WebhookTimeouts(answer_s=10)")
+        check_instance("refusals", refusals, RefusalPolicy, "for example refusals=RefusalPolicy(attempts=3)")
         of_fields, fixed = dict(headers or {}), dict(fixed_headers or {})
         _check_headers([*of_fields, *fixed, *access.headers], fixed)
         _check_body(batch, value, content_type, alone=bool(of_fields or url_field))
@@ -219,10 +232,10 @@ def _check_body(batch: Batch | None, value: str, content_type: str | None, *, al
 
 
 def _check_bounds(in_flight: int, message_bytes_max: int) -> None:
-    if type(in_flight) is not int or not 1 <= in_flight <= IN_FLIGHT_MAX:
-        raise ConfigError(f"in_flight={in_flight!r} is no number from 1 to {IN_FLIGHT_MAX}")
-    if message_bytes_max < 1:
-        raise ConfigError(f"message_bytes_max={message_bytes_max} lets no message pass", hint="use a positive number")
+    if not is_whole(in_flight, 1, IN_FLIGHT_MAX):
+        raise ConfigError(f"in_flight={in_flight!r} is no number from 1 to {IN_FLIGHT_MAX}", hint="leave it out for 4")
+    if not is_whole(message_bytes_max, 1):
+        raise ConfigError(f"message_bytes_max={message_bytes_max!r} lets no message pass", hint="use a positive number")
 
 
 def _checked_hosts(

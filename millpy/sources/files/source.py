@@ -29,6 +29,7 @@ from millpy.formats import Message
 from millpy.formats.message import checked_format
 from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import Source, SourceBatch, SourceSetup
+from millpy.model.arguments import is_whole
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 from millpy.sources.files.byte_reader import StoppedError
@@ -60,6 +61,10 @@ def _payload_format(format: FileFormat | PayloadFormat | None) -> PayloadFormat 
     return format if isinstance(format, PayloadFormat) else None
 
 
+PARTITIONS_MAX = 1_000
+"""The most source partitions of files."""
+
+
 def _partition_names(count: int) -> tuple[str, ...]:
     return (PARTITION,) if count == 1 else tuple(f"{PARTITION}-{place}" for place in range(count))
 
@@ -83,8 +88,10 @@ def _check(
         raise ConfigError(f"unknown file format {format!r}", hint='choose "json" (NDJSON), "csv" or "parquet"')
     if broken not in ("stop", "dead_letter"):
         raise ConfigError(f"unknown value broken={broken!r}", hint='choose "stop" or "dead_letter"')
-    if partitions < 1:
-        raise ConfigError(f"partitions= must be at least 1, not {partitions}")
+    if not is_whole(partitions, 1, PARTITIONS_MAX):
+        raise ConfigError(
+            f"partitions={partitions!r} must be a number from 1 to {PARTITIONS_MAX:,}", hint="for example partitions=4"
+        )
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -241,9 +248,10 @@ class Directory(Source):
         named = NamedPath.parse(pattern, str(path))
         NamePattern(named.pattern)
         _check(format, broken, partitions, [named])
-        if settle < timedelta(0) or every <= timedelta(0):
+        if not all(isinstance(time, timedelta) for time in (settle, every)) or settle < timedelta(0) >= every:
             raise ConfigError(
-                f"settle= must not be negative, and every= must be positive: settle={settle}, every={every}"
+                f"settle= and every= must be durations, settle not negative: settle={settle!r}, every={every!r}",
+                hint="for example settle=seconds(2), every=seconds(1)",
             )
         values = {
             "path": str(path), "pattern": pattern, "settle": settle, "every": every, "format": format,

@@ -23,6 +23,7 @@ from millpy.formats import Format, Message
 from millpy.formats.message import check_field, checked_format
 from millpy.ingest.protocol import Source, SourceSetup, WorkerSetup
 from millpy.ingest.request_traffic import RequestTraffic
+from millpy.model.arguments import check_instance, is_number, is_whole
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
@@ -57,16 +58,16 @@ class HttpBounds:
     def __post_init__(self) -> None:
         whole = {"body_bytes": self.body_bytes, "waiting_requests": self.waiting_requests}
         for name, value in whole.items():
-            if value < 1:
-                raise ConfigError(f"HttpBounds({name}={value!r}) must be at least 1")
-        if self.waiting_bytes < self.body_bytes:
+            if not is_whole(value, 1):
+                raise ConfigError(f"HttpBounds({name}={value!r}) must be a number from 1", hint="leave it out")
+        if not is_whole(self.waiting_bytes, self.body_bytes):
             raise ConfigError(
                 f"HttpBounds(waiting_bytes={self.waiting_bytes!r}) is below body_bytes={self.body_bytes!r}",
                 hint="one request must fit",
             )
         for name, rate in {"requests_per_s": self.requests_per_s, "answer_s": self.answer_s}.items():
-            if rate is not None and not rate > 0:
-                raise ConfigError(f"HttpBounds({name}={rate!r}) must be above 0")
+            if rate is not None and (not is_number(rate, 0) or rate == 0):
+                raise ConfigError(f"HttpBounds({name}={rate!r}) must be a number above 0", hint="leave it out")
 
 
 DEFAULT_BOUNDS = HttpBounds()
@@ -118,8 +119,12 @@ class Http(Source):
     ) -> None:
         if not isinstance(path, str) or not _PATH.fullmatch(path):
             raise ConfigError(f"{path!r} is not the path of a URL", hint='an example: Http("/readings")')
-        if not isinstance(partitions, int) or not 1 <= partitions <= PARTITIONS_MAX:
-            raise ConfigError(f"partitions={partitions!r} must be a number from 1 to {PARTITIONS_MAX}")
+        if not is_whole(partitions, 1, PARTITIONS_MAX):
+            raise ConfigError(
+                f"partitions={partitions!r} must be a number from 1 to {PARTITIONS_MAX}",
+                hint="for example partitions=4",
+            )
+        check_instance("bounds", bounds, HttpBounds, "for example bounds=HttpBounds(requests_per_s=10)")
         if bad_records not in ("refuse", "dead_letter"):
             raise ConfigError(f"unknown value bad_records={bad_records!r}", hint='choose "refuse" or "dead_letter"')
         if url is not None:

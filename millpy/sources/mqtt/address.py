@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 from millpy.config.access import NO_LOGIN, Login, Tls, files_of, text_of
 from millpy.config.secrets import is_other_machine, secret
 from millpy.errors import ConfigError
+from millpy.model.arguments import check_instance, is_whole
 
 URL_VARIABLE = "MILLPY_MQTT_URL"
 PASSWORD_VARIABLE = "MILLPY_MQTT_PASSWORD"
@@ -105,14 +106,16 @@ def _files(url: SplitResult) -> dict[str, str]:
     return {name: values[-1] for name, values in said.items()}
 
 
-def check_address(host: str | None, port: int | None) -> None:
-    """Check `host=` and `port=` of a source or a sink. Raises ConfigError."""
-    if host is not None and not (_NAME.fullmatch(host) or _is_ipv6(host)):
+def check_address(host: str | None, port: int | None, login: Login, tls: Tls | bool | None) -> None:
+    """Check `host=`, `port=`, `login=` and `tls=` of a source or a sink. Raises ConfigError, GraphError."""
+    check_instance("login", login, Login, 'for example login=Login("me", "secret")')
+    files_of(tls)
+    if host is not None and not (isinstance(host, str) and (_NAME.fullmatch(host) or _is_ipv6(host))):
         raise ConfigError(
             "host= is neither the name nor the address of a host",  # it may hold a password
             hint='write it alone, with port=… and tls=… beside it: host="broker.plant", port=8883, tls=True',
         )
-    if port is not None and not 1 <= port <= 65_535:
+    if port is not None and not is_whole(port, 1, 65_535):
         raise ConfigError(f"port={port!r} is not between 1 and 65,535", hint="leave it out for 1883, with TLS 8883")
 
 

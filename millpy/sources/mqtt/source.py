@@ -21,6 +21,7 @@ from millpy.errors import ConfigError
 from millpy.formats import Format, Message
 from millpy.formats.message import checked_format
 from millpy.ingest.protocol import Source, SourceSetup
+from millpy.model.arguments import check_instance
 from millpy.model.deployment import permanent_name
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
@@ -118,7 +119,8 @@ class Mqtt(Source):
         if not filters:
             raise ConfigError("Mqtt needs a topic filter", hint='name one or more: Mqtt("sensors/+/reading")')
         _check_apart([TopicPattern.parse(text).filter for text in filters])
-        check_address(host, port)
+        check_address(host, port, login, tls)
+        check_instance("session", session, MqttSession, 'for example session=MqttSession(client_id="plant")')
         if protocol not in (5, 311):
             raise ConfigError(f"unknown MQTT protocol {protocol!r}", hint="choose 5 or 311")
         values = {

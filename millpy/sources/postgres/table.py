@@ -10,6 +10,7 @@ from typing import Any
 from millpy.errors import ConfigError, GraphError
 from millpy.formats.message import check_field
 from millpy.ingest.protocol import Injector, Source, SourceSetup
+from millpy.model.arguments import check_instance
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
 from millpy.model.lookup import NAME_BYTES_MAX
@@ -117,6 +118,8 @@ class PostgresTable(Source):
 
     def __post_init__(self) -> None:
         table_name(self.table, "PostgresTable")
+        check_instance("fields", self.fields, ChangeFields, 'for example fields=ChangeFields(operation="op")')
+        check_instance("operations", self.operations, Sequence, f"choose among {', '.join(OPERATIONS)}")
         unknown = set(self.operations) - set(OPERATIONS)
         if unknown or not self.operations or isinstance(self.operations, str):
             raise ConfigError(

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from millpy.errors import CallTimeoutError, SchemaError
+from millpy.model.arguments import check_function
 from millpy.model.dead_letter import payload_of
 from millpy.model.delta import encode_value
 from millpy.model.field_types import is_carried, is_json
@@ -27,6 +28,15 @@ from millpy.windowing.accumulator import Accumulator, AccumulatorSet, Aggregate,
 from millpy.windowing.group_by import Groups
 
 A = TypeVar("A")
+
+
+_METHODS = {
+    "create": (),
+    "add": ("accumulator", "record"),
+    "subtract": ("accumulator", "record"),
+    "merge": ("one", "other"),
+    "result": ("accumulator",),
+}
 
 
 class Combiner(Aggregate, Generic[A]):
@@ -135,6 +145,11 @@ class Combiner(Aggregate, Generic[A]):
                 hint="use str, int, float, bool, datetime, UUID, a Struct, or list and dict[str, …] of these",
             )
         arrow_type(self.result_type)
+        for name, parameters in _METHODS.items():
+            hint = f"def {name}({', '.join(('self', *parameters))}): ..."
+            if name != "subtract" and getattr(type(self), name) is getattr(Combiner, name):
+                raise SchemaError(f"{type(self).__name__} does not define {name}", hint=hint)
+            check_function("an aggregate", getattr(self, name), hint, takes=len(parameters))
         return CombinerAccumulator(self, record_type.cloner() or _itself)
 
 

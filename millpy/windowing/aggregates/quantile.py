@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpy.errors import SchemaError
+from millpy.model.arguments import is_number
 from millpy.model.identity import Identity
 from millpy.windowing.accumulator import Accumulator, Aggregate, PartialAggregate
 from millpy.windowing.group_by import Groups
@@ -59,8 +60,11 @@ class Quantile(Aggregate):
                 f"q of a quantile must be between 0 and 1, not {self.q!r}",
                 hint='for example Quantile("latency_ms", 0.99)',
             )
-        if not ACCURACY_LEAST <= self.accuracy <= ACCURACY_MOST:
-            raise SchemaError(f"accuracy must be between {ACCURACY_LEAST} and {ACCURACY_MOST}, not {self.accuracy}")
+        if not is_number(self.accuracy, ACCURACY_LEAST, ACCURACY_MOST):
+            raise SchemaError(
+                f"accuracy must be between {ACCURACY_LEAST} and {ACCURACY_MOST}, not {self.accuracy!r}",
+                hint="accuracy=0.01 is 1 %",
+            )
 
     def identity(self) -> Identity:
         """Describe the aggregate and its parameters."""

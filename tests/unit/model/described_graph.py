@@ -93,6 +93,18 @@ class Range(Combiner[list[float]]):
         self.low = low
         self.levels = levels
 
+    def create(self) -> list[float]:
+        raise NotImplementedError
+
+    def add(self, accumulator: list[float], record: Any) -> list[float]:
+        raise NotImplementedError
+
+    def merge(self, one: list[float], other: list[float]) -> list[float]:
+        raise NotImplementedError
+
+    def result(self, accumulator: list[float]) -> float:
+        raise NotImplementedError
+
 
 class Spikes(Computation):
     usual = Value(Usual)
