@@ -204,7 +204,13 @@ class RecordType:
         self.fields: tuple[str, ...] = tuple(struct.__struct_fields__)
         hints = typing.get_type_hints(struct, include_extras=True)
         self.annotations = {name: hints[name] for name in self.fields}
-        self.schema = pa.schema([pa.field(name, arrow_type(hints[name])) for name in self.fields])
+        try:
+            self.schema = pa.schema([pa.field(name, arrow_type(hints[name])) for name in self.fields])
+        except RecursionError:
+            raise SchemaError(
+                f"a field of {struct.__name__} contains its own class, which has no column type",
+                hint="give the field the type Any or dict: it is stored as JSON",
+            ) from None
         # Arrow returns nested values and UUIDs as dicts and text, which have to be converted.
         self.json = [n for n in self.fields if is_json(hints[n])]
         kinds = {n: without_none(hints[n])[0] for n in self.fields}

@@ -37,6 +37,11 @@ class Report(msgspec.Struct):
     note: str = ""
 
 
+class Part(msgspec.Struct):
+    name: str
+    parts: "list[Part]" = []
+
+
 TYPE = RecordType(Report)
 REPORTS = [
     Report(Unit(site, number), Fix(datetime.fromtimestamp(number, UTC), speed) if speed != 9 else None)
@@ -83,6 +88,13 @@ def test_keys_of_nested_fields_do_not_depend_on_the_form(fields: tuple[str, ...]
 def test_a_wrong_path_is_refused_with_a_reason(path: str, message: str) -> None:
     with pytest.raises(SchemaError, match=message):
         TYPE.key_types([path])
+
+
+def test_a_class_that_contains_itself_is_refused_with_what_to_write() -> None:
+    with pytest.raises(SchemaError, match="a field of Part contains its own class") as refused:
+        RecordType(Part)
+
+    assert refused.value.hint == "give the field the type Any or dict: it is stored as JSON"
 
 
 def test_event_time_and_dedupe_accept_paths() -> None:
