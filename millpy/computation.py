@@ -23,7 +23,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from millpy.errors import GraphError, RefusedValueError, TimerError, UsageError
-from millpy.limits import KEY_BYTES_MAX
+from millpy.limits import CALL_RECORDS_MAX, KEY_BYTES_MAX
 from millpy.model.arguments import check_function
 from millpy.model.due_timers import DueTimers
 from millpy.model.keys import Key
@@ -210,6 +210,7 @@ class Context:
         "_may_open",
         "_outlets",
         "_produced",
+        "_produced_before",
         "_row",
         "_stores",
         "_timers",
@@ -238,6 +239,7 @@ class Context:
         self._may_open = may_open
         self._values: dict[Cell[Any], Any] = {}
         self._produced: list[Produced] = []
+        self._produced_before = 0
         self._timers: dict[TimerId, Timer] | None = None
         self._firing: Timer | None = None
         # A timer may set timers that are due at once, in a chain: (timers before this one, fire time of the first).
@@ -322,7 +324,8 @@ class Context:
 
         Raises:
             TimerError: `at` is before the event time of this call, and no hold or timer of the key is before it.
-            RefusedValueError: a value cannot be stored, or is not of the stream's type.
+            RefusedValueError: a value cannot be stored, or is not of the stream's type; or a call produces more than a
+                million records.
         """
         time = self.event_time_us
         if at is not None:
@@ -337,6 +340,8 @@ class Context:
         if outlet is None:
             names = ", ".join(sorted(name for name in self._outlets if name is not None)) or "none"
             raise UsageError(f"unknown output stream {to!r}", hint=f"the output streams are: {names}")
+        if len(self._produced) - self._produced_before >= CALL_RECORDS_MAX:
+            raise RefusedValueError(f"a call produces more than {CALL_RECORDS_MAX:,} records")
         self._produced.append((self._row, time, outlet, outlet.checked_copy(record)))
 
     def set_timer(

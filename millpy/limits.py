@@ -16,6 +16,8 @@ KEY_INTERVALS_DEFAULT = 4
 """Key intervals of a computation, if the graph does not say; as many workers can share it."""
 KEY_INTERVALS_MAX = 10_000
 """The most key intervals of a computation: a deployment stores each of them, and a worker may own all."""
+CALL_RECORDS_MAX = 1_000_000
+"""Records that one call of a `Computation` or `flat_map` may make: one without end must not fill the memory."""
 RING_SLOTS = 16
 """Slots of a ring, which holds segments or dedupe ids and frees a slot as a whole."""
 

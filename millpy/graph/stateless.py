@@ -159,7 +159,7 @@ class StatelessOperators(Generic[T]):
         event_time: str | None = None,
         immediate: bool = False,
     ) -> Stream[Any]:
-        """Turn each record into any number of new records, in order.
+        """Turn each record into any number of new records up to a million, in order.
 
         Args:
             function: maps a record to an iterable of records; with `columns`, a `pyarrow.RecordBatch` to a pair: the

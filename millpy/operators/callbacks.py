@@ -394,6 +394,7 @@ class Calls:
     ) -> None:
         """Call the user's method for a row or timer; if `apart`, await it in a separate task."""
         context.input_watermark_us = watermark
+        context._produced_before = len(context._produced)
         run = self._progress.run
         if isinstance(item, Timer):
             context._firing = item

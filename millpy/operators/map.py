@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from millpy.errors import RefusedValueError, SchemaError, TimerError
+from millpy.limits import CALL_RECORDS_MAX
 from millpy.model.identity import Identity
 from millpy.model.record import Records, RecordType, column_of, getter
 from millpy.model.time import Instant, describe, instant
@@ -153,7 +155,10 @@ class FlatMap(Map):
     word = "flat_map"
 
     def _one(self, record: Any, at: Instant) -> Any:
-        return [self._admitted(made, at) for made in self.function(record)]
+        found = [self._admitted(made, at) for made in islice(self.function(record), CALL_RECORDS_MAX + 1)]
+        if len(found) > CALL_RECORDS_MAX:
+            raise RefusedValueError(f"{self!r} makes more than {CALL_RECORDS_MAX:,} records of one")
+        return found
 
     def _gathered(self, records: Records, values: list[Any], rows: list[int]) -> FunctionOutput:
         counts = np.array([len(made) for made in values], np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from millpy.computation import Computation, Context, Value
 from millpy.model.checkpoint import Kind
+from millpy.model.record import RecordType
 from millpy.operators.keyed import ComputationLogic
 from tests.stage_driver import StageDriver
 
@@ -99,3 +101,21 @@ def test_a_record_at_the_watermark_is_not_late_and_the_one_before_it_is(columns:
     driver.feed([(Reading("a", 2.0), 10), (Reading("a", 3.0), 9), (Reading("a", 4.0), 11)], columns=columns)
 
     assert stored(driver, Kind.STATE) == {"late": [False, False, True, False]}
+
+
+class Endless(Computation):
+    def process_record(self, context: Context, record: Reading) -> None:
+        for number in itertools.count() if record.value == 7 else range(5):
+            context.produce(Reading(record.key, number))
+
+
+def test_a_call_that_produces_without_end_is_a_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millpy.computation.CALL_RECORDS_MAX", 5)
+    driver = StageDriver(ComputationLogic(Endless()), Reading, outputs={"made": RecordType(Reading)})
+
+    result = driver.feed([(Reading("a", value), at) for at, value in enumerate((1.0, 7.0, 2.0))])
+
+    assert [dead_letter.detail for dead_letter in result.dead_letters] == [
+        "RefusedValueError: a call produces more than 5 records"
+    ]
+    assert [made.value for made in result.productions["made"].objects()] == 2 * [0, 1, 2, 3, 4]

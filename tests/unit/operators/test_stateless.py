@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -271,6 +272,19 @@ def test_a_flat_map_names_rows_that_exist_in_order(rows: list[int]) -> None:
 
     with pytest.raises(SchemaError, match="row indexes that are not ascending"):
         passed(FlatMap(lambda b: answer, TYPE, HALF, columns=True, event_time=None))
+
+
+def test_a_flat_map_that_never_ends_refuses_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millpy.operators.map.CALL_RECORDS_MAX", 5)
+
+    def make(record: Reading) -> Iterator[Half]:
+        return itertools.repeat(Half("d", 1.0)) if record.value == 8 else itertools.repeat(Half("d", 1.0), 5)
+
+    found = passed(FlatMap(make, TYPE, HALF, columns=False, event_time=None))
+
+    assert len(found.records) == 5 * (len(VALUES) - VALUES.count(8))
+    assert [VALUES[row] for row, _ in found.failures] == [8]
+    assert str(found.failures[0][1]).endswith("makes more than 5 records of one")
 
 
 def test_a_record_of_another_type_is_dead_lettered_with_a_reason() -> None:
