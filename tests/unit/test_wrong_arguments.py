@@ -240,6 +240,8 @@ COMPUTED = "a computed value needs a map"
         (lambda: Mqtt("a", session="plant"), "session is not a MqttSession", "MqttSession.client_id"),
         (lambda: MqttTopic("a", expiry=60), "expiry=60 is not between 1 s and 136 years", "hours"),
         (lambda: MqttTopic("a", refusals=3), "refusals is not a RefusalPolicy", "attempts=3"),
+        (lambda: MqttTopic(lambda: "a"), "topic calls .* with one argument: too many", "record.device"),
+        (lambda: KafkaTopic("a", partitioner=lambda key: 0), "with 2 arguments: too many", "key, partitions"),
         (lambda: KafkaTopic("a", message_bytes_max="1"), "message_bytes_max='1' lets no", "positive number"),
         (lambda: Webhook("https://a.b", access="SECRET"), "access is not a WebhookAccess", "signing="),
         (lambda: Webhook("https://a.b", timeouts=5), "timeouts is not a WebhookTimeouts", "answer_s=10"),

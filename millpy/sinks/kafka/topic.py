@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from millpy.errors import ConfigError, GraphError
 from millpy.formats import Avro
 from millpy.formats.binary import PLAIN
-from millpy.model.arguments import is_number, is_whole
+from millpy.model.arguments import check_function, is_number, is_whole
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
@@ -84,6 +84,8 @@ class KafkaTopic(Sink):
                 f"unknown partitioner={self.partitioner!r}",
                 hint=f"choose one of {', '.join(KEY_HASHES)}, or give a function of a key and a number of partitions",
             )
+        if callable(self.partitioner):
+            check_function("partitioner", self.partitioner, "lambda key, partitions: key[0] % partitions", takes=2)
         if not is_whole(self.message_bytes_max, 1):
             raise ConfigError(
                 f"message_bytes_max={self.message_bytes_max!r} lets no message pass", hint="use a positive number"

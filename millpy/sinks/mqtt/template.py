@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from millpy.errors import GraphError, RefusedValueError
+from millpy.model.arguments import check_function
 from millpy.model.dead_letter import error_text
 from millpy.model.record import RecordType, getter
 from millpy.model.step_progress import is_user_error
@@ -56,6 +57,7 @@ def topic_fault(topic: object) -> str:
 def checked_topic(topic: object) -> Topic:
     """Check the topic of a sink as far as it is known without a record. Raises GraphError."""
     if callable(topic):
+        check_function("topic", topic, 'for example lambda record: f"alerts/{record.device}"')
         return topic
     if isinstance(topic, str):
         filled = _FIELD.sub("x", topic)
