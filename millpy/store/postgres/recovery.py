@@ -267,11 +267,11 @@ class StateReader:
     """Loads state on demand. It remembers the decoded unfolded documents of each grant."""
 
     def __init__(self) -> None:
-        self._overlays: OrderedDict[Grant, tuple[int, _Overlay, int]] = OrderedDict()
+        self._overlays: OrderedDict[Grant, _UnfoldedState] = OrderedDict()
 
     async def load(self, connection: Connection, grant: Grant, keys: Sequence[bytes]) -> tuple[Entries, ...]:
         """Read the STATE entries of some keys; see `Store.load_state`."""
-        seen, by_key, size = self._overlays.pop(grant, (0, {}, 0))
+        seen, forgotten, by_key, size = self._overlays.pop(grant, _UnfoldedState(0, 0, {}, 0))
         of_grant: dict[str, Any] = {"interval": grant.interval_id, "sequencer": grant.sequencer}
         await connection.execute(_BEGIN)
         await connection.execute(_MAY_IDLE)
@@ -290,10 +290,10 @@ class StateReader:
             rows += await all_rows(connection, statement("load_state"), of_keys)
         await connection.execute(b"COMMIT")
 
-        if folded > 0:
+        if folded > forgotten:
             by_key, size = _forget(by_key, folded)
-        self._overlays[grant] = (bundle, by_key, size)
-        while len(self._overlays) > 1 and sum(kept[2] for kept in self._overlays.values()) > OVERLAYS_BYTES_MAX:
+        self._overlays[grant] = _UnfoldedState(bundle, folded, by_key, size)
+        while len(self._overlays) > 1 and sum(kept.size for kept in self._overlays.values()) > OVERLAYS_BYTES_MAX:
             self._overlays.popitem(last=False)
         merged: Newest = {
             ("state", namespace, key.encode(), subkey): (hashed, value.encode(), fire_at)
@@ -310,6 +310,15 @@ class StateReader:
 
 
 _Overlay = dict[bytes, dict[EntryId, tuple[int, int, bytes | None, int]]]
+
+
+class _UnfoldedState(NamedTuple):
+    """The unfolded state of bundles in (folded, upto], and about how many bytes it takes."""
+
+    upto: int
+    folded: int
+    by_key: _Overlay
+    size: int
 
 
 def _remember(by_key: _Overlay, bundle: int, delta: Delta) -> int:
