@@ -8,8 +8,8 @@ setting (status 2), or corrupt data (status 3). The statuses are those of `proce
 A worker that ends because another version of its graph was deployed (status 4) has not failed: it is started again
 after the shortest pause, with the file as it is by then, however often that happens.
 
-A worker that was started again and fails with status 2 has met a graph or setting that somebody is changing. It is
-started again, too, and does not end the run while another worker runs.
+A worker that was started again, or has run for STEADY_S, and fails with status 2 has met a graph, setting or right that
+somebody is changing. It is started again, too, and does not end the run while another worker runs.
 
 The workers are on a leash, their standard input: they drain when this process ends, also by SIGKILL.
 """
@@ -45,13 +45,13 @@ def backoff_s(restarts: int) -> float:
     return min(BACKOFF_S * 2.0 ** min(restarts, 32), BACKOFF_S_MAX)
 
 
-def may_restart(code: int, *, restarted: bool = False) -> bool:
+def may_restart(code: int, *, worked: bool = False) -> bool:
     """Tell whether a worker that ended with this code, negative for a signal, may do better when it is started again.
 
-    A SIGTERM ends a process only before it has a handler, that is before it has started. `restarted` tells whether this
-    was not the worker's first process: then its graph or settings have changed since.
+    A SIGTERM ends a process only before it has a handler, that is before it has started. `worked` tells whether the
+    worker has run for a while, or was started again: then its graph, settings or rights have changed since.
     """
-    again = code in (EXIT_FAILED, EXIT_REPLACED) or (restarted and code == EXIT_USAGE)
+    again = code in (EXIT_FAILED, EXIT_REPLACED) or (worked and code == EXIT_USAGE)
     return again or (code < 0 and code != -signal.SIGTERM)
 
 
@@ -174,9 +174,10 @@ class Supervisor:
                 started = self._clock.monotonic()
                 code = self._run_child(slot)
                 self._codes[slot] = 0 if code == EXIT_REPLACED else code
-                if self._sent is not None or not may_restart(code, restarted=self.restarts[slot] > 0):
+                was_steady = self._clock.monotonic() - started >= STEADY_S
+                if self._sent is not None or not may_restart(code, worked=was_steady or self.restarts[slot] > 0):
                     return
-                if code == EXIT_REPLACED or self._clock.monotonic() - started >= STEADY_S:
+                if code == EXIT_REPLACED or was_steady:
                     restarts = 0
                 if restarts >= RESTARTS_MAX and not (code == EXIT_USAGE and self._others_run()):
                     log.error("worker ended too often in a row; ending the run", worker=slot, restarts=restarts)

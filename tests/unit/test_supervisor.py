@@ -17,14 +17,15 @@ from millpy.process.exit import EXIT_USAGE
 from millpy.process.supervisor import BACKOFF_S_MAX, RESTARTS_MAX, Supervisor, backoff_s, exit_status, may_restart
 
 KILLS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-KILLED_ONCE = """
+FAILS_ONCE = """
 import os, signal, sys
 try:
     os.close(os.open(sys.argv[1], os.O_CREAT | os.O_EXCL))
 except FileExistsError:
     sys.exit(0)
-os.kill(os.getpid(), signal.SIGKILL)
+{then}
 """
+KILLED_ONCE = FAILS_ONCE.format(then=KILLS_ITSELF)
 INTERRUPTS_ITS_PARENT = """
 import os, select, signal, sys
 while not select.select([sys.stdin], [], [], 0.05)[0]:
@@ -108,7 +109,7 @@ def test_pause_doubles_up_to_its_bound() -> None:
 )
 def test_only_what_a_restart_may_change_is_restarted(code: int, again: bool) -> None:
     assert may_restart(code) is again
-    assert may_restart(code, restarted=True) is (again or code == EXIT_USAGE)
+    assert may_restart(code, worked=True) is (again or code == EXIT_USAGE)
 
 
 def test_killed_worker_is_started_again(logged: structlog.testing.LogCapture, tmp_path: Path) -> None:
@@ -168,6 +169,16 @@ def test_wrong_graph_ends_the_run_at_once(logged: structlog.testing.LogCapture) 
     assert run("import sys; sys.exit(2)") == 2
 
     assert events(logged) == ["worker failed"]
+
+
+def test_right_that_is_missing_after_a_steady_run_does_not_end_it(
+    logged: structlog.testing.LogCapture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(supervisor, "STEADY_S", 0.0)
+
+    assert run(FAILS_ONCE.format(then="sys.exit(2)"), str(tmp_path / "failed")) == 0
+
+    assert events(logged) == ["worker failed", "restarting worker"]
 
 
 def test_graph_that_is_broken_while_it_runs_does_not_stop_the_workers_that_run(
