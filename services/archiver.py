@@ -5,4 +5,4 @@ import sys
 from millpy.process.service import archives, serve
 
 if __name__ == "__main__":
-    sys.exit(serve(sys.argv[1:], archives))
+    sys.exit(serve(sys.argv[1:], archives, usage=__doc__))

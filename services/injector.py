@@ -5,4 +5,4 @@ import sys
 from millpy.process.service import injectors, serve
 
 if __name__ == "__main__":
-    sys.exit(serve(sys.argv[1:], injectors))
+    sys.exit(serve(sys.argv[1:], injectors, usage=__doc__))

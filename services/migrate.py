@@ -5,4 +5,4 @@ import sys
 from millpy.process.service import prepare
 
 if __name__ == "__main__":
-    sys.exit(prepare(sys.argv[1:]))
+    sys.exit(prepare(sys.argv[1:], usage=__doc__))

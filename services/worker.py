@@ -5,4 +5,4 @@ import sys
 from millpy.process.service import serve
 
 if __name__ == "__main__":
-    sys.exit(serve(sys.argv[1:]))
+    sys.exit(serve(sys.argv[1:], usage=__doc__))

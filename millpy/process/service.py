@@ -28,6 +28,7 @@ Choose = Callable[[Graph, Sequence[str]], Sequence[str]]
 TRACES_TO = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 NO_INJECTORS = "--no-injectors"
 ROLES = "--roles"
+HELP = ("-h", "--help")
 ROLE_PREFIX = "millpy"
 
 
@@ -52,13 +53,16 @@ def archives(graph: Graph, named: Sequence[str]) -> Sequence[str]:
     return named or archives_of(graph)
 
 
-def serve(arguments: Sequence[str], choose: Choose = as_given) -> int:
+def serve(arguments: Sequence[str], choose: Choose = as_given, *, usage: str | None = None) -> int:
     """Run a worker as a service. Return the exit status.
 
     Args:
         arguments: the graph's file, then names of computations.
         choose: returns the names of the computations to run; empty for all.
+        usage: what `--help` prints.
     """
+    if _shows_usage(arguments, usage):
+        return 0
     try:
         _check_assertions()
         if not arguments:
@@ -80,14 +84,17 @@ def serve(arguments: Sequence[str], choose: Choose = as_given) -> int:
     return 0
 
 
-def prepare(arguments: Sequence[str]) -> int:
+def prepare(arguments: Sequence[str], *, usage: str | None = None) -> int:
     """Migrate the database and deploy graphs; return the exit status.
 
     It does not wait for the database: the caller must start it again while the database is unreachable.
 
     Args:
         arguments: files of graphs; `--roles` among them also creates the roles owner, worker and reader.
+        usage: what `--help` prints.
     """
+    if _shows_usage(arguments, usage):
+        return 0
     from millpy.store.postgres.deployment.migrate import migrate  # SQLAlchemy and Alembic, which workers do not need
 
     try:
@@ -104,6 +111,14 @@ def prepare(arguments: Sequence[str]) -> int:
     except MillError as error:
         return report_error(error)
     return 0
+
+
+def _shows_usage(arguments: Sequence[str], usage: str | None) -> bool:
+    """Print the usage if it is asked for, which needs neither a graph nor a database."""
+    asked = usage is not None and any(argument in HELP for argument in arguments)
+    if asked:
+        print(usage)
+    return asked
 
 
 @contextmanager

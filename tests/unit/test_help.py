@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,3 +47,17 @@ def test_every_option_says_what_it_does(name: str) -> None:
 @each_command
 def test_command_is_on_its_page(name: str) -> None:
     assert f"`{name}" in PAGE or f"`{name.split()[0]}`" in PAGE
+
+
+@pytest.mark.parametrize("service", ["worker", "injector", "archiver", "migrate"])
+def test_service_shows_its_usage_without_a_graph_and_a_database(
+    service: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MILLPY_DATABASE_URL", raising=False)
+    monkeypatch.setattr(sys, "argv", [service, "--help"])
+
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"services.{service}", run_name="__main__")
+
+    assert ended.value.code == 0
+    assert f"python -m services.{service} " in capsys.readouterr().out
