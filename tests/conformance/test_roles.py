@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from millpy.store.postgres.results import COPY_ROWS_MIN
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import a_graph
 from tests.databases import fresh_database
+from tests.waiting import await_true
 
 DEVICES = COPY_ROWS_MIN + 20
 WINDOWS = 5
@@ -332,6 +334,26 @@ async def test_a_login_with_createrole_creates_the_roles_migrates_and_deploys(
     await work(as_role(tenant, "t_worker"), plant(feed))
 
     assert len(fetch(as_role(tenant, "t_reader"), COUNTED)) == DEVICES
+
+
+@pytest.fixture
+def shared(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """A database whose roles another one of the server gets, too."""
+    with fresh_database(postgres) as name:
+        yield postgres.url(name)
+    run(postgres.url(), *(f"DROP ROLE IF EXISTS shared_{kind}" for kind in ("owner", "worker", "reader")))
+
+
+def test_roles_that_another_database_creates_meanwhile_are_used(shared: str) -> None:
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'transactionid'"
+    with psycopg.connect(shared) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("CREATE ROLE shared_worker LOGIN")
+        migrating = pool.submit(migrate, shared, "shared")
+        await_true(lambda: fetch(shared, waiting), "the migration waits for the role")
+
+        other.commit()
+
+        assert migrating.result().roles == Roles.named("shared")
 
 
 async def test_the_worker_role_may_not_migrate(roles: str) -> None:

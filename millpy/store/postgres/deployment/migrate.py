@@ -34,6 +34,8 @@ HOLD = (
     "LOCK TABLE mill.alembic_version IN SHARE ROW EXCLUSIVE MODE",
 )
 """Every process but the first waits in one of these statements. It then fails in it, or locks the table."""
+ROLE_EXISTS = (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject)
+"""Roles are those of the whole server: a migration of another database may create or grant them at the same time."""
 progress = logging.getLogger("millpy.observability.status_line")
 ATTEMPTS = 10
 """An attempt fails when another process creates the table meanwhile."""
@@ -80,8 +82,8 @@ def migrate(url: str, role_prefix: str | None = None) -> MigrationResult:
     for _ in range(ATTEMPTS):
         try:
             return _migrate(url, role_prefix)
-        except IntegrityError:
-            progress.debug("another process migrates the database: trying again")
+        except (IntegrityError, *ROLE_EXISTS):
+            progress.debug("another process migrates the database, or creates the same roles: trying again")
     raise ConfigError(
         "cannot create mill.alembic_version: the name is taken", hint="rename the object that has this name"
     )
