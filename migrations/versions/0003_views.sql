@@ -384,8 +384,9 @@ SELECT w.graph, w.result_table, w.device, count(*) AS hours, sum(w.windows)::big
        sum(w.records)::bigint AS records, sum(w.late)::bigint AS late,
        sum(w.late)::double precision / nullif(sum(w.records), 0)::double precision AS late_share,
        sum(w.mean * w.measured) / nullif(sum(w.measured), 0)::double precision AS mean,
-       sqrt((sum(coalesce(w.stddev, 0) ^ 2 * (w.measured - 1)) FILTER (WHERE w.measured > 1)
-             + sum((w.mean - w.whole) ^ 2 * w.measured)) / nullif(sum(w.measured) - 1, 0)::double precision) AS stddev,
+       -- An hour with one value has no spread: that of such hours is between them alone.
+       sqrt((coalesce(sum(w.stddev ^ 2 * (w.measured - 1)), 0) + sum((w.mean - w.whole) ^ 2 * w.measured))
+            / nullif(sum(w.measured) - 1, 0)::double precision) AS stddev,
        min(w.low) AS low, max(w.high) AS high,
        (SELECT count(*) FROM millpy.device_anomalies AS d
          WHERE (d.graph, d.result_table, d.device) = (w.graph, w.result_table, w.device)) AS anomalies,

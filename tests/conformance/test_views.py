@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -377,3 +378,42 @@ async def test_disconnected_source_is_shown_explained_and_told_by_the_doctor(own
     await owner.expire()
     left = fetch(database_url, "SELECT state, connected FROM millpy.sources ORDER BY source_partition")
     assert left[0] == ("without a worker", False)
+
+
+HOURS = """
+    INSERT INTO mill.device_hours (table_id, device, bucket, hour, windows, measured, records, late, mean, stddev,
+                                   first_at, last_at)
+    SELECT %s, 'd', h.bucket, to_timestamp(h.bucket), h.windows, h.measured, 10, 1, h.mean, h.stddev, now(), now()
+      FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::float8[], %s::float8[])
+        AS h (bucket, windows, measured, mean, stddev)
+"""
+
+
+@pytest.mark.parametrize(
+    ("hours", "stddev"),
+    [
+        ([[1.0], [2.0], [6.0]], statistics.stdev([1.0, 2.0, 6.0])),
+        ([[1.0, 3.0], [2.0], []], statistics.stdev([1.0, 3.0, 2.0])),
+        ([[1.0], []], None),
+        ([[], []], None),
+    ],
+    ids=["a window an hour", "several", "one window", "none"],
+)
+def test_profile_spreads_like_all_its_windows(
+    owner: Owner, database_url: str, hours: list[list[float]], stddev: float | None
+) -> None:
+    table_id = owner.deployment.table_ids["sums_1m"]
+    columns = [
+        list(range(len(hours))),
+        [max(1, len(values)) for values in hours],
+        [len(values) for values in hours],
+        [statistics.mean(values) if values else None for values in hours],
+        [statistics.stdev(values) if len(values) > 1 else None for values in hours],
+    ]
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("INSERT INTO mill.analytics (table_id, query, epoch) VALUES (%s, '', 1)", [table_id])
+        connection.execute(HOURS, [table_id, *columns])
+
+    ((shown, found),) = fetch(database_url, "SELECT hours, stddev FROM millpy.device_profiles")
+
+    assert (shown, found) == (len(hours), stddev if stddev is None else pytest.approx(stddev))
