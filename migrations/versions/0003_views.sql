@@ -764,7 +764,8 @@ SELECT p.graph, p.computation AS stream, p.source_partition,
             WHEN w.lease_deadline > clock_timestamp()
             THEN CASE WHEN c.worker_id = p.worker_id AND NOT c.connected THEN 'disconnected' ELSE 'running' END
             ELSE 'without a worker' END AS state,
-       w.lease_deadline > clock_timestamp() AND c.worker_id = p.worker_id AND c.connected AS connected,
+       CASE WHEN w.lease_deadline > clock_timestamp() THEN CASE WHEN c.worker_id = p.worker_id THEN c.connected END
+            ELSE false END AS connected,
        c.since AS connection_since, CASE WHEN NOT c.connected THEN c.why END AS disconnected_because,
        CASE WHEN NOT c.connected THEN c.attempts END AS attempts,
        s.paused_at, s.reason AS paused_because, a.injected, a.accepted, a.duplicate, a.dead_lettered

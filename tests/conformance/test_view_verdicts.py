@@ -11,10 +11,12 @@ import pytest_asyncio
 
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.postgres.store import PostgresStore
+from millpy.store.protocol import SourceReport
 from tests.conformance.store_builders import Owner, a_graph
 
 LIVE = "SELECT DISTINCT live FROM millpy.watermarks WHERE computation = 'readings'"
 WORKERS = "SELECT live FROM millpy.workers"
+CONNECTED = "SELECT connected FROM millpy.sources ORDER BY source_partition"
 STATES = "SELECT state FROM millpy.sources ORDER BY source_partition"
 
 
@@ -55,6 +57,27 @@ async def test_source_runs_while_its_worker_lives_and_until_its_input_ends(owner
     assert column(database_url, STATES) == ["ended", "running"]
     await owner.expire()
     assert column(database_url, STATES) == ["ended", "without a worker"]
+
+
+async def test_source_is_connected_as_the_worker_that_owns_it_now_has_said(owner: Owner, database_url: str) -> None:
+    a, b = owner.deployment.intervals_of("readings")
+    assert column(database_url, CONNECTED) == [False, False], "nobody owns it"
+    await owner.claim()
+    assert column(database_url, CONNECTED) == [None, None], "its owner has not said yet"
+    said = [
+        SourceReport(a.interval_id, True, Instant(5), "", 0),
+        SourceReport(b.interval_id, False, Instant(5), "x", 1),
+    ]
+    await owner.store.report_sources(owner.worker_id, said)
+    assert column(database_url, CONNECTED) == [True, False]
+
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("UPDATE mill.source_connections SET worker_id = gen_random_uuid()")
+    assert column(database_url, CONNECTED) == [None, None], "the owner before has said it"
+
+    await owner.store.report_sources(owner.worker_id, said)
+    await owner.store.release(owner.worker_id, list(owner.grants.values()))
+    assert column(database_url, CONNECTED) == [False, False]
 
 
 async def test_only_the_generation_with_the_graphs_name_is_current(owner: Owner, database_url: str) -> None:
