@@ -32,7 +32,8 @@ WITH opened AS MATERIALIZED (
      CROSS JOIN LATERAL (SELECT * FROM millpy.windows AS o WHERE o.interval_id = i.interval_id OFFSET 0) AS w
      CROSS JOIN LATERAL (SELECT w.key::json AS key, w.value -> 'values' AS has, w.value AS pane) AS s
      WHERE i.computation = {computation} AND NOT row_security_active({table}::regclass)
-       AND i.graph = (SELECT c.relnamespace::regnamespace::text FROM pg_class AS c WHERE c.oid = {table}::regclass)
+       AND i.graph = (SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+                       WHERE c.oid = {table}::regclass)
        AND (NOT coalesce((s.pane ->> 'emitted')::boolean, false)
             OR coalesce((s.pane #>> '{{firing,since}}')::bigint, 0) > 0)
 )
