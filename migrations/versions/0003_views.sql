@@ -1177,6 +1177,7 @@ DECLARE
     old_row jsonb;
     new_row jsonb;
     changes text;
+    held integer;
     next_pane bigint;
 BEGIN
     PERFORM mill.check_isolation();
@@ -1233,7 +1234,13 @@ BEGIN
                      ' table with p_only_table => true';
     END IF;
 
-    PERFORM FROM mill.graphs WHERE graph_id = found.graph_id FOR NO KEY UPDATE;  -- a switch or a deployment waits
+    -- A switch or a deployment waits; for one that was first, this waits, and the table may have another name then.
+    PERFORM FROM mill.graphs WHERE graph_id = found.graph_id AND name = found.nspname FOR NO KEY UPDATE;
+    GET DIAGNOSTICS held = ROW_COUNT;
+    IF held = 0 THEN
+        RAISE EXCEPTION '% was switched to another table, or dropped, before the correction', p_table USING ERRCODE = 'MW010',
+              HINT = 'nothing was changed: correct it again';
+    END IF;
     SELECT string_agg(format('t.%1$I = (jsonb_populate_record(NULL::%2$s, $1)).%1$I', name, own), ' AND ') INTO same
       FROM jsonb_object_keys(p_window) AS name;
     BEGIN

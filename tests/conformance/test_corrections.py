@@ -9,11 +9,15 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from millpy.admin.corrections import corrected_windows, without_corrected
+from millpy.admin.corrections import correct, corrected_windows, without_corrected
 from millpy.admin.queries import Admin
+from millpy.errors import UsageError
+from millpy.store.postgres.arrays import register_arrays
+from millpy.store.postgres.deployment.generations import switch
 from millpy.store.postgres.store import PostgresStore
 from tests.commands import millpy, run_millpy
 from tests.conformance.store_builders import a_graph
+from tests.waiting import await_true
 
 NAMES = "device, window_start, window_end, total, label, pane_index, pane_timing, late_count, interval_id, bundle"
 WINDOW = ["--window", "device=d1", "--window", "window_start=1970-01-01T00:00:00Z"]
@@ -217,3 +221,30 @@ def test_floats_keep_their_digits_in_a_session_that_shows_few(database_url: str,
     (noted,) = admin.ask("SELECT CAST(old_row ->> 'total' AS float8) AS old, CAST(new_row ->> 'total' AS float8) AS new"
                          " FROM millpy.corrections")  # fmt: skip
     assert (row["total"], [one["total"] for one in history], *noted.values()) == (exact, [exact], exact, exact)
+
+
+async def test_a_table_that_is_switched_meanwhile_is_not_corrected(database_url: str) -> None:
+    admin = await asyncio.to_thread(deployed, database_url, "accumulating")
+    newer = replace(a_graph(), generation=2)
+    async with PostgresStore(database_url) as store:
+        await store.deploy(replace(newer, tables=(replace(newer.tables[0], history="accumulating"), *newer.tables[1:])))
+    window, values = {"device": "d1", "window_start": "1970-01-01T00:00:00Z"}, {"total": 1.5}
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+    async with await psycopg.AsyncConnection.connect(database_url) as connection:
+        register_arrays(connection)
+        await switch(connection, "factory", 2, behind_us_max=None, rights="new")
+        correcting = asyncio.create_task(
+            asyncio.to_thread(correct, admin, "factory.sums_1m", window, values, "bad firmware", only_table=True)
+        )
+        await asyncio.to_thread(await_true, lambda: admin.ask(waiting), "the correction waits for the switch")
+        await connection.commit()
+
+        with pytest.raises(UsageError, match="was switched to another table"):
+            await correcting
+
+    (rows,) = admin.ask(
+        "SELECT (SELECT count(*) FROM factory.sums_1m_history) AS new, (SELECT count(*) FROM mill.corrections) AS made,"
+        " (SELECT min(total) FROM factory_1.sums_1m) AS total"
+    )
+    assert rows == {"new": 0, "made": 0, "total": 9.0}
