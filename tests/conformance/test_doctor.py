@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ from millpy.admin.diagnosis import read_facts
 from millpy.admin.doctor import examine
 from millpy.cli.app import app
 from millpy.clock import SystemClock
+from millpy.embedded import EmbeddedPostgres
 from millpy.ingest.disorder import Disorder
 from millpy.ingest.settings import EventTime
 from millpy.ingest.site_watermarks import SiteColumn, SiteWatermarks
@@ -24,6 +26,7 @@ from millpy.model.finding import Severity
 from millpy.model.time import INSTANT_MIN, Instant, seconds
 from millpy.store.postgres import pooler_check as pooling
 from millpy.store.postgres.deployment.migrate import migrate
+from millpy.store.postgres.statements import statement
 from millpy.store.postgres.store import PostgresStore
 from tests.conformance.store_builders import Owner, a_graph, a_segment, a_slice, entries
 
@@ -125,6 +128,24 @@ async def test_silent_sites_and_those_beyond_the_bound_are_reported(owner: Owner
         "factory.readings (a): 1 site has sent nothing for an hour; the longest silent is oslo, since"
     )
     assert beyond == "factory.readings (a): more than 2 sites; records of the later ones: 1"
+
+
+def test_only_what_keeps_rows_here_is_an_old_snapshot(postgres: EmbeddedPostgres, database_url: str) -> None:
+    query = statement("look_for_old_snapshots").replace(b"1 minute", b"0 s")
+    with ExitStack() as stack:
+        here, reads_elsewhere, writes_elsewhere = (
+            stack.enter_context(psycopg.connect(url)) for url in (database_url, postgres.url(), postgres.url())
+        )
+        for connection in (here, reads_elsewhere):
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            connection.execute("SELECT")
+        writes_elsewhere.execute("SELECT pg_current_xact_id()")  # each snapshot, of any database, knows it as open
+
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            shown = {row[1] for row in connection.execute(query).fetchall()}
+
+        pids = [str(one.info.backend_pid) for one in (here, writes_elsewhere, reads_elsewhere)]
+        assert [pid in shown for pid in pids] == [True, True, False]
 
 
 async def test_a_worker_that_rejects_a_clock_step_is_named_until_it_agrees(owner: Owner, database_url: str) -> None:

@@ -36,17 +36,18 @@ SELECT name, reset_val AS value FROM pg_settings
  ORDER BY name;
 
 -- name: look_for_old_snapshots
--- Finds what keeps old rows from being vacuumed, oldest first. Zero rows: nothing has done so for longer than a
--- minute.
+-- Finds what keeps old rows from being vacuumed, oldest first. In another database that is only what has an id: each
+-- snapshot here knows it as open. Zero rows: nothing has done so for longer than a minute.
 SELECT 'session' AS kind, pid::text AS name, usename::text AS role, application_name AS application, state,
        extract(epoch FROM clock_timestamp() - xact_start)::double precision AS age_s
   FROM pg_stat_activity
- WHERE xact_start < clock_timestamp() - interval '1 minute' AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+ WHERE xact_start < clock_timestamp() - interval '1 minute'
+       AND (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL AND datname = current_database())
        AND backend_type = 'client backend'
  UNION ALL
-SELECT 'prepared transaction', gid, owner::text, '', 'prepared',
+SELECT 'prepared transaction', gid, owner::text, '', 'prepared in database ' || database,
        extract(epoch FROM clock_timestamp() - prepared)::double precision
-  FROM pg_prepared_xacts WHERE database = current_database()
+  FROM pg_prepared_xacts
  ORDER BY age_s DESC;
 
 -- name: look_at_workers
