@@ -35,7 +35,8 @@ DELETE FROM mill.tokens WHERE least(revoked_at, expires_at) < now() - interval '
 _COUNT = "SELECT count(*) AS n FROM mill.tokens"
 _NAMED = "SELECT 1 FROM mill.tokens WHERE name = :name AND revoked_at IS NULL"
 _ROLE = """
-SELECT pg_has_role(r.reader, p.rolname, 'MEMBER') AS may, r.reader
+SELECT pg_has_role(r.reader, p.rolname, 'MEMBER') AS may, r.reader,
+       format('GRANT %I TO %I', p.rolname, r.reader) AS wanted
   FROM pg_roles AS p
  CROSS JOIN (SELECT coalesce((SELECT reader FROM mill.roles WHERE reader IN (SELECT rolname FROM pg_roles)),
                              session_user) AS reader) AS r
@@ -230,8 +231,7 @@ def _check_role(found: list[Row], database_role: str) -> None:
     if not found:
         raise UsageError(f"the database has no role {database_role!r}", hint="create it first")
     if not found[0]["may"]:
-        reader = found[0]["reader"]
         raise UsageError(
-            f"{reader} may not act as {database_role}",
-            hint=f"GRANT {database_role} TO {reader} WITH INHERIT FALSE, SET TRUE (before PostgreSQL 16: GRANT … TO …)",
+            f"{found[0]['reader']} may not act as {database_role}",
+            hint=f"{found[0]['wanted']} WITH INHERIT FALSE, SET TRUE (before PostgreSQL 16: GRANT … TO …)",
         )

@@ -20,7 +20,7 @@ from millpy.admin import tokens
 from millpy.admin.queries import Admin
 from millpy.cli.app import app
 from millpy.embedded import EmbeddedPostgres
-from millpy.errors import ConfigError
+from millpy.errors import ConfigError, UsageError
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
 from millpy.store.postgres.deployment.migrate import migrate
@@ -334,6 +334,20 @@ async def test_a_login_with_createrole_creates_the_roles_migrates_and_deploys(
     await work(as_role(tenant, "t_worker"), plant(feed))
 
     assert len(fetch(as_role(tenant, "t_reader"), COUNTED)) == DEVICES
+
+
+def test_role_of_a_token_that_needs_quotes_is_granted_as_the_hint_says(roles: str) -> None:
+    run(roles, 'CREATE ROLE "Ana""lyst"')
+    try:
+        with pytest.raises(UsageError, match="millpy_reader may not act as") as refused:
+            tokens.create(Admin(roles), "mine", tokens.Role.VIEWER, database_role='Ana"lyst')
+        run(roles, refused.value.hint.partition(" (before")[0])
+
+        row, _ = tokens.create(Admin(roles), "mine", tokens.Role.VIEWER, database_role='Ana"lyst')
+
+        assert row["database_role"] == 'Ana"lyst'
+    finally:
+        run(roles, 'DROP ROLE "Ana""lyst"')
 
 
 @pytest.fixture
