@@ -13,6 +13,9 @@ from millpy.sinks.statement import StatementLogic
 from millpy.store.postgres.session_settings import settings_query
 
 CHECK = "sink"
+LIMITS = {"lock_timeout": "5000", "statement_timeout": "20000"}
+"""A session that alters a table, or one that is away, must not hold up the doctor."""
+CONNECT_S_MAX = 10
 STOPS = "turns with its records fail until it can run, and all steps of these turns wait"
 
 
@@ -34,8 +37,10 @@ def _examined(url: str, name: str, logic: StatementLogic, worker: str | None) ->
         return Finding(Severity.NOTE, CHECK, f"{name}: the rights of a CALL are not checked", "", "run it in psql")
     role = worker or "the role of the URL"
     try:
-        with psycopg.connect(url) as connection:
-            connection.execute(settings_query({}, local=True))  # also begins the transaction, with the path of a commit
+        with psycopg.connect(url, connect_timeout=CONNECT_S_MAX) as connection:
+            connection.execute(
+                settings_query(LIMITS, local=True)
+            )  # also begins the transaction, with the path of a commit
             role = _become(connection, worker)
             connection.execute(b"PREPARE millpy_doctor AS " + logic.query.encode())
             places = sql.SQL(", ").join([sql.NULL] * logic.places)
@@ -46,6 +51,9 @@ def _examined(url: str, name: str, logic: StatementLogic, worker: str | None) ->
         said = error.diag.message_primary or str(error)
         hint = "GRANT USAGE on the schema, and the rights that the statement needs"
         return Finding(Severity.ERROR, CHECK, f"{name}: {role} may not run its statement: {said}", STOPS, hint)
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as error:
+        found = f"{name}: its statement was not checked: {error.diag.message_primary}"
+        return Finding(Severity.WARNING, CHECK, found, "", "try again; pg_locks shows what locks its tables")
     except psycopg.Error as error:
         said = error.diag.message_primary or str(error)
         return Finding(Severity.ERROR, CHECK, f"{name}: its statement cannot run: {said}", STOPS, "correct one of them")

@@ -10,6 +10,7 @@ import pytest
 from psycopg import sql
 
 from millpy import EventTime, Graph, seconds
+from millpy.admin import doctor_statements
 from millpy.admin.diagnosis import read_facts
 from millpy.admin.doctor_sinks import judge_sinks
 from millpy.admin.doctor_statements import examine_statements
@@ -61,6 +62,21 @@ def test_a_statement_that_the_workers_may_not_run_is_an_error_and_none_is_run(da
             connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(role)))
     (found_as_owner,) = examine_statements(database_url, graph_of(INSERT), None)
     assert found_as_owner.severity is Severity.OK
+
+
+def test_a_statement_whose_table_is_locked_is_not_waited_for(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(doctor_statements.LIMITS, "lock_timeout", "50")
+    with psycopg.connect(database_url) as connection:
+        connection.execute(TABLE)
+        connection.commit()
+        connection.execute("LOCK TABLE app.hot IN ACCESS EXCLUSIVE MODE")
+
+        (found,) = examine_statements(database_url, graph_of(INSERT), None)
+
+    assert (found.severity, found.check) == (Severity.WARNING, "sink")
+    assert found.found == "to_app_0: its statement was not checked: canceling statement due to lock timeout"
 
 
 async def test_a_parked_key_of_a_sink_is_among_the_parked_keys(world: World, database_url: str) -> None:
