@@ -51,3 +51,13 @@ async def test_fleet_shows_the_outcome_for_each_device(database_url: str) -> Non
     )
     assert row == (True, True, True, True, "world", "readings")
     assert fetch(database_url, "SELECT count(*) FROM millpy.accounting WHERE NOT balanced") == [(0,)]
+    # What was replayed is in the results; a row that stands for no record is counted by that which does.
+    first = "(SELECT min(late_record_id) FROM mill.late_records WHERE key LIKE '%dev-{}%')"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        for change in (
+            f"UPDATE mill.late_records SET state = 'replayed' WHERE late_record_id = {first.format(1)}",
+            f"UPDATE mill.late_records SET whole = false WHERE late_record_id = {first.format(3)}",
+            "UPDATE mill.dead_letters SET state = 'replayed' WHERE key LIKE '%dev-3%'",
+        ):
+            assert connection.execute(change.encode()).rowcount == 1
+    assert fetch(database_url, COUNTS)[1::2] == [("dev-1", 41, 2, 1, 0), ("dev-3", 41, 2, 1, 0)]
