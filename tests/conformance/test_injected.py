@@ -277,6 +277,18 @@ async def test_refusals_say_what_to_do_and_waiting_records_are_bounded(database_
         assert await found_reader.amounts(2) == [5, 6]
 
 
+async def test_transactions_of_workers_have_not_injected(database_url: str) -> None:
+    await deploy(database_url, graph_of())
+    ours = psycopg.conninfo.make_conninfo(database_url, application_name="millpy injected")
+    with psycopg.connect(ours) as worker, psycopg.connect(database_url) as connection:
+        worker.execute("DELETE FROM mill.injected_records")
+        inject(connection, 1)
+
+        (row,) = read_facts(database_url, SystemClock()).injections
+
+    assert row["open_transactions"] == 1
+
+
 async def test_prepared_transaction_is_open_since_it_was_prepared(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -380,6 +380,21 @@ async def test_disconnected_source_is_shown_explained_and_told_by_the_doctor(own
     assert left[0] == ("without a worker", False)
 
 
+async def test_no_site_is_behind_the_watermark_that_its_source_has_reached(owner: Owner, database_url: str) -> None:
+    (source, _) = owner.deployment.intervals_of("readings")
+    sites = Entries(Kind.SITE, "source")
+    sites.add(b'""', 0, "floor", b"%d" % MINUTE)
+    for name, watermark in (("oslo", MINUTE // 2), ("rome", 2 * MINUTE)):
+        sites.add(b'""', 0, f'"{name}"', b'{"watermark": %d, "max_event_time": 1, "arrived_at": 1}' % watermark)
+    await owner.commit(owner.checkpoint(source, delta=[sites]))
+
+    found = fetch(
+        database_url, "SELECT site, extract(epoch FROM watermark)::int FROM millpy.site_watermarks ORDER BY 1"
+    )
+
+    assert found == [("oslo", 60), ("rome", 120)]
+
+
 HOURS = """
     INSERT INTO mill.device_hours (table_id, device, bucket, hour, windows, measured, records, late, mean, stddev,
                                    first_at, last_at)
