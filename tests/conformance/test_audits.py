@@ -18,9 +18,11 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from millpy.admin.audits import HOUR_US, closed_hours, record_hours
+from millpy.admin.diagnosis import read_facts
 from millpy.admin.queries import Admin
 from millpy.cli.auditor import reason_of
 from millpy.cli.graph_audit import GraphAudit
+from millpy.clock import SystemClock
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import ConfigError, MillError, TableSwitchedError, UsageError
 from millpy.model.deployment import GraphSpec
@@ -62,6 +64,22 @@ def test_a_difference_is_one_event_until_it_is_repaired_or_another_one(database_
         remembered = connection.execute("SELECT hour, differences FROM mill.audits ORDER BY hour").fetchall()
 
     assert remembered == [(HOUR_US, 0), (2 * HOUR_US, 1), (3 * HOUR_US, 0)]
+
+
+def test_only_a_service_is_behind_with_its_audits(database_url: str) -> None:
+    asyncio.run(deploy(database_url, a_graph()))
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("UPDATE mill.intervals SET low_watermark = %s", [10 * HOUR_US])
+
+    def behind(number: int, *, by_service: bool) -> float | None:
+        record_hours(Admin(database_url), "factory", "sums_1m", [hour(number)], engine="native", by_service=by_service)
+        (row,) = read_facts(database_url, SystemClock()).audits
+        return row["behind_s"]  # type: ignore[no-any-return]
+
+    lateness_s = a_graph().tables[0].allowed_lateness_us / 1e6
+    assert behind(2, by_service=False) is None
+    assert behind(3, by_service=True) == 6 * 3_600 - lateness_s
+    assert behind(5, by_service=False) == 6 * 3_600 - lateness_s
 
 
 def test_an_auditor_begins_where_the_archive_does(database_url: str) -> None:

@@ -21,7 +21,7 @@ from millpy.ingest.settings import EventTime
 from millpy.ingest.site_watermarks import SiteColumn, SiteWatermarks
 from millpy.ingest.source_position import SourcePosition
 from millpy.limits import Limits
-from millpy.model.checkpoint import Entries, Kind
+from millpy.model.checkpoint import DedupeRun, Entries, Kind
 from millpy.model.finding import Severity
 from millpy.model.time import INSTANT_MIN, Instant, seconds
 from millpy.store.postgres import pooler_check as pooling
@@ -205,6 +205,25 @@ async def test_a_slot_that_cannot_be_freed_is_reported_with_its_reader(
     (full,) = [f for f in findings if f.severity is Severity.WARNING]
     assert full.found.startswith(f"{ring}: 15 of 16 slots")
     assert ("factory.sums" if ring == "segments" else "factory.readings") in full.found
+
+
+async def test_computations_whose_ids_are_dead_do_not_need_a_slot(owner: Owner, database_url: str) -> None:
+    old, live = DedupeRun(bytes(16), bytes(8), Instant(100), Instant(90)), Instant(1_000)
+    later = {
+        "readings": DedupeRun(bytes(16), bytes(8), live, Instant(95)),
+        "sums": DedupeRun(bytes(16), bytes(8), live, Instant(101)),
+        "alarms": DedupeRun(bytes(16), bytes(8), live, Instant(95), whole=True),
+    }
+    for computation, run in later.items():
+        interval = owner.deployment.intervals_of(computation)[0]
+        for one in (old, run):
+            await owner.commit(owner.checkpoint(interval, dedupe_run=one))
+    change(database_url, "UPDATE mill.dedupe_runs SET slot = 1 WHERE bundle = 2")
+
+    with psycopg.connect(database_url) as connection:
+        needed = connection.execute(statement("look_who_needs_dedupe_runs"), {"slot": 0}).fetchall()
+
+    assert needed == [("factory", "readings")]
 
 
 async def test_accounting_that_does_not_add_up_is_an_error_with_an_exit_status(owner: Owner, database_url: str) -> None:
