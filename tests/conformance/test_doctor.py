@@ -21,7 +21,7 @@ from millpy.ingest.settings import EventTime
 from millpy.ingest.site_watermarks import SiteColumn, SiteWatermarks
 from millpy.ingest.source_position import SourcePosition
 from millpy.limits import Limits
-from millpy.model.checkpoint import DedupeRun, Entries, Kind
+from millpy.model.checkpoint import DeadLetter, DedupeRun, Entries, Kind, LateRows
 from millpy.model.finding import Severity
 from millpy.model.time import INSTANT_MIN, Instant, seconds
 from millpy.store.postgres import pooler_check as pooling
@@ -224,6 +224,27 @@ async def test_computations_whose_ids_are_dead_do_not_need_a_slot(owner: Owner, 
         needed = connection.execute(statement("look_who_needs_dedupe_runs"), {"slot": 0}).fetchall()
 
     assert needed == [("factory", "readings")]
+
+
+async def test_records_that_are_settled_or_old_are_not_counted(owner: Owner, database_url: str) -> None:
+    interval = owner.deployment.intervals_of("sums")[0]
+    dead = [DeadLetter("user_error", "boom", b"{}", "readings", "sums") for _ in range(5)]
+    late = LateRows("readings", "sums", *[[value] * 5 for value in (b'"a"', b"{}", 1, 3, 1, 2)])
+    await owner.commit(owner.checkpoint(interval, dead_letters=dead, late=[late]))
+    for table, number, at in (("dead_letters", "dead_letter_id", "dead_lettered_at"),
+                              ("late_records", "late_record_id", "recorded_at")):  # fmt: skip
+        change(
+            database_url,
+            f"UPDATE mill.{table} SET state = s.name FROM (VALUES (2, 'requested'), (3, 'replayed'), (4, 'discarded'))"
+            f" AS s (place, name) WHERE {number} = (SELECT min({number}) - 1 + s.place FROM mill.{table})",
+            f"UPDATE mill.{table} SET {at} = {at} - interval '2 hours'"
+            f" WHERE {number} = (SELECT max({number}) FROM mill.{table})",
+        )
+
+    judged = found(database_url)
+
+    assert judged["dead letters"] == (Severity.NOTE, "factory.readings: 2 in the last hour")
+    assert judged["late records"] == (Severity.NOTE, "factory.readings: 2 in the last hour")
 
 
 async def test_accounting_that_does_not_add_up_is_an_error_with_an_exit_status(owner: Owner, database_url: str) -> None:
