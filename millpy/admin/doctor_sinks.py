@@ -41,11 +41,12 @@ def judge_sinks(facts: Facts, _: Limits) -> Iterator[Finding]:
             yield Finding(Severity.OK, CHECK, f"{name}: {waits}")
         if row["refused"]:
             parked = f"; {row['parked_keys']} keys are parked" if row["parked_keys"] else ""
+            why = row["refused_because"] or "they were released, and are sent again"
             yield Finding(
                 Severity.WARNING,
                 CHECK,
                 f"{name}: the other side refuses messages since {row['refused_since']:%Y-%m-%d %H:%M:%S} UTC:"
-                f" {row['refused_because']}; {row['refused']:,} messages wait for it{parked}",
+                f" {why}; {row['refused']:,} messages wait for it{parked}",
                 "those of the same keys wait; when they reach their bound, all messages wait",
                 "correct the other side, or release parked keys with `millpy parked release`; they are in"
                 " millpy.refused_messages",

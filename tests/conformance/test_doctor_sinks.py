@@ -104,3 +104,5 @@ def test_the_doctor_says_what_is_refused_and_what_to_do(database_url: str, parke
     assert "g.out: the other side refuses messages since" in found.found
     assert ("2 keys are parked" in found.found) == bool(parked)
     assert "millpy parked release" in found.action
+    (released,) = judge_sinks(replace(facts, sinks=[row | {"refused_because": None}]), Limits())
+    assert "UTC: they were released, and are sent again; 5 messages" in released.found
