@@ -129,7 +129,7 @@ def _is_free(host: str, port: int) -> bool:
         with socket.socket(kind, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where)
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):
         raise UsageError(f"{host!r} is no address", hint="for example --host 127.0.0.1") from None
     except OSError:
         return False

@@ -104,6 +104,13 @@ def test_usage_error_is_one_line_and_a_hint(
     assert not (tmp_path / ".millpy").exists()
 
 
+def test_name_that_no_host_can_have_is_refused(tmp_path: Path) -> None:
+    done = millpy("db", "--host", "a..b", "--port", "5432", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("millpy: 'a..b' is no address\n")
+
+
 def test_unreachable_database_is_one_line(tmp_path: Path) -> None:
     done = millpy("status", "--database", "postgresql://somebody@127.0.0.1:1/none", cwd=tmp_path)
 
