@@ -96,6 +96,6 @@ def allowed_origins(hosts: Iterable[str]) -> frozenset[Origin]:
 
 def parsed(url: URL) -> Origin | None:
     """Return the origin of a URL as the client reads it; None if it is no URL of an endpoint."""
-    if url.scheme not in PORTS or not url.host or url.user is not None or url.password is not None:
+    if url.scheme not in PORTS or not url.raw_host or url.user is not None or url.password is not None:
         return None
-    return Origin(url.scheme, url.host.lower(), url.port or PORTS[url.scheme])
+    return Origin(url.scheme, url.raw_host.lower(), url.port or PORTS[url.scheme])  # raw: the xn-- form

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import pytest
+import yarl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from millpy import EventTime, Graph, Tls, Webhook, WebhookAccess, WebhookTimeout
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError, GraphError, MessagesRefusedError, MillError, SinkUnavailableError
 from millpy.sinks import SendBound, SinkMessages, SinkSetup
-from millpy.sinks.webhook.address import allowed_origins, origin_of
+from millpy.sinks.webhook.address import allowed_origins, origin_of, parsed
 from millpy.sinks.webhook.answers import RETRY_AFTER_S_MAX, Meaning, WebhookAnswer, answer_of, retry_after_s
 from millpy.sinks.webhook.delivery import BEHIND, FAILURES_MAX, WebhookDelivery
 from millpy.sinks.webhook.requests import HEADERS_BYTES_MAX, RequestBuilder, WebhookRequest, header_text
@@ -105,6 +106,12 @@ def test_origins_compare_as_the_client_reads_them() -> None:
     assert [origin_of(url).exposes_secrets for url in ("http://a.org", "http://127.0.0.1", "https://a.org")] == [
         True, False, False
     ]  # fmt: skip
+
+
+def test_an_international_host_is_the_one_that_the_graph_allows() -> None:
+    allowed = origin_of("https://xn--bcher-kva.example/alerts")
+    assert parsed(yarl.URL("https://xn--bcher-kva.example/alerts", encoded=True)) == allowed
+    assert parsed(yarl.URL("https://bücher.example/of-a-field")) == allowed, "as a field may have it"
 
 
 def test_signatures_are_those_of_the_standard(monkeypatch: pytest.MonkeyPatch) -> None:
