@@ -1,4 +1,4 @@
-"""Addresses of clients: what counts as one client, whatever form its address comes in."""
+"""Names of hosts, and addresses of clients: what counts as one client, whatever form its address comes in."""
 
 from __future__ import annotations
 
@@ -6,6 +6,15 @@ import ipaddress
 
 CLIENT_BITS = 64
 """An IPv6 client has a whole network of them."""
+
+
+def is_host_name(name: str) -> bool:
+    """Tell whether the system can be asked for a name: Python itself fails for an empty part, as in `.example.org`."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(name)
 
 
 def ip_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -115,4 +115,9 @@ def is_other_machine(host: str) -> bool:
 
 def goes_elsewhere(servers: str) -> bool:
     """Tell whether one of `host:port,other:port` is another machine."""
-    return any(is_other_machine(server.strip().rsplit(":", 1)[0].strip("[]")) for server in servers.split(","))
+    return any(map(is_other_machine, hosts_of(servers)))
+
+
+def hosts_of(servers: str) -> list[str]:
+    """Return the hosts of `host:port,other:port`."""
+    return [server.strip().rsplit(":", 1)[0].strip("[]") for server in servers.split(",")]

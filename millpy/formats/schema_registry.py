@@ -24,6 +24,7 @@ from typing import Any
 
 from millpy.clock import Clock, SystemClock
 from millpy.config.access import NO_LOGIN, Login, Tls, files_of
+from millpy.config.addresses import is_host_name
 from millpy.config.secrets import secret
 from millpy.errors import ConfigError
 from millpy.model.arguments import check_instance
@@ -116,7 +117,7 @@ class SchemaRegistry:
 
 def _checked(url: str) -> str:
     parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not is_host_name(parts.hostname or ""):
         raise ConfigError("the address of the schema registry is invalid", hint='for example "http://registry:8081"')
     return url.rstrip("/")
 

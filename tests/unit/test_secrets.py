@@ -10,7 +10,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from typer.testing import CliRunner
 
-from millpy import Kafka, KafkaBrokers, Login, Mqtt, MqttTopic, Sasl
+from millpy import Kafka, KafkaBrokers, Login, Mqtt, MqttTopic, Sasl, SchemaRegistry, Webhook
 from millpy.cli.app import app
 from millpy.clock import SystemClock
 from millpy.config.database_url import complete
@@ -19,6 +19,7 @@ from millpy.config.settings import Settings
 from millpy.errors import ConfigError
 from millpy.ingest.protocol import SourceSetup
 from millpy.limits import Limits
+from millpy.sources.http.address import listen_address
 from millpy.sources.kafka.client import Cluster
 from millpy.sources.mqtt.address import BrokerAddress, url_of_environment
 
@@ -220,3 +221,26 @@ def test_no_command_shows_a_password_when_it_cannot_connect(
         assert result.exit_code != 0, (command, url)
         assert result.exception is None or isinstance(result.exception, SystemExit), (command, url)
         assert SECRET not in result.output, result.output
+
+
+@pytest.mark.parametrize("host", [".plant", "broker..plant", "b" * 64 + ".plant"])
+def test_a_host_that_the_system_cannot_be_asked_for_is_refused(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an empty variable leaves it: `mqtt://$SITE.plant`. Looking it up raises UnicodeError."""
+    monkeypatch.setenv("MILLPY_MQTT_URL", f"mqtt://{host}:1883")
+    monkeypatch.setenv("MILLPY_INGEST_URL", f"http://{host}:8081")
+    monkeypatch.setenv("MILLPY_SCHEMA_REGISTRY_URL", f"https://{host}")
+    monkeypatch.setenv("MILLPY_KAFKA_SERVERS", f"one:9092,{host}:9092")
+    for use in (
+        url_of_environment,
+        lambda: Mqtt("readings", host=host),
+        lambda: MqttTopic("alerts", host=host),
+        lambda: listen_address(None),
+        lambda: SchemaRegistry().address(),
+        lambda: Kafka("readings", partitions=1).cluster(),
+        lambda: Kafka("readings", partitions=1, brokers=KafkaBrokers(servers=f"{host}:9092")).cluster(),
+        lambda: Webhook(f"https://{host}/alerts"),
+        lambda: Webhook(url_field="url", hosts=[host]),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            use()
+        assert raised.value.hint, raised.value

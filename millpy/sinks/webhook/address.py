@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from millpy.config.addresses import is_host_name
 from millpy.config.secrets import is_other_machine
 from millpy.errors import ConfigError
 
@@ -57,7 +58,7 @@ def origin_of(url: object) -> Origin:
         scheme, host, port = parts.scheme.lower(), parts.hostname or "", parts.port
     except ValueError as error:
         raise ConfigError(f"this is no URL: {error}", hint='for example "https://example.org/alerts"') from None
-    if scheme not in PORTS or not host:
+    if scheme not in PORTS or not is_host_name(host):
         raise ConfigError(
             "the URL of an endpoint begins with https:// (or http://) and a host",
             hint='for example "https://example.org/alerts"',

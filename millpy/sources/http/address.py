@@ -6,6 +6,7 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
+from millpy.config.addresses import is_host_name
 from millpy.config.secrets import is_other_machine, secret
 from millpy.errors import ConfigError
 
@@ -80,10 +81,11 @@ def listen_address(url: str | None) -> ListenAddress:
     name = "url=" if url else URL_VARIABLE
     try:
         parts = urlsplit(given)
-        port, host = parts.port, parts.hostname
+        port, host = parts.port, parts.hostname or ""
     except ValueError:
         raise ConfigError(f"{name} is not an address to listen at", hint=_HINT) from None
-    if parts.scheme not in ("http", "https") or not host or parts.path.strip("/") or parts.fragment or parts.username:
+    is_url = parts.scheme in ("http", "https") and is_host_name(host)
+    if not is_url or parts.path.strip("/") or parts.fragment or parts.username:
         raise ConfigError(f"{name} is not an address to listen at", hint=_HINT)
     files = {key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
     if unknown := sorted(files.keys() - set(_FILES)):

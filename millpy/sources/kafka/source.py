@@ -13,8 +13,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from millpy.config.access import Tls, files_of, text_of
+from millpy.config.addresses import is_host_name
 from millpy.config.extras import to_install
-from millpy.config.secrets import goes_elsewhere, secret
+from millpy.config.secrets import goes_elsewhere, hosts_of, secret
 from millpy.errors import ConfigError
 from millpy.formats import Format, Message
 from millpy.formats.message import checked_format
@@ -218,7 +219,7 @@ class Kafka(Source):
         """Return the addresses and credentials, as given here or else by the environment.
 
         Raises:
-            ConfigError: the package aiokafka is missing, or a file with the password cannot be read.
+            ConfigError: the package aiokafka is missing, a host is none, or a file with the password cannot be read.
         """
         try:
             from millpy.sources.kafka.client import Cluster  # an optional dependency
@@ -227,6 +228,11 @@ class Kafka(Source):
         brokers, sasl = self.brokers, self.brokers.sasl
         ours = brokers.servers is None  # credentials belong to the address that they were given with
         servers = brokers.servers or os.environ.get(SERVERS_VARIABLE) or "localhost:9092"
+        if unfit := [host for host in hosts_of(servers) if not is_host_name(host)]:
+            raise ConfigError(
+                f"{unfit[0]!r} is not the name of a host, in {SERVERS_VARIABLE if ours else 'servers='}",
+                hint='for example "one:9092,two:9092"',
+            )
         username = sasl.username or (os.environ.get(USERNAME_VARIABLE) if ours else None)
         chosen = brokers.tls is not None
         return Cluster(

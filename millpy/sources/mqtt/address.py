@@ -9,6 +9,7 @@ from ipaddress import IPv6Address
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from millpy.config.access import NO_LOGIN, Login, Tls, files_of, text_of
+from millpy.config.addresses import is_host_name
 from millpy.config.secrets import is_other_machine, secret
 from millpy.errors import ConfigError
 from millpy.model.arguments import check_instance, is_whole
@@ -78,14 +79,14 @@ def url_of_environment() -> BrokerUrl:
     """
     try:
         url = urlsplit(secret(URL_VARIABLE) or "mqtt://localhost:1883")
-        port = url.port
+        host, port = url.hostname or "", url.port
     except ValueError:
         raise ConfigError(f"{URL_VARIABLE} is not an MQTT address", hint=_HINT) from None
-    if url.scheme not in ("mqtt", "mqtts") or not url.hostname or url.path.strip("/") or url.fragment:
+    if url.scheme not in ("mqtt", "mqtts") or not is_host_name(host) or url.path.strip("/") or url.fragment:
         raise ConfigError(f"{URL_VARIABLE} is not an MQTT address", hint=_HINT)
     files = _files(url)
     return BrokerUrl(
-        host=url.hostname,
+        host=host,
         port=port,
         username=unquote(url.username) if url.username else None,
         password=unquote(url.password) if url.password else secret(PASSWORD_VARIABLE),
@@ -110,13 +111,17 @@ def check_address(host: str | None, port: int | None, login: Login, tls: Tls | b
     """Check `host=`, `port=`, `login=` and `tls=` of a source or a sink. Raises ConfigError, GraphError."""
     check_instance("login", login, Login, 'for example login=Login("me", "secret")')
     files_of(tls)
-    if host is not None and not (isinstance(host, str) and (_NAME.fullmatch(host) or _is_ipv6(host))):
+    if host is not None and not (isinstance(host, str) and (_is_name(host) or _is_ipv6(host))):
         raise ConfigError(
             "host= is neither the name nor the address of a host",  # it may hold a password
             hint='write it alone, with port=… and tls=… beside it: host="broker.plant", port=8883, tls=True',
         )
     if port is not None and not is_whole(port, 1, 65_535):
         raise ConfigError(f"port={port!r} is not between 1 and 65,535", hint="leave it out for 1883, with TLS 8883")
+
+
+def _is_name(host: str) -> bool:
+    return _NAME.fullmatch(host) is not None and is_host_name(host)
 
 
 def _is_ipv6(host: str) -> bool:
