@@ -331,7 +331,9 @@ class KafkaInjector:
             if not len(records) and not self._moved:
                 return None  # the first message waits for its schema
             self._grown += len(expanded.payloads) - len(expanded.rows)
-        after = records.next_offset if len(records) else self._offset if not self._inbox else self._position.offset
+        after = self._offset  # behind all that was fetched, and behind markers that may be deleted
+        if self._inbox:
+            after = records.next_offset if len(records) else self._position.offset
         self._moved = False
         self._position = KafkaPosition(after, self._position.begun, self._topic_id)
         batch = batch_of(records, expanded, self._payloads, self._setup.partition, now_us)
