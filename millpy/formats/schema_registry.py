@@ -253,7 +253,8 @@ class SchemaCache:
         registry = self._registry
         address = registry.address()
         parts = urllib.parse.urlsplit(address)
-        user, password = registry.login.username or parts.username, registry.login.password or parts.password
+        of_url = [None if part is None else urllib.parse.unquote(part) for part in (parts.username, parts.password)]
+        user, password = registry.login.username or of_url[0], registry.login.password or of_url[1]
         host = parts.netloc.rpartition("@")[2]
         request = urllib.request.Request(
             f"{parts.scheme}://{host}{parts.path}{path}",

@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import uuid
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
@@ -324,6 +325,13 @@ def test_the_registry_is_asked_over_http_once_for_each_schema() -> None:
             cache._found(3)
         assert "hidden" not in str(refused.value)
     assert "hidden" not in repr(registry)
+
+
+def test_a_login_in_the_address_is_percent_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served({"/api/schemas/ids/1": (200, b'{"schema":"1"}')}) as (url, logins):
+        monkeypatch.setenv("MILLPY_SCHEMA_REGISTRY_URL", url.replace("//", "//k%40y:hid%2Fd+n@"))
+        SchemaCache(SchemaRegistry())._found(1)
+    assert logins == ["Basic " + b64encode(b"k@y:hid/d+n").decode()]
 
 
 def test_a_redirect_does_not_take_our_login_elsewhere() -> None:
