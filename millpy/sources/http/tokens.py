@@ -20,23 +20,23 @@ TOKENS_VARIABLE = "MILLPY_INGEST_TOKENS"
 TOKENS_MAX = 1_000
 READ_EVERY_S = 10.0
 """Seconds after which the list is read again, so that a token can be added or withdrawn while workers run."""
-_LINE = re.compile(r"([\w.@-]{1,100})\s+(?:sha256:)?([0-9a-fA-F]{64})")
+_ENTRY = re.compile(r"([\w.@-]{1,100})\s+(?:sha256:)?([0-9a-fA-F]{64})")
 _BEARER = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([\x21-\x7e]{1,512}) *")
 _HINT = "one token a line: a name, and the SHA-256 of the token: printf %s TOKEN | sha256sum"
 
 
 def parse_tokens(text: str) -> dict[bytes, str]:
-    """Return the name of each token by its hash. Commas separate like ends of lines, and # begins a comment.
+    """Return the name of each token by its hash. Commas separate, too, and a comment begins with #.
 
     Raises:
         ConfigError: an entry is not a name and a hash. The message does not quote it.
     """
     found: dict[bytes, str] = {}
-    for number, line in enumerate(re.split(r"[\n,]", text), 1):
-        line = line.partition("#")[0].strip()
-        if not line:
+    entries = [entry for line in text.split("\n") for entry in line.partition("#")[0].split(",")]
+    for number, entry in enumerate(map(str.strip, entries), 1):
+        if not entry:
             continue
-        parts = _LINE.fullmatch(line)
+        parts = _ENTRY.fullmatch(entry)
         if parts is None:
             raise ConfigError(f"{TOKENS_VARIABLE}: entry {number} is not a name and a hash", hint=_HINT)
         found[bytes.fromhex(parts[2])] = parts[1]

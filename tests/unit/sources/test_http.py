@@ -369,6 +369,14 @@ def test_tokens_are_read_again_and_stay_when_they_cannot(monkeypatch: pytest.Mon
     assert tokens.name_of("Bearer new") == "new"
 
 
+def test_a_comment_on_tokens_ends_with_its_line() -> None:
+    hashes = [sha256(name).digest() for name in (b"a", b"b", b"c")]
+    a, b, c = (digest.hex() for digest in hashes)
+    assert parse_tokens(f"# of Alice, in plant 3\na {a}, b {b}  # until May\n# old {b}, withdrawn {c}\n") == {
+        hashes[0]: "a", hashes[1]: "b"
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("text", ["", "#", "name", "name abc", f"na me {'0' * 64}", f"x {'0' * 64}\nsecret-token"])
 def test_malformed_tokens_are_refused_without_being_quoted(text: str) -> None:
     with pytest.raises(ConfigError) as refused:
