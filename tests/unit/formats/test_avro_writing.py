@@ -96,10 +96,10 @@ async def test_the_registry_is_asked_once_and_what_it_refuses_is_an_error_of_the
 ) -> None:
     sink = KafkaTopic("places", format=Avro(registry=SchemaRegistry(url=registry.url)))
     types = [RecordType(Place)]
-    registry.is_away = True
+    registry.fails = 503
     with pytest.raises(SinkUnavailableError, match="answers 503"):
         await sink.prepare(types)
-    registry.is_away, registry.refuses = False, (409, "READER_FIELD_MISSING_DEFAULT_VALUE")
+    registry.fails, registry.refuses = 0, (409, "READER_FIELD_MISSING_DEFAULT_VALUE")
     with pytest.raises(ConfigError, match=r"refuses the schema of subject 'places-value'.*READER_FIELD_MISSING"):
         await sink.prepare(types)
     registry.refuses = (403, "User is denied operation Write on Subject: places-value")
