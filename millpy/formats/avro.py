@@ -193,7 +193,7 @@ def encoded(value: Any, schema: Any) -> bytes:
 
     with BytesIO() as stream:
         try:
-            schemaless_writer(stream, schema, value)
+            schemaless_writer(stream, schema, value, strict_allow_default=True)  # or it leaves out what has no field
         except Exception as error:
             raise ValueError(f"it does not fit the Avro schema: {error!r}") from error
         return stream.getvalue()

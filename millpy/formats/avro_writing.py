@@ -41,14 +41,19 @@ def schema_of(record_type: RecordType) -> str:
     Raises:
         GraphError: a field has no exact form in Avro.
     """
-    return json.dumps(_record(record_type.struct, set()), separators=(",", ":"))
+    return json.dumps(_record(record_type.struct, {}), separators=(",", ":"))
 
 
-def _record(struct: type[msgspec.Struct], named: set[str]) -> Any:
+def _record(struct: type[msgspec.Struct], named: dict[str, type[msgspec.Struct]]) -> Any:
     check_written(struct)
-    if struct.__name__ in named:
-        return struct.__name__
-    named.add(struct.__name__)
+    name = struct.__name__
+    if name in named:
+        if named[name] is not struct:
+            raise GraphError(
+                f"two classes are named {name}, and names of records are unique in Avro", hint="rename one of them"
+            )
+        return name
+    named[name] = struct
     hints = typing.get_type_hints(struct, include_extras=True)
     fields = []
     for name, written in zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True):
@@ -59,7 +64,7 @@ def _record(struct: type[msgspec.Struct], named: set[str]) -> Any:
     return {"type": "record", "name": struct.__name__, "fields": fields}
 
 
-def _type(annotation: Any, plain: Any, place: str, named: set[str]) -> Any:
+def _type(annotation: Any, plain: Any, place: str, named: dict[str, type[msgspec.Struct]]) -> Any:
     if is_wide(annotation):
         raise GraphError(f"{place}: a whole number of any width has no form in Avro", hint=_HINT)
     if is_enum(plain):

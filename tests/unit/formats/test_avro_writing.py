@@ -138,6 +138,12 @@ class Loop(msgspec.Struct):
     extra: int
 
 
+def namesake() -> type[msgspec.Struct]:
+    """Return a class with a `Place` beside the one of this module, as another module may have."""
+    other = msgspec.defstruct("Place", [("x", float), ("y", float)])
+    return msgspec.defstruct("Trip", [("hall", Place), ("point", other)])
+
+
 @pytest.mark.parametrize(
     ("sink", "struct", "said"),
     [
@@ -145,6 +151,7 @@ class Loop(msgspec.Struct):
         (KafkaTopic("t", format=Avro(registry=SchemaRegistry(url="http://x"))), Anything, "no exact form"),
         (KafkaTopic("t", format=Avro(registry=SchemaRegistry(url="http://x"))), Money, "no exact form"),
         (KafkaTopic("t", format=Avro(registry=SchemaRegistry(url="http://x"))), Tagged, "with a tag"),
+        (KafkaTopic("t", format=Avro(registry=SchemaRegistry(url="http://x"))), namesake(), "are named Place"),
         (KafkaTopic("t", format=Avro('"string"')), Place, "need an Avro record"),
         (KafkaTopic("t", format=Avro('{"type": "record"}')), Place, "schema is invalid"),
         (
@@ -215,4 +222,31 @@ def test_a_record_that_does_not_fit_a_given_schema_is_a_dead_letter() -> None:
     assert read(plain, Amount, value[5:]).value == Decimal("1.25")
     (letter,) = driver.dead_letters()
     assert letter.reason == "refused"
+    assert "does not fit the Avro schema" in letter.detail
+
+
+class Machine(msgspec.Struct):
+    device: str
+    at: datetime
+    place: Place | None
+
+
+def test_a_field_of_an_inner_record_that_a_given_schema_lacks_is_not_left_out() -> None:
+    place = {"type": "record", "name": "Place", "fields": [{"name": "hall", "type": "string"}]}
+    fields = [
+        {"name": "device", "type": "string"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "place", "type": ["null", place]},
+    ]
+    graph = Graph("g")
+    machines = graph.inject(
+        "machines", ManualSource(), schema=Machine, event_time=EventTime("at", max_disorder=seconds(0))
+    )
+    format = Avro({"type": "record", "name": "Machine", "fields": fields})
+    machines.to_sink(KafkaTopic("machines", format=format), key="device", name="out")
+    driver = GraphDriver(graph)
+    driver.feed("machines", [Machine("a", NOON, None), Machine("b", NOON, Place("B", 3))])
+
+    assert [key for key, _ in driver.sent("out")] == [b"a"]
+    (letter,) = driver.dead_letters()
     assert "does not fit the Avro schema" in letter.detail
