@@ -28,7 +28,7 @@ class BrokerAddress:
     """The address, the credentials and the settings of a connection to a broker.
 
     Attributes:
-        clean: whether the connection begins with a new session (MQTT 5).
+        clean: whether the connection begins with a new session; under MQTT 3.1.1 it then ends with the connection, too.
     """
 
     host: str

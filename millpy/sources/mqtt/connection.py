@@ -102,7 +102,7 @@ class MqttConnection:
             password=address.password,
             identifier=address.client_id,
             protocol=aiomqtt.ProtocolVersion.V5 if five else aiomqtt.ProtocolVersion.V311,
-            clean_session=None if five else False,
+            clean_session=None if five else address.clean,
             clean_start=address.clean if five else MQTT_CLEAN_START_FIRST_ONLY,  # what paho insists on under 3.1.1
             properties=properties,
             keepalive=address.keepalive_s,

@@ -59,7 +59,7 @@ async def examine(source: Mqtt, graph: str, stream: str) -> AsyncIterator[Findin
         said.update(zip(published.topics, published.payloads, strict=True))
         changed.set()
 
-    address = replace(ours, client_id=f"millpy-doctor-{random_id().hex[:8]}", session_expiry_s=0, protocol=5)
+    address = replace(ours, client_id=f"millpy-doctor-{random_id().hex[:8]}", session_expiry_s=0, clean=True)
     connection = MqttConnection(address, deliver, packet_bytes_max=100_000_000, kept_bytes=1_000)
     await connection.open()
     try:

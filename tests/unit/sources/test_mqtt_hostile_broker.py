@@ -254,6 +254,35 @@ async def test_refused_subscription_behind_a_backlog_is_reported_after_it() -> N
     server.close()
 
 
+async def test_the_doctor_speaks_the_protocol_of_the_source_and_leaves_no_session() -> None:
+    """The broker knows MQTT 3.1.1 only."""
+    flags: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                first, length = await reader.readexactly(2)
+                packet = await reader.readexactly(length)
+                match first >> 4:
+                    case 1:
+                        flags.append(packet[7])
+                        writer.write(b"\x20\x02\x00%c" % (packet[6] != 4))  # 1: this protocol is not spoken
+                    case 8:
+                        writer.write(b"\x90\x03" + packet[:2] + b"\x01")
+                        topic = packet[2:-1]  # with its length
+                        writer.write(b"\x30%c%b7" % (len(topic) + 1, topic))
+                    case 12:
+                        writer.write(b"\xd0\x00")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        source = Mqtt("a", host="127.0.0.1", port=server.sockets[0].getsockname()[1], protocol=311)
+        found = [finding async for finding in source.examine("g", "s")]
+
+    assert "7 at 127.0.0.1" in found[0].found, found
+    assert {each & 2 for each in flags} == {2}, "each session is a clean one, which ends with its connection"
+
+
 @pytest.mark.parametrize(
     ("protocol", "code", "said"),
     [
