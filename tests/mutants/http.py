@@ -38,6 +38,24 @@ MUTANTS = [
     ),
     Mutant(
         "millpy/sources/http/relay.py",
+        "            if hmac.compare_digest(self._signature(int(parts[1]), parts[2], key), header):\n",
+        "            if parts:\n",
+        killers=(f"{OF_WORKERS}test_worker_without_the_partition_passes_a_request_on_or_says_so",),
+    ),
+    Mutant(
+        "millpy/sources/http/relay.py",
+        " and abs(self._now() - int(parts[1])) <= _SIGNED_S_MAX:\n",
+        ":\n",
+        killers=(f"{OF_WORKERS}test_worker_without_the_partition_passes_a_request_on_or_says_so",),
+    ),
+    Mutant(
+        ENDPOINT,
+        "        if len(given) > 1 or not all",
+        "        if not all",
+        killers=("tests/unit/sources/test_http_hostile.py::test_malformed_head_is_refused_and_not_logged_as_a_fault",),
+    ),
+    Mutant(
+        "millpy/sources/http/relay.py",
         '            raise self._no_answer("something else answers at its address")\n',
         "            pass\n",
         killers=(f"{OF_WORKERS}test_success_of_another_program_at_the_address_of_an_owner_is_none",),

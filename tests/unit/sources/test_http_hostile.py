@@ -62,8 +62,10 @@ async def test_half_open_and_slow_clients_end(monkeypatch: pytest.MonkeyPatch) -
         b"POST /readings HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
         b"POST /readings HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[]\r\n0\r\n\r\n",
         b"POST /readings HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\n[]\r\n0\r\n\r\n",
-        b"POST /readings HTTP/1.1\r\nHost: x\r\nContent-Type: text/csv\r\nContent-Type: application/json\r\n"
+        b"POST /readings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Type: text/csv\r\n"
         b"Content-Length: 2\r\n\r\n[]",
+        b"POST /readings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nIdempotency-Key: a\r\n"
+        b"Idempotency-Key: b\r\nContent-Length: 2\r\n\r\n[]",
         b"POST /readings HTTP/1.1\r\nHost: x\r\nContent-Type: application/json; \xff\r\nContent-Length: 2\r\n\r\n[]",
         b"GET /readings HTTP/1.1\r\nHost: x\r\n\r\n",
         b"POST /other HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
@@ -198,6 +200,14 @@ def test_rate_is_kept_for_each_client_and_for_a_bounded_number() -> None:
         rates.delay_s(str(number), 1.0)
     assert len(rates._buckets) == CLIENTS_MAX
     assert RateLimiter(None).delay_s("a", 0.0) == 0
+
+
+def test_a_client_that_has_come_again_is_not_the_first_to_be_forgotten() -> None:
+    rates = RateLimiter(1)
+    for number in range(CLIENTS_MAX):
+        rates.delay_s(str(number), 0.0)
+
+    assert [rates.delay_s(client, 0.0) for client in ("0", "another", "0")] == [1, 0, 1]
 
 
 GOOD = b'{"device":"a","at":1700000000}'

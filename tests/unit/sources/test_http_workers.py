@@ -9,6 +9,7 @@ import socket
 import urllib.error
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,14 @@ async def test_worker_without_the_partition_passes_a_request_on_or_says_so() -> 
             assert (await raw[0].readline()).split()[1] == b"401"
             raw[1].close()
             peer_url = f"http://{theirs.connection.address.partition(' ')[2]}/readings"
-            signed = endpoint._relay._signature(endpoint._relay._now(), "0" * 64, "0")
-            for header in ("", "1 x", "² " + "0" * 64, f"0{signed[1:]}", signed):  # the last one signs another body
-                own_headers = {"Idempotency-Key": "0", "Millpy-Relay": header}
-                async with session.post(peer_url, json=reading(), headers=own_headers) as unsigned:
-                    assert unsigned.status == 401
+            sign, now, body = endpoint._relay._signature, endpoint._relay._now(), json.dumps(reading()).encode()
+            digest = sha256(body).hexdigest()
+            malformed = ["", "1 x", "² " + "0" * 64]
+            others = [sign(now, "0" * 64, "0"), sign(now, digest, "1"), sign(now - 70, digest, "0")]  # body, key, time
+            for header in (*malformed, *others, f"{now} {digest} {'0' * 64}"):
+                own_headers = {"Idempotency-Key": "0", "Millpy-Relay": header, "Content-Type": "application/json"}
+                async with session.post(peer_url, data=body, headers=own_headers) as unsigned:
+                    assert unsigned.status == 401, header
         finally:
             working.cancel()
             remote_working.cancel()
