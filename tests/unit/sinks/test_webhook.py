@@ -187,13 +187,15 @@ def test_retry_after_is_a_number_or_a_date_within_bounds() -> None:
     now_s = datetime(2026, 11, 26, 12, tzinfo=UTC).timestamp()
     date = format_datetime(datetime(2026, 11, 26, 12, 1, tzinfo=UTC), usegmt=True)
     past = format_datetime(datetime(2020, 1, 1, tzinfo=UTC), usegmt=True)
+    far = format_datetime(datetime(2030, 1, 1, tzinfo=UTC), usegmt=True)
     found = {
         text: retry_after_s(text, now_s)
-        for text in (None, "", "7", " 7 ", date, past, "99999999999999999999", "1" * 101, "-1", "1.5", "soon", "٣",
+        for text in (None, "", "7", " 7 ", date, past, far, "99999999999999999999", "1" * 101, "-1", "1.5", "soon", "٣",
                      "Mon, 99 Foo 2026 00:00:00 GMT")
     }  # fmt: skip
     assert found == {
         None: None, "": None, "7": 7.0, " 7 ": 7.0, date: 60.0, past: 0.0, "99999999999999999999": RETRY_AFTER_S_MAX,
+        far: RETRY_AFTER_S_MAX,
         "1" * 101: None, "-1": None, "1.5": None, "soon": None, "٣": None, "Mon, 99 Foo 2026 00:00:00 GMT": None,
     }  # fmt: skip
 

@@ -92,6 +92,22 @@ def test_notes_of_another_connection_are_forgotten_after_the_backlog() -> None:
     assert not redeliveries.recognize(a_digest(1))
 
 
+def test_the_oldest_notes_are_forgotten_first_but_never_one_that_is_not_committed() -> None:
+    stored, redeliveries = Notes(), Redeliveries({}, 100)
+    for number in range(12):  # a tenth one, whose name is longer
+        sent, notes = redeliveries.take(digests(number), HERE)
+        stored.commit(notes)
+        redeliveries.commit(sent)
+    owner = Redeliveries(stored, 8)
+    owner.take(digests(12), HERE)
+    assert [number for number in range(13) if owner.recognize(a_digest(number)) is False] == [0, 1, 2, 3]
+
+    pending = Redeliveries({}, 1)
+    for number in range(3):
+        pending.take(digests(number), HERE)
+    assert len(pending) == 3, "each of them may be committed yet"
+
+
 def test_only_messages_that_may_be_redelivered_are_remembered() -> None:
     stored, redeliveries = Notes(), Redeliveries({}, 10)
     for number in range(100):
