@@ -35,8 +35,9 @@ def archive(
         duration_option("--every", None, "Time between two files; default: MILLPY_ARCHIVE_EVERY_S, else 10s."),
     ] = None,
     erase: Annotated[
-        str, typer.Option("--erase", metavar="KEY", help="Erase the records of this key, as text or as JSON, and exit.")
-    ] = "",
+        str | None,
+        typer.Option("--erase", metavar="KEY", help="Erase the records of this key, as text or as JSON, and exit."),
+    ] = None,
     of: Annotated[
         str, typer.Option("--of", metavar="ARCHIVE", help="With --erase: which archive, if there are several.")
     ] = "",
@@ -52,7 +53,7 @@ def archive(
     from millpy.process.launcher import run  # imported here: `status` does not need the engine
 
     settings = settings_of(database, archive=to, archive_every_s=every)
-    if erase:
+    if erase is not None:
         _erase(graph, settings, of, erase, as_json=as_json)
         return 0
     if of:

@@ -84,6 +84,7 @@ NO_DATABASE = "no database is configured and there is none in .millpy"
             "no source of graph 'counting' can begin at a time",
             "Kafka",
         ),
+        (["archive", "graph.py", "--erase", ""], COUNTING, "no directory is set for the archive", "MILLPY_ARCHIVE"),
         (["migrate"], None, "no database is configured", "MILLPY_DATABASE_URL"),
         (["status"], None, NO_DATABASE, "set MILLPY_DATABASE_URL, run a graph here first, or name the graph's file"),
         (["doctor", "g.py"], None, NO_DATABASE, "run the graph first (millpy run g.py), or set MILLPY_DATABASE_URL"),
