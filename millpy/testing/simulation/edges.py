@@ -219,7 +219,8 @@ def _edge(name: str, checker: str, needs: str, old: str, new: str, *places: tupl
 BOTH = "generations"
 SETUP = (OwnedIntervals, "_setup")
 WINDOWS_ROWS = (AlignedInterval, "_take_rows")
-MEETS, TOUCHES = "at < session.end and session.start < at", "at <= session.end and session.start <= at"
+MEETS = "bisect_right(live, at, key=END), bisect_left(live, at + gap_us, key=START)"
+TOUCHES = "bisect_left(live, at, key=END), bisect_right(live, at + gap_us, key=START)"
 LATE, LATER = "ends_of(starts) <= (", "ends_of(starts) < ("
 TIMES = ".assign(rows.records.event_times"
 ENDS, ENDED = ".end_of(start)) <= latest_end", ".end_of(start)) < latest_end"
@@ -326,7 +327,7 @@ EDGES = (
     ),
     _edge(
         *("has one site beyond the bound", "I9", "shared_sites"),
-        *("< self._sites_max", "<= self._sites_max", (SiteWatermarks, "take")),
+        *("and places <= 0", "and places < 0", (SiteWatermarks, "_by_place")),
         first=60,
     ),
     _edge(
