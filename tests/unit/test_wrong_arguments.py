@@ -233,6 +233,8 @@ COMPUTED = "a computed value needs a map"
         (lambda: ErrorRate(share=0.1, minimum=True), "minimum must be a number from 1, not True", "minimum=100"),
         (lambda: Files("a", partitions="4"), "partitions='4' must be a number from 1 to 1,000", "partitions=4"),
         (lambda: Files("a", partitions=10**20), "partitions=10+ must be a number from 1 to 1,000", "partitions=4"),
+        (lambda: Directory("a", settle=-seconds(1)), "settle not negative, .*settle=.*-1", r"settle=seconds\(2\)"),
+        (lambda: Directory("a", every=seconds(0)), "every positive: .*every=.*0", r"every=seconds\(1\)"),
         (lambda: Directory("a", every=5), "settle= and every= must be durations, .*every=5", r"every=seconds\(1\)"),
         (lambda: Mqtt("a", host="h", port="1883"), "port='1883' is not between 1 and 65,535", "1883"),
         (lambda: Mqtt("a", host="h", login=("me", "x")), "login is not a Login", "login=Login"),

@@ -248,9 +248,10 @@ class Directory(Source):
         named = NamedPath.parse(pattern, str(path))
         NamePattern(named.pattern)
         _check(format, broken, partitions, [named])
-        if not all(isinstance(time, timedelta) for time in (settle, every)) or settle < timedelta(0) >= every:
+        durations = all(isinstance(time, timedelta) for time in (settle, every))
+        if not durations or settle < timedelta(0) or every <= timedelta(0):
             raise ConfigError(
-                f"settle= and every= must be durations, settle not negative: settle={settle!r}, every={every!r}",
+                f"settle= and every= must be durations, settle not negative, every positive: {settle=}, {every=}",
                 hint="for example settle=seconds(2), every=seconds(1)",
             )
         values = {
