@@ -38,9 +38,8 @@ def _examined(url: str, name: str, logic: StatementLogic, worker: str | None) ->
     role = worker or "the role of the URL"
     try:
         with psycopg.connect(url, connect_timeout=CONNECT_S_MAX) as connection:
-            connection.execute(
-                settings_query(LIMITS, local=True)
-            )  # also begins the transaction, with the path of a commit
+            # It also begins the transaction, with the path of a commit.
+            connection.execute(settings_query(LIMITS, local=True))
             role = _become(connection, worker)
             connection.execute(b"PREPARE millpy_doctor AS " + logic.query.encode())
             places = sql.SQL(", ").join([sql.NULL] * logic.places)

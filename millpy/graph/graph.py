@@ -27,6 +27,7 @@ from millpy.ingest.protocol import Source
 from millpy.ingest.settings import AdvanceWithClock, Dedupe, ErrorRate, EventTime, Wait
 from millpy.limits import KEY_INTERVALS_DEFAULT
 from millpy.model.arguments import check_function, check_instance
+from millpy.model.dead_letter import printable
 from millpy.model.deployment import GraphSpec, permanent_name
 from millpy.model.identity import canonical_json
 from millpy.model.record import RecordType
@@ -397,6 +398,4 @@ def _check_source(source: Any) -> None:
 
 def _is_partition_name(name: object) -> bool:
     """Tell whether a name is text that PostgreSQL can store."""
-    if not isinstance(name, str):
-        return False
-    return bool(name) and "\0" not in name and name == name.encode(errors="replace").decode()
+    return isinstance(name, str) and bool(name) and printable(name) == name

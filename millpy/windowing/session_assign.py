@@ -324,10 +324,7 @@ def replay(
     late: list[int] = []
     for row, at, watermark, gap_us in rows:
         over_by = max(watermark - allowed_us, floor)
-        if live and live[0].end <= over_by:
-            gone = bisect_right(live, over_by, key=END)
-            over += live[:gone]
-            del live[:gone]
+        over += take_over(live, over_by)
         first, behind = bisect_right(live, at, key=END), bisect_left(live, at + gap_us, key=START)
         if first == behind:
             if at + gap_us <= over_by:
@@ -340,6 +337,14 @@ def replay(
         if session.end <= watermark:
             late.append(row)
     return [session for session in over + live if session.rows], late
+
+
+def take_over(live: list[AnySession], over_by: int) -> list[AnySession]:
+    """Remove the sessions that are over from `live`; return them."""
+    gone = bisect_right(live, over_by, key=END) if live and live[0].end <= over_by else 0
+    over = live[:gone]
+    del live[:gone]
+    return over
 
 
 def join_neighbors(live: list[AnySession], first: int, behind: int, start: int, end: int) -> AnySession:

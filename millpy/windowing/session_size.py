@@ -19,7 +19,7 @@ from millpy.model.record import Mask
 from millpy.model.time import INSTANT_MIN, Instant
 from millpy.windowing.accumulator import Accumulator, PartialAggregate
 from millpy.windowing.group_by import Groups, Integers
-from millpy.windowing.session_assign import END, START, ReplayedSession, SessionSpan, join_neighbors
+from millpy.windowing.session_assign import END, START, ReplayedSession, SessionSpan, join_neighbors, take_over
 
 
 class SessionSize(Accumulator):
@@ -102,10 +102,7 @@ class SizeBound:
         late: list[int] = []
         for row, at, watermark, gap_us in rows:
             over_by = max(watermark - allowed_us, floor)
-            if live and live[0].end <= over_by:
-                gone = bisect_right(live, over_by, key=END)
-                over += live[:gone]
-                del live[:gone]
+            over += take_over(live, over_by)
             first, behind = bisect_right(live, at, key=END), bisect_left(live, at + gap_us, key=START)
             full = next((place for place in range(first, behind) if live[place].count >= self.records_max), None)
             if full is not None and live[full].start <= at:

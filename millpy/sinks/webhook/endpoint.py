@@ -71,10 +71,7 @@ class WebhookTimeouts:
     answer_s: float = 30.0
 
     def __post_init__(self) -> None:
-        if (
-            not (is_number(self.answer_s, 0, 600) and is_number(self.connect_s, 0, self.answer_s))
-            or self.connect_s == 0
-        ):
+        if not (is_number(self.answer_s, 0, 600) and is_number(self.connect_s, 0, self.answer_s) and self.connect_s):
             raise ConfigError(
                 f"{self!r} is no pair of timeouts", hint="use 0 < connect_s <= answer_s <= 600 (10 minutes)"
             )

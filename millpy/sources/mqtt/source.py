@@ -21,7 +21,7 @@ from millpy.errors import ConfigError
 from millpy.formats import Format, Message
 from millpy.formats.message import checked_format
 from millpy.ingest.protocol import Source, SourceSetup
-from millpy.model.arguments import check_instance
+from millpy.model.arguments import check_instance, is_whole
 from millpy.model.deployment import permanent_name
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
@@ -62,7 +62,7 @@ class MqttSession:
             )
         for name, most in (("expiry_s", 2**32 - 1), ("keepalive_s", 2**16 - 1)):
             given = getattr(self, name)
-            if type(given) is not int or not 1 <= given <= most:
+            if not is_whole(given, 1, most):
                 raise ConfigError(
                     f"{name}={given!r} is no number of seconds", hint=f"use a whole number from 1 to {most:,}"
                 )
