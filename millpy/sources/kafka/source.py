@@ -228,9 +228,9 @@ class Kafka(Source):
         brokers, sasl = self.brokers, self.brokers.sasl
         ours = brokers.servers is None  # credentials belong to the address that they were given with
         servers = brokers.servers or os.environ.get(SERVERS_VARIABLE) or "localhost:9092"
-        if unfit := [host for host in hosts_of(servers) if not is_host_name(host)]:
-            raise ConfigError(
-                f"{unfit[0]!r} is not the name of a host, in {SERVERS_VARIABLE if ours else 'servers='}",
+        if not all(map(is_host_name, hosts_of(servers))):
+            raise ConfigError(  # without what is there: it may hold a password
+                f"{SERVERS_VARIABLE if ours else 'servers='} has something that is no name of a host",
                 hint='for example "one:9092,two:9092"',
             )
         username = sasl.username or (os.environ.get(USERNAME_VARIABLE) if ours else None)
