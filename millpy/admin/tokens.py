@@ -36,7 +36,9 @@ _COUNT = "SELECT count(*) AS n FROM mill.tokens"
 _NAMED = "SELECT 1 FROM mill.tokens WHERE name = :name AND revoked_at IS NULL"
 _ROLE = """
 SELECT pg_has_role(r.reader, p.rolname, 'MEMBER') AS may, r.reader,
-       format('GRANT %I TO %I', p.rolname, r.reader) AS wanted
+       format('GRANT %I TO %I', p.rolname, r.reader)
+           || CASE WHEN current_setting('server_version_num')::int < 160000 THEN ''
+                   ELSE ' WITH INHERIT FALSE, SET TRUE' END AS wanted
   FROM pg_roles AS p
  CROSS JOIN (SELECT coalesce((SELECT reader FROM mill.roles WHERE reader IN (SELECT rolname FROM pg_roles)),
                              session_user) AS reader) AS r
@@ -233,5 +235,5 @@ def _check_role(found: list[Row], database_role: str) -> None:
     if not found[0]["may"]:
         raise UsageError(
             f"{found[0]['reader']} may not act as {database_role}",
-            hint=f"{found[0]['wanted']} WITH INHERIT FALSE, SET TRUE (before PostgreSQL 16: GRANT … TO …)",
+            hint=found[0]["wanted"],
         )
