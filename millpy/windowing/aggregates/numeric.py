@@ -406,11 +406,15 @@ class VarianceAccumulator(ArrayAccumulator):
         sizes = found.ends() - found.offsets
         counts = np.zeros(len(groups), np.int64)
         counts[found.groups] = sizes
+        firsts = np.zeros(len(groups))
+        firsts[found.groups] = values[found.offsets]
         with np.errstate(over="ignore", invalid="ignore"):
-            means = groups.reduce(np.add, found, values) / np.maximum(counts, 1)
-            away = values - np.repeat(means[found.groups], sizes)
+            # Distances from the first value, whose sum does not overflow where their squares do not.
+            apart = values - np.repeat(firsts[found.groups], sizes)
+            shifts = groups.reduce(np.add, found, apart) / np.maximum(counts, 1)
+            away = apart - np.repeat(shifts[found.groups], sizes)
             squares = groups.reduce(np.add, found, away * away)
-        return PartialArrays(self, means, counts, squares)
+        return PartialArrays(self, firsts + shifts, counts, squares)
 
     def gather(self, accumulators: list[Any]) -> PartialArrays:
         """Return accumulators, which are triples, as three arrays."""
@@ -423,11 +427,14 @@ class VarianceAccumulator(ArrayAccumulator):
         assert arrays.extra is not None
         sizes = np.diff(offsets, append=len(arrays.counts))
         counts = np.add.reduceat(arrays.counts, offsets)
+        filled = np.where(arrays.counts > 0, np.arange(len(arrays.counts)), len(arrays.counts) - 1)
+        firsts = arrays.values[np.minimum.reduceat(filled, offsets)]
         with np.errstate(over="ignore", invalid="ignore"):
-            means = np.add.reduceat(arrays.values * arrays.counts, offsets) / np.maximum(counts, 1)
-            away = arrays.values - np.repeat(means, sizes)
+            apart = np.where(arrays.counts > 0, arrays.values - np.repeat(firsts, sizes), 0.0)
+            shifts = np.add.reduceat(apart * arrays.counts, offsets) / np.maximum(counts, 1)
+            away = np.where(arrays.counts > 0, apart - np.repeat(shifts, sizes), 0.0)
             squares = np.add.reduceat(arrays.extra + away * away * arrays.counts, offsets)
-        return PartialArrays(self, means, counts, squares)
+        return PartialArrays(self, np.where(counts > 0, firsts + shifts, 0.0), counts, squares)
 
     def accumulators_of(self, arrays: PartialArrays) -> list[Any]:
         """Return [count, mean, sum of squared distances] of each group."""

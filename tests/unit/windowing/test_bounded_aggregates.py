@@ -9,12 +9,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from millpy.errors import SchemaError
 from millpy.model.checkpoint import Kind
 from millpy.model.record import RecordType, WideInt
-from millpy.windowing.accumulator import AccumulatorSet, Aggregate
+from millpy.windowing.accumulator import AccumulatorSet, Aggregate, ArrayAccumulator
 from millpy.windowing.aggregates.distinct import ApproxDistinct
 from millpy.windowing.aggregates.numeric import StandardDeviation, Variance
 from millpy.windowing.aggregates.positional import COLLECT_BYTES_MAX, Collect, First, Last, Top
@@ -54,6 +55,18 @@ def result(few: int, bundles: list[list[tuple[Reading, int]]], aggregate: Aggreg
 
 def joined(bundles: list[list[Any]]) -> list[Any]:
     return [row for bundle in bundles for row in bundle]
+
+
+def merged_at_once(rows: list[tuple[Reading, int]], aggregate: Aggregate) -> Any:
+    """The result of accumulators of one record each, merged as columns."""
+    accumulator = aggregate.bind(RecordType(Reading))
+    assert isinstance(accumulator, ArrayAccumulator)
+    each = [
+        accumulator.empty() if record.value is None else accumulator.add(accumulator.empty(), record.value, at)
+        for record, at in rows
+    ]
+    (whole,) = accumulator.accumulators_of(accumulator.merge_neighbors(accumulator.gather(each), np.zeros(1, np.int64)))
+    return accumulator.result_of(whole)
 
 
 paths = pytest.mark.parametrize("few", [0, 100_000], ids=["columns", "plain"])
@@ -214,6 +227,16 @@ def test_variance_and_deviation_of_one_field_share_their_accumulator() -> None:
     aggregates = {"a": Variance("value"), "b": StandardDeviation("value", population=True), "c": Variance("number")}
 
     assert len(AccumulatorSet(aggregates, RecordType(Reading)).members) == 2
+
+
+@paths
+@pytest.mark.parametrize("missing", [[], [(Reading(), 0)]], ids=["values", "missing"])
+def test_variance_of_large_equal_values_is_zero_in_any_bundles(few: int, missing: list[tuple[Reading, int]]) -> None:
+    rows = [(Reading(value=sys.float_info.max), at) for at in range(3)]
+
+    assert result(few, [missing, rows], StandardDeviation("value")) == 0
+    assert result(few, [missing, *([row] for row in rows)], StandardDeviation("value")) == 0
+    assert merged_at_once([*missing, *rows], StandardDeviation("value")) == 0
 
 
 @pytest.mark.parametrize(
