@@ -305,7 +305,7 @@ class Graph:
                 )
         for node in stages:
             if not node.name:
-                raise GraphError("a windowed step has no name", hint="write it to a table before archive_takes()")
+                raise GraphError("a step has no name", hint="write it to a table before archive_takes()")
             node.takes = Stream(self, node, TAKE_TYPE, own_name=f"{node.name}_takes")
             node.takes.key_by("interval").archive(node.takes.name, buckets=1, when_behind=when_behind)
         self._is_complete = True
@@ -333,7 +333,9 @@ class Graph:
             raise GraphError(f"graph {self.name!r} computes nothing", hint="aggregate or process one of its streams")
         for node in self.nodes:
             if not node.name:
-                raise GraphError("a windowed step has no name", hint="name it with window(..., name=…) or .to_table(…)")
+                raise GraphError(
+                    "a step has no name", hint="name it: window(..., name=…), lookup(…, name=…), or .to_table(…)"
+                )
         for what, names in (
             ("step", [node.name for node in self.nodes]),
             ("stream", [stream.name for stream in self.streams()]),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from millpy.errors import GraphError
 from millpy.graph.nodes import InjectorNode, Input, StageNode
 from millpy.model.keys import is_key_of
+from millpy.operators.lookup import LookupLogic
 from millpy.operators.stateless import Chain
 from millpy.windowing.accumulation import Accumulation
 from millpy.windowing.composite_triggers import AfterWatermark
@@ -127,7 +128,7 @@ def refuse_repeated_panes(stream: Stream, what: str = "window") -> None:
     producer = stream.producer
     if not isinstance(producer, StageNode):
         return
-    if producer.keeps_ids:
+    if producer.keeps_ids or isinstance(producer.logic, LookupLogic):  # each pane that it lets through is still one
         for earlier in producer.inputs:
             refuse_repeated_panes(earlier.stream, what)
     logic = producer.logic

@@ -54,6 +54,11 @@ class Total(msgspec.Struct):
     n: int
 
 
+class Device(msgspec.Struct, frozen=True):
+    device: str
+    owner: str
+
+
 class Newest(Computation):
     def process_record(self, context: Context, record: Any) -> None:
         context.produce(Total(record.device, record.n))
@@ -116,6 +121,18 @@ def test_windows_over_panes_that_may_be_amended_are_refused(inner: str, between:
     for choice in ("accumulation=Accumulation.RETRACTING", "Accumulation.DISCARDING", "omit its allowed_lateness"):
         assert choice in refused.value.hint
     assert graph_of(INNER[inner], 0, BETWEEN[between], OUTER[outer]).spec()
+
+
+@pytest.mark.parametrize("lateness", [0, 5])
+def test_panes_behind_a_lookup_still_repeat(lateness: int) -> None:
+    def with_owner(panes: Stream, other: Stream) -> Stream:
+        return panes.lookup("devices", Device, key="device", refresh=minutes(1), name="with_owner")
+
+    if lateness:
+        with pytest.raises(GraphError, match=r"cannot window the panes of 'inner'.* each would count"):
+            graph_of(INNER["fixed"], lateness, with_owner, OUTER["fixed"])
+    else:
+        assert graph_of(INNER["fixed"], lateness, with_owner, OUTER["fixed"]).spec()
 
 
 @pytest.mark.parametrize("inner", INNER)
