@@ -19,6 +19,7 @@ from millpy.cli import text_table as tables
 from millpy.cli.options import GraphArgument, JsonOption, handle_errors, print_json, settings_of
 from millpy.embedded import EmbeddedPostgres, embedded_directory, free_port
 from millpy.embedded.parts import START_S_MAX
+from millpy.embedded.server_user import make_own
 from millpy.embedded.supervise import postmaster
 from millpy.errors import MillError, StoreUnavailableError, UsageError
 from millpy.observability.status_line import working
@@ -63,7 +64,7 @@ def db(
             "MILLPY_DATABASE_URL names a PostgreSQL of your own", hint="connect to that, or unset it and try again"
         )
     directory = embedded_directory(graph).expanduser().resolve()
-    directory.mkdir(parents=True, exist_ok=True)
+    make_own(directory)
     ends = threading.Event()
     with ExitStack() as stack:
         lock = stack.enter_context(_locked(directory / LOCK))
@@ -119,7 +120,10 @@ def _port(directory: Path, host: str, asked: int) -> int:
         before = int((directory / PORT).read_text())
         if _is_free(host, before):
             return before
-    return free_port()
+    found = free_port()
+    if not _is_free(host, found):
+        raise UsageError(f"cannot listen on {host}", hint="give an address of this machine: --host 127.0.0.1")
+    return found
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -105,11 +105,26 @@ def test_usage_error_is_one_line_and_a_hint(
     assert not (tmp_path / ".millpy").exists()
 
 
-def test_name_that_no_host_can_have_is_refused(tmp_path: Path) -> None:
-    done = millpy("db", "--host", "a..b", "--port", "5432", cwd=tmp_path)
+@pytest.mark.parametrize("port", [[], ["--port", "5432"]])
+def test_name_that_no_host_can_have_is_refused(tmp_path: Path, port: list[str]) -> None:
+    done = millpy("db", "--host", "a..b", *port, cwd=tmp_path)
 
     assert done.returncode == 2
     assert done.stderr.startswith("millpy: 'a..b' is no address\n")
+
+
+def test_address_of_another_machine_is_refused(tmp_path: Path) -> None:
+    done = millpy("db", "--host", "192.0.2.1", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("millpy: cannot listen on 192.0.2.1\n")
+
+
+def test_db_makes_a_directory_that_only_its_owner_can_enter(tmp_path: Path) -> None:
+    """Whatever the umask: with 002, a directory that others may write to would be refused."""
+    millpy("db", "--host", "a..b", cwd=tmp_path)  # ends before the server starts
+
+    assert (tmp_path / ".millpy" / "postgres").stat().st_mode & 0o777 == 0o700
 
 
 def test_unreachable_database_is_one_line(tmp_path: Path) -> None:
