@@ -116,8 +116,9 @@ class EmbeddedPostgres:
     @property
     def version(self) -> str:
         """The version of the existing cluster, else the requested version."""
-        recorded = self.directory / "version"
-        return recorded.read_text().strip() if recorded.exists() else (self._wanted_version or DEFAULT_VERSION)
+        if (self.data / "PG_VERSION").exists():
+            return (self.directory / "version").read_text().strip()
+        return self._wanted_version or DEFAULT_VERSION
 
     def start(self) -> None:
         """Hold the server, start it if it does not run, and wait until it accepts connections.
@@ -256,8 +257,8 @@ class EmbeddedPostgres:
             raise StoreUnavailableError(
                 f"initdb failed: {last_lines(done.stderr)}", hint=f"check {self.directory}, then try again"
             )
+        (self.directory / "version").write_text(version + "\n")  # before it counts: this process may be killed
         made.rename(self.data)
-        (self.directory / "version").write_text(version + "\n")
 
     def _make_password(self) -> str:
         made = secrets.token_hex(32)
@@ -383,9 +384,9 @@ class EmbeddedPostgres:
 
     def _socket_directory(self) -> Path:
         inside = self.directory / "run"
-        if len(os.fsencode(inside)) <= SOCKET_PATH_BYTES_MAX:
+        if len(os.fsencode(inside)) <= SOCKET_PATH_BYTES_MAX and "," not in str(inside):
             return inside
-        # The kernel allows about a hundred bytes for a socket's path.
+        # The kernel allows about a hundred bytes for a socket's path, and PostgreSQL takes a comma for the end of one.
         status = self.directory.stat()
         return Path(tempfile.gettempdir()) / f"millpy-{status.st_dev:x}-{status.st_ino:x}"
 

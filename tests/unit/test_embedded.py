@@ -49,6 +49,16 @@ class Killed(EmbeddedPostgres):
 Killed(sys.argv[1]).start()
 """
 
+KILLED_AT_THE_RENAME = """
+import os, signal, sys
+from millpy.embedded import EmbeddedPostgres
+def kill(event, _arguments):
+    if event == "os.rename":
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(kill)
+EmbeddedPostgres(sys.argv[1], version="16").start()
+"""
+
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
@@ -135,11 +145,27 @@ def test_a_table_without_a_schema_is_in_public_beside_the_views(directory: Path)
 
 
 def test_directory_keeps_its_version(directory: Path) -> None:
-    directory.mkdir()
+    (directory / "data").mkdir(parents=True)
+    (directory / "data" / "PG_VERSION").write_text("16\n")
     (directory / "version").write_text("16\n")
 
     with pytest.raises(ConfigError, match="holds PostgreSQL 16, not 18"):
         EmbeddedPostgres(directory, version="18").start()
+
+
+def test_a_cluster_has_its_version_when_it_counts(directory: Path) -> None:
+    """It counts from the rename on: a process that is killed there must not leave it as one of another version."""
+    script = [sys.executable, "-c", KILLED_AT_THE_RENAME, str(directory)]
+    assert subprocess.run(script, check=False).returncode == -signal.SIGKILL
+
+    assert (directory / "version").read_text() == "16\n"
+    assert not (directory / "data").exists()
+    assert EmbeddedPostgres(directory, version="18").version == "18"
+
+
+def test_a_comma_in_the_path_does_not_end_the_path_of_the_socket(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "one, two") as server, psycopg.connect(server.url()) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 def rewrite_pid_file(server: EmbeddedPostgres, line: int, text: str) -> None:
