@@ -26,6 +26,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from millpy.clock import SystemClock
+from millpy.config.addresses import client_of
 from millpy.errors import ConfigError
 from millpy.observability.health import HealthCheck
 
@@ -78,9 +79,9 @@ def application(
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """A connection: its host, its start, and whether the server has ended it."""
+    """A connection: its client, its start, and whether the server has ended it."""
 
-    host: str
+    client: str
     since: float
     ended: bool = False
 
@@ -89,22 +90,23 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, address: tuple[str, int], *more: Any) -> None:
         self._clock = SystemClock()
         self._lock = Lock()
         self._clients: dict[socket.socket, _Peer] = {}
-        super().__init__(*arguments)
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, *more)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Make room for a connection; refuse it while too many threads of ended connections still run."""
         with self._lock:
             if len(self._clients) >= 2 * CONNECTIONS_MAX:
                 return False
-            live = {taken: client for taken, client in self._clients.items() if not client.ended}
+            live = {taken: peer for taken, peer in self._clients.items() if not peer.ended}
             if len(live) >= CONNECTIONS_MAX:
-                ((most, _),) = Counter(client.host for client in live.values()).most_common(1)
-                self._end(next(taken for taken, client in live.items() if client.host == most))
-            self._clients[request] = _Peer(str(client_address[0]), self._clock.monotonic())
+                ((most, _),) = Counter(peer.client for peer in live.values()).most_common(1)
+                self._end(next(taken for taken, peer in live.items() if peer.client == most))
+            self._clients[request] = _Peer(client_of(str(client_address[0])), self._clock.monotonic())
         return True
 
     def service_actions(self) -> None:

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from millpy.observability import http as web
 from millpy.observability.health import HealthCheck
-from millpy.observability.http import CONNECTIONS_MAX, application, listening
+from millpy.observability.http import CONNECTIONS_MAX, address_of, application, listening
 
 FLOOD = 300
 
@@ -29,8 +29,8 @@ def port() -> Iterator[int]:
         yield port
 
 
-def answer(port: int, path: str = "/live") -> int:
-    with closing(HTTPConnection("127.0.0.1", port, timeout=20)) as connection:
+def answer(port: int, path: str = "/live", host: str = "127.0.0.1") -> int:
+    with closing(HTTPConnection(host, port, timeout=20)) as connection:
         connection.request("GET", path)
         return connection.getresponse().status
 
@@ -45,6 +45,13 @@ def served(port: int) -> int:
             continue
     lines = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
     return sum(line[1].endswith(f":{port:04X}") and line[9] in inodes and line[3] != "0A" for line in lines)
+
+
+@pytest.mark.parametrize(("address", "host"), [("[::1]:0", "::1"), ("[::]:0", "::1"), ("[::]:0", "127.0.0.1")])
+def test_an_ipv6_address_is_served(address: str, host: str) -> None:
+    well = HealthCheck(True, {})
+    with listening(address_of(address), application(lambda: well, lambda: well, CollectorRegistry())) as port:
+        assert answer(port, host=host) == 200
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /live HTTP/1.1\r\nX-Slow: ", b"GET"])
