@@ -48,9 +48,12 @@ def made(directory: Path) -> list[Path]:
         texts["admin_database_url"] = (
             f"postgresql://postgres:{(directory / 'postgres_password').read_text()}@postgres/millpy?sslmode=disable"
         )
-    for path in missing:
-        path.write_text(texts[path.name])
-        path.chmod(0o444)
+    for path in missing:  # each whole or not at all: this may be killed, or the disk be full
+        whole = path.with_suffix(".new")
+        whole.unlink(missing_ok=True)
+        whole.write_text(texts[path.name])
+        whole.chmod(0o444)
+        whole.replace(path)
     return missing
 
 

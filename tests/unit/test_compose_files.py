@@ -214,6 +214,16 @@ def test_secrets_in_an_existing_directory_are_protected(tmp_path: Path) -> None:
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
 
 
+def test_a_secret_that_could_not_be_written_is_made_by_the_next_run(tmp_path: Path) -> None:
+    command = [sys.executable, str(COMPOSE / "make_secrets.py"), str(tmp_path)]
+
+    full = subprocess.run(["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command], check=False, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True)
+
+    assert full.returncode != 0
+    assert {path.name for path in tmp_path.iterdir() if path.read_text()} == STACK["secrets"].keys()
+
+
 def test_optional_services_are_behind_a_profile() -> None:
     assert {name for name in SERVICES if "profiles" not in SERVICES[name]} == {*LONG_RUNNING, "migrate"}
 
