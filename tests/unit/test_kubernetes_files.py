@@ -129,6 +129,7 @@ def test_pods_are_confined_and_read_mounted_secrets(objects: dict[str, Any], nam
         assert container["command"][-1].startswith(mounts["graphs"] + "/")
     assert spec["securityContext"]["runAsNonRoot"]
     assert spec["automountServiceAccountToken"] is False
+    assert spec["enableServiceLinks"] is False  # MILLPY_DATABASE_PORT, of a Service, would be refused as misspelled
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
     }  # fmt: skip
