@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Callable
@@ -131,7 +132,7 @@ def _bytes_text(value: bytes) -> str:
     cut = value[:BYTES_SHOWN_MAX]
     more = f" … ({len(value):,} bytes)" if len(value) > len(cut) else ""
     try:
-        return cut.decode() + more
+        return codecs.utf_8_decode(cut, "strict", not more)[0] + more  # the cut may be inside a character
     except UnicodeDecodeError:
         return f"\\x{cut.hex()}{more}"
 

@@ -68,6 +68,11 @@ def test_long_bytes_are_cut_and_say_so() -> None:
     assert text_of(shown(b"x" * 5_000)) == f"{'x' * 1_000} … (5,000 bytes)"
 
 
+def test_text_that_is_cut_inside_a_character_is_still_text() -> None:
+    assert text_of(shown(("x" + "ж" * 2_500).encode())) == f"x{'ж' * 499} … (5,001 bytes)"
+    assert text_of(shown("xж".encode()[:2])) == "\\x78d0"
+
+
 @pytest.mark.parametrize(("value", "more"), [("x" * 5_000, ""), ({"long": "x" * 5_000}, '{"long": "')])
 def test_a_long_value_of_a_table_is_cut_and_says_so(value: object, more: str) -> None:
     text = text_of(shown(value))
