@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -65,8 +64,10 @@ class EmbeddedBroker:
 
         Raises:
             ConfigError: neither mosquitto nor amqtt is installed.
-            SourceUnavailableError: the broker does not start; the message quotes its log.
+            SourceUnavailableError: its port is in use, or the broker does not start; the message quotes its log.
         """
+        if _listens(self.host, self.port):  # or it would pass for the broker
+            raise SourceUnavailableError(f"the embedded broker does not start: port {self.port} is in use")
         self.directory.mkdir(parents=True, exist_ok=True)
         log = self.directory / "broker.log"
         with log.open("ab") as out:
@@ -133,7 +134,6 @@ class EmbeddedBroker:
                 host=self.host,
                 port=self.port,
                 directory=self.directory,
-                user=_current_user(),
                 saving=self._saving,
                 queued_max=self._queued_max,
             )
@@ -142,10 +142,11 @@ class EmbeddedBroker:
 
 
 _MOSQUITTO_FILE, _AMQTT_FILE = "mosquitto.conf", "amqtt.yaml"
+# The user counts only if root starts it.
 _MOSQUITTO = """\
 listener {port} {host}
 allow_anonymous true
-user {user}
+user root
 persistence true
 persistence_location {directory}/
 autosave_interval {saving}
@@ -195,10 +196,6 @@ def end_broker_left_behind(directory: Path) -> None:
         if time.monotonic() > deadline:
             raise SourceUnavailableError(f"process {pid}, an orphaned broker, does not end")
         time.sleep(0.01)
-
-
-def _current_user() -> str:
-    return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def _listens(host: str, port: int) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from millpy.embedded import EmbeddedBroker, end_broker_left_behind, free_port
+from millpy.errors import SourceUnavailableError
 from tests.processes import is_gone
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +60,14 @@ def test_broker_of_a_killed_starter_is_ended_and_its_port_free(tmp_path: Path, p
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
     end_broker_left_behind(tmp_path)  # and again
+
+
+def test_another_server_at_its_port_does_not_pass_for_the_broker(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        with pytest.raises(SourceUnavailableError, match=f"port {port} is in use"):
+            EmbeddedBroker(tmp_path, port=port).start()
 
 
 def test_process_that_reused_a_brokers_pid_is_left_alone(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
