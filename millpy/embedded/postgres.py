@@ -134,13 +134,13 @@ class EmbeddedPostgres:
         held = (self.directory / "holders.lock").open("r+")
         fcntl.flock(held, fcntl.LOCK_SH)  # waits for a supervisor that is stopping the server
         try:
-            with _locked(self.directory / "start.lock"):
+            with _locked(self.directory / "start.lock") as lock:
                 if self._wanted_version not in (None, self.version):
                     raise ConfigError(
                         f"{self.directory} holds PostgreSQL {self.version}, not {self._wanted_version}",
                         hint="use another directory, or remove this one",
                     )
-                self._make_cluster()
+                self._make_cluster(lock)
                 self._supervise()  # first: this process may be killed while the server starts
                 if not self._is_up():
                     self._launch()
@@ -226,7 +226,8 @@ class EmbeddedPostgres:
     def _bin(self, program: str) -> str:
         return str(within_reach(binaries(self.version).parent) / "bin" / program)
 
-    def _make_cluster(self) -> None:
+    def _make_cluster(self, lock: int) -> None:
+        """Create the cluster if there is none. initdb holds the lock, too: it may outlive this process."""
         if (self.data / "PG_VERSION").exists():
             return
         version = self.version
@@ -251,7 +252,7 @@ class EmbeddedPostgres:
                 "-U",
                 SUPERUSER,
             ]
-            done = self._run("initdb", *arguments, data=made, keep=[password.fileno()])
+            done = self._run("initdb", *arguments, data=made, keep=[password.fileno(), lock])
         if done.returncode != 0:
             self._refuse_full_disk(done.stderr)
             raise StoreUnavailableError(
@@ -428,7 +429,7 @@ def _opened(directory: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[int]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file.fileno()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -161,6 +162,23 @@ def test_a_cluster_has_its_version_when_it_counts(directory: Path) -> None:
     assert (directory / "version").read_text() == "16\n"
     assert not (directory / "data").exists()
     assert EmbeddedPostgres(directory, version="18").version == "18"
+
+
+def test_a_start_waits_for_the_initdb_of_a_killed_process(directory: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as starter:
+        while not (directory / "data.new" / "PG_VERSION").exists():
+            os.sched_yield()
+        os.killpg(starter.pid, signal.SIGSTOP)
+        starter.kill()
+
+    try:
+        with (directory / "start.lock").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.killpg(starter.pid, signal.SIGCONT)
+    with EmbeddedPostgres(directory) as server, psycopg.connect(server.url()) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_a_comma_in_the_path_does_not_end_the_path_of_the_socket(tmp_path: Path) -> None:
