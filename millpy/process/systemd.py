@@ -128,7 +128,8 @@ class Service:
         """Return the text of the unit."""
         words = [*self.program, "run", str(self.graph), "--workers", str(self.workers)]
         words += ["--http", self.http] if self.http else []
-        at_home = any(home in Path(path).parents for home in HOMES for path in (self.graph, self.program[0]))
+        python = Path(self.program[0])  # an environment outside may have its interpreter at home, behind a link
+        at_home = any(home in path.parents for home in HOMES for path in (self.graph, python, python.resolve()))
         identity, confined = "", ""
         if not self.user:
             identity = f"User={self.run_as}\n" if self.run_as else "DynamicUser=yes\n"

@@ -55,6 +55,14 @@ def test_unit_drains_and_restarts_only_what_a_restart_helps() -> None:
     assert "WantedBy=default.target" in own
 
 
+def test_an_interpreter_at_home_is_visible_through_a_link(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.symlink_to("/home/vera/.pyenv/versions/3.12.1/bin/python3")
+
+    assert settings_of(replace(PLANT, program=[str(python)]).text())["ProtectHome"] == "read-only"
+    assert settings_of(replace(PLANT, program=["/usr/bin/env"]).text())["ProtectHome"] == "yes"
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_accepts_the_units_and_finds_what_is_wrong() -> None:
     awkward = replace(PLANT, graph=AWKWARD / "plant.py")
