@@ -24,10 +24,8 @@ class BoundedProtocol(H11Protocol):
         self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for a request; close a connection beyond the limit."""
+        """Begin to wait for a request."""
         super().connection_made(transport)
-        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
-            transport.abort()
         self._await_head()
 
     def data_received(self, data: bytes) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import socket
+import weakref
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import structlog
 import uvicorn
@@ -14,7 +18,7 @@ from fastapi import FastAPI
 from millpy.api.app import create_app
 from millpy.api.configuration import ApiConfiguration
 from millpy.api.database import check_databases
-from millpy.api.protocol import BoundedProtocol
+from millpy.api.protocol import HEAD_S_MAX, BoundedProtocol
 from millpy.config.secrets import is_other_machine
 from millpy.errors import ConfigError
 
@@ -45,10 +49,11 @@ def serve_api(
         MillError: the database cannot be reached, is not migrated, or lacks rights.
     """
     check_databases(configuration)
-    listening = _bound(*configuration.address)
+    connections_max = _connections_max()
+    listening = _bound(*configuration.address, connections_max)
     host, port = listening.getsockname()[:2]
     try:
-        server = uvicorn.Server(_uvicorn_config(configuration, add_site))
+        server = _Server(_uvicorn_config(configuration, add_site, connections_max))
         if not server.config.loaded:
             server.config.load()
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
@@ -69,7 +74,44 @@ def serve_api(
     server.run(sockets=[listening])
 
 
-def _uvicorn_config(configuration: ApiConfiguration, add_site: Callable[[FastAPI], None] | None) -> uvicorn.Config:
+class _Server(uvicorn.Server):
+    """Serves with a deadline for the handshake of TLS, which uvicorn cannot be given."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the app, then listen."""
+        await super().startup(sockets=[])
+        tls = self.config.ssl
+        protocol = partial(
+            BoundedProtocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        for listening in sockets or ():
+            made = await asyncio.get_running_loop().create_server(
+                protocol, sock=listening, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=HEAD_S_MAX if tls else None
+            )
+            self.servers.append(made)
+
+
+class _ListeningSocket(socket.socket):
+    """Accepts connections, and closes those beyond a limit at once. It counts those before their handshake, too."""
+
+    def __init__(self, family: int, connections_max: int) -> None:
+        super().__init__(family)
+        self._connections_max = connections_max
+        self._accepted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection for the event loop, which ignores a ConnectionAbortedError."""
+        taken, address = super().accept()
+        self._accepted.add(taken)
+        if sum(one.fileno() >= 0 for one in self._accepted) > self._connections_max:
+            taken.close()
+            raise ConnectionAbortedError
+        return taken, address
+
+
+def _uvicorn_config(
+    configuration: ApiConfiguration, add_site: Callable[[FastAPI], None] | None, connections_max: int
+) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(configuration, add_site),
         http=BoundedProtocol,
@@ -78,7 +120,7 @@ def _uvicorn_config(configuration: ApiConfiguration, add_site: Callable[[FastAPI
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=_connections_max(),
+        limit_concurrency=connections_max,
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
         timeout_keep_alive=KEPT_S,
         timeout_graceful_shutdown=STOP_S_MAX,
@@ -101,9 +143,9 @@ def _files() -> tuple[int, int]:
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, connections_max: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
+    listening = _ListeningSocket(family, connections_max)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
