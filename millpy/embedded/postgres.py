@@ -51,6 +51,8 @@ from millpy.errors import ConfigError, StoreUnavailableError
 progress = logging.getLogger("millpy.observability.status_line")
 DEFAULT_VERSION = "18"
 SOCKET_PATH_BYTES_MAX = 90
+SHORT_PLACE = Path("/tmp")
+"""The same for all processes, whatever their TMPDIR, which may be long itself."""
 STATUS_LINE, UP = 7, (["ready"], ["standby"])  # the index in postmaster.pid, and the values of a running server
 NO_PROCESS = str(2**31 - 1)
 SUPERUSER = "millpy"
@@ -389,7 +391,7 @@ class EmbeddedPostgres:
             return inside
         # The kernel allows about a hundred bytes for a socket's path, and PostgreSQL takes a comma for the end of one.
         status = self.directory.stat()
-        return Path(tempfile.gettempdir()) / f"millpy-{status.st_dev:x}-{status.st_ino:x}"
+        return SHORT_PLACE / f"millpy-{status.st_dev:x}-{status.st_ino:x}"
 
     def _postmaster_lines(self) -> list[str]:
         return (self.data / "postmaster.pid").read_text().splitlines()

@@ -181,6 +181,18 @@ def test_a_start_waits_for_the_initdb_of_a_killed_process(directory: Path) -> No
         assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
+def test_processes_with_another_tmpdir_find_the_socket_of_a_long_path(tmp_path: Path) -> None:
+    directory = tmp_path / ("long" * 25)
+    script = "import sys; from millpy.embedded import EmbeddedPostgres; print(EmbeddedPostgres(sys.argv[1]).url())"
+    command = [sys.executable, "-c", script, str(directory)]
+    with EmbeddedPostgres(directory) as server:
+        other = subprocess.check_output(command, env={**os.environ, "TMPDIR": str(tmp_path)}, text=True).strip()
+
+        assert other == server.url()
+        with psycopg.connect(other) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
 def test_a_comma_in_the_path_does_not_end_the_path_of_the_socket(tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "one, two") as server, psycopg.connect(server.url()) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
