@@ -57,8 +57,8 @@ STATUS_LINE, UP = 7, (["ready"], ["standby"])  # the index in postmaster.pid, an
 NO_PROCESS = str(2**31 - 1)
 SUPERUSER = "millpy"
 LOCALHOST = "127.0.0.1"
-LISTENS_LINE = 5
-"""The index in postmaster.pid of the address on which the server listens; empty without TCP."""
+PORT_LINE, LISTENS_LINE = 3, 5
+"""The indexes in postmaster.pid of the port, and of the address on which the server listens; empty without TCP."""
 HBA_FILE = "millpy_hba.conf"
 HBA = "local all all trust\nhost all all all scram-sha-256\n"
 """Who may connect to a server that listens on other addresses than localhost: everybody with the password."""
@@ -188,12 +188,8 @@ class EmbeddedPostgres:
             done = self._run("pg_ctl", *arguments, data=self.data, keep=[])
             if done.returncode != 0:
                 raise StoreUnavailableError(f"embedded PostgreSQL does not stop: {last_lines(done.stderr)}")
-            self._launch()
+            self._launch(before=before)
             self._port_before = self._port()
-            if self._port_before != before:
-                name = self._socket_directory() / f".s.PGSQL.{before}"
-                name.unlink(missing_ok=True)
-                name.symlink_to(f".s.PGSQL.{self._port_before}")
 
     def pid(self) -> int:
         """Return the process id of the postmaster.
@@ -274,12 +270,13 @@ class EmbeddedPostgres:
     def _password(self) -> str:
         return (self.directory / "password").read_text()
 
-    def _launch(self, port: int | None = None) -> None:
+    def _launch(self, port: int | None = None, before: int | None = None) -> None:
+        """Start the server. Processes that used the one before find its socket under that name, too."""
         progress.debug("starting PostgreSQL %s in %s", self.version, self.directory)
         run = self._socket_directory()
         make_servers(run)
         log = self.directory / "log"
-        self._disown_leftovers()
+        before = self._disown_leftovers() or before
         number = port or (self._tcp_port or free_port() if self._tcp else 5432)
         with _opened(run) as opened:
             options = {
@@ -299,6 +296,10 @@ class EmbeddedPostgres:
                 arguments = ["-s", "-w", "-t", str(START_S_MAX), "-o", words, "start"]
                 done = self._run("pg_ctl", *arguments, data=self.data, keep=[opened], log=log)
                 if done.returncode == 0:
+                    if before not in (None, number):
+                        name = run / f".s.PGSQL.{before}"
+                        name.unlink(missing_ok=True)
+                        name.symlink_to(f".s.PGSQL.{number}")
                     return
                 # Children of a killed postmaster need a moment to exit; until then they use the shared memory.
                 if "pre-existing shared memory" not in done.stderr:
@@ -326,14 +327,15 @@ class EmbeddedPostgres:
             time.sleep(0.02)
         return False
 
-    def _disown_leftovers(self) -> None:
+    def _disown_leftovers(self) -> int | None:
         """Replace the process id in the files of a killed server, which may belong to another process now.
 
         The files still name its shared memory, so PostgreSQL refuses to start beside children that have outlived it.
+        Return its port; None without one.
         """
         path = self.data / "postmaster.pid"
         if not path.exists():
-            return
+            return None
         _, *rest = path.read_text().split("\n")
         new = path.with_suffix(".new")
         new.write_text("\n".join([NO_PROCESS, *rest]))
@@ -341,6 +343,7 @@ class EmbeddedPostgres:
         new.replace(path)
         for lock in self._socket_directory().glob(".s.PGSQL.*.lock"):
             lock.unlink()
+        return int(rest[PORT_LINE - 1]) if len(rest) >= PORT_LINE else None
 
     def _supervise(self) -> None:
         data = str(self.data) if server_user() is None else OPENED_DATA
@@ -397,7 +400,7 @@ class EmbeddedPostgres:
         return (self.data / "postmaster.pid").read_text().splitlines()
 
     def _port(self) -> int:
-        return int(self._postmaster_lines()[3])
+        return int(self._postmaster_lines()[PORT_LINE])
 
 
 def binaries(version: str) -> Path:

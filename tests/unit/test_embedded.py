@@ -216,6 +216,19 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
+def test_who_used_a_killed_server_finds_the_next_one_whatever_its_port(directory: Path) -> None:
+    with EmbeddedPostgres(directory) as worker:
+        of_worker = worker.url()
+        worker.kill()
+        with EmbeddedPostgres(directory, tcp=True) as database:
+            of_database = database.url()
+            psycopg.connect(of_worker).close()
+            database.kill()
+        with EmbeddedPostgres(directory) as third:
+            assert third.url() == of_worker
+            psycopg.connect(of_database).close()
+
+
 def test_process_that_reused_a_killed_servers_pid_is_left_alone(
     directory: Path, bystander: subprocess.Popen[bytes]
 ) -> None:
