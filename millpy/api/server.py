@@ -53,7 +53,7 @@ def serve_api(
     listening = _bound(*configuration.address, connections_max)
     host, port = listening.getsockname()[:2]
     try:
-        server = _Server(_uvicorn_config(configuration, add_site, connections_max))
+        server = _ApiServer(_uvicorn_config(configuration, add_site, connections_max))
         if not server.config.loaded:
             server.config.load()
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
@@ -74,7 +74,7 @@ def serve_api(
     server.run(sockets=[listening])
 
 
-class _Server(uvicorn.Server):
+class _ApiServer(uvicorn.Server):
     """Serves with a deadline for the handshake of TLS, which uvicorn cannot be given."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -26,7 +26,7 @@ def connected(tmp_path: Path, clients: int) -> Iterator[list[socket.socket]]:
     trustme.CA().issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "tls.pem")
     config = uvicorn.Config(FastAPI(), http=BoundedProtocol, ssl_certfile=str(tmp_path / "tls.pem"), log_config=None)
     listening = served._bound("127.0.0.1", 0, CONNECTIONS_MAX)
-    server, address = served._Server(config), listening.getsockname()
+    server, address = served._ApiServer(config), listening.getsockname()
     running = threading.Thread(target=server.run, args=([listening],))
     running.start()
     try:
