@@ -151,7 +151,6 @@ SELECT key, mill.moment(split_part(subkey, '/', 1)::bigint), mill.moment(split_p
        mill.moment(fire_at), value::jsonb, value IS NULL, ARRAY[interval_id::text, key_place::text, subkey_place::text, key]
   FROM newest ORDER BY interval_id, key_place, subkey_place, key, subkey LIMIT p_rows
 $$;
-REVOKE EXECUTE ON FUNCTION millpy.windows_by_key(text, text, text[], integer) FROM PUBLIC;
 
 -- The records that the joins of a graph keep: the log of each interval that has not expired, in bytes as stored. A log
 -- has no ids. Its rows are needed until the input watermark has passed `needed_until`.
@@ -1307,13 +1306,6 @@ BEGIN
     RETURN new_row;
 END $$;
 
--- Only roles with a grant may call the functions. PUBLIC may call those that only compute, because the status views
--- beside result tables run with their caller's rights.
-REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA mill, millpy FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea),
-      millpy.as_of(anyelement, timestamptz, jsonb), millpy.as_of(text, timestamptz, jsonb), millpy.history_of(regclass)
-   TO PUBLIC;
-
 -- The sources that read injected records: what waits, and the transactions that have injected and are still open. Their
 -- records do not exist yet; nobody waits for them. The locks of a prepared transaction have no pid; one of them is that
 -- on its own id.
@@ -1384,3 +1376,10 @@ BEGIN
     END IF;
     RETURN found_number;
 END $$;
+
+-- Only roles with a grant may call the functions. PUBLIC may call those that only compute, because the status views
+-- beside result tables run with their caller's rights.
+REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA mill, millpy FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea),
+      millpy.as_of(anyelement, timestamptz, jsonb), millpy.as_of(text, timestamptz, jsonb), millpy.history_of(regclass)
+   TO PUBLIC;

@@ -183,6 +183,18 @@ async def test_rights_on_functions_schemas_and_sequences_are_the_documented_ones
     assert open_sequences == []
 
 
+def test_without_roles_a_function_needs_a_grant_too(database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        functions = connection.execute(
+            "SELECT n.nspname || '.' || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')',"
+            " has_function_privilege('public', p.oid, 'EXECUTE')"
+            " FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace WHERE n.nspname IN ('mill', 'millpy')"
+        ).fetchall()
+
+    everybodys = {name for name, _ in functions if "stranger" in expected(FUNCTIONS, name)}  # type: ignore[operator]
+    assert {name for name, is_open in functions if is_open} == everybodys
+
+
 @pytest.mark.parametrize("role", ["worker", "reader", "stranger"])
 async def test_only_the_owner_locks_a_table_against_reading(database: str, role: str) -> None:
     async with PostgresStore(database) as store:
