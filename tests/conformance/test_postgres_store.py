@@ -12,13 +12,14 @@ import pytest_asyncio
 from psycopg.conninfo import conninfo_to_dict
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.errors import StaleSequencerError, TransientError
+from millpy.errors import GraphError, StaleSequencerError, TransientError
 from millpy.model.checkpoint import DeadLetter, OutboxState, Segment
 from millpy.model.time import Instant
 from millpy.store.postgres import poll
+from millpy.store.postgres.store import PostgresStore
 from millpy.store.protocol import SourceReport
 from tests.conformance.postgres_subject import PostgresSubject
-from tests.conformance.store_builders import World, a_segment, a_slice, a_world
+from tests.conformance.store_builders import LEASE_S, World, a_segment, a_slice, a_world
 from tests.conformance.store_outbox_suite import filled, refused, report, state
 from tests.conformance.store_request_suite import asked, people
 from tests.conformance.store_suite import StoreSuite
@@ -166,3 +167,16 @@ async def test_workers_are_forgotten_that_own_nothing_and_are_gone_for_an_hour(w
         known = {row[0] for row in connection.execute("SELECT worker_id FROM mill.workers")}
 
     assert known == {owns.worker_id, recent.worker_id, new.worker_id}
+
+
+async def test_a_lease_from_before_the_clock_was_set_back_keeps_no_graph_from_being_dropped(
+    world: World, database_url: str
+) -> None:
+    owner = await world.owner()
+    async with PostgresStore(database_url) as operator:
+        with pytest.raises(GraphError, match="live workers run it: 1"):
+            await operator.drop("factory")
+
+        assert await owner.store.heartbeat(owner.worker_id, 2 * LEASE_S + 30), "as if the clock had been ahead"
+
+        assert (await operator.drop("factory")).graph == "factory"

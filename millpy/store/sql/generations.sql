@@ -3,7 +3,7 @@
 -- never deployed.
 SELECT g.graph_id, g.name, g.generation, g.version,
        (SELECT coalesce(min(i.low_watermark), -4611686018427387904) FROM mill.intervals AS i WHERE i.graph_id = g.graph_id),
-       (SELECT count(*) FROM mill.workers AS w WHERE w.graph_id = g.graph_id AND w.lease_deadline > clock_timestamp())
+       (SELECT count(*) FROM mill.workers AS w WHERE w.graph_id = g.graph_id AND mill.alive(w.worker_id))
   FROM mill.graphs AS g WHERE g.family = %(family)s ORDER BY g.generation;
 
 -- name: read_family
