@@ -1,4 +1,4 @@
-"""Why a stream cannot be added to a deployed step now."""
+"""Why a stream cannot be added to a deployed step now, nor a partition to a source."""
 
 from __future__ import annotations
 
@@ -19,4 +19,12 @@ def behind_error(stream: str, consumer: str, at: str, needed: str) -> GraphError
         f"{consumer} cannot read {stream} yet: its watermark {at} is behind that of the step, {needed}, which never "
         "goes back",
         hint="try again when it has caught up, or read the source anew under another name",
+    )
+
+
+def ended_source(source: str, partition: str) -> GraphError:
+    """Return the error for a partition of a source whose watermark has reached the end of time."""
+    return GraphError(
+        f"source partition {partition!r} cannot join {source}: the source has ended, so every record would be late",
+        hint="make it the next generation: Graph(…, generation=…)",
     )

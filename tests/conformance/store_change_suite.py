@@ -220,6 +220,32 @@ class ChangeSuite:
         with pytest.raises(GraphVersionError, match="allowed_lateness changed"):
             await world.store.deploy(with_horizons(20, 100))
 
+    async def test_partition_cannot_join_a_source_that_has_ended(self, world: World) -> None:
+        owner = await deployed(world, a_graph("changing"))
+        a, b = owner.deployment.intervals_of("readings")
+        await owner.commit(at_the_end(owner, a))
+        grown = a_graph("changing", partitions=("a", "b", "c"))
+
+        await owner.commit(at_the_end(owner, b))
+        with pytest.raises(GraphError, match="'c' cannot join readings: the source has ended"):
+            await world.store.deploy(grown)
+
+        assert (await world.store.deploy(a_graph("changing"))).version == owner.deployment.version
+
+    async def test_partitions_that_have_ended_stay_ended_when_another_one_joins(self, world: World) -> None:
+        owner = await deployed(world, a_graph("changing"))
+        (a, b), steps = owner.deployment.intervals_of("readings"), owner.deployment.intervals_of("sums")
+        await owner.commit(at_the_end(owner, a), *(owner.checkpoint(s, cursors=ended(owner, a)) for s in steps))
+
+        owner = await deployed(world, a_graph("changing", partitions=("a", "b", "c")))
+
+        c = owner.deployment.intervals_of("readings")[2]
+        for step in steps:
+            watermarks = {producer: at for producer, (_, at) in (await owner.opened(step)).cursors.items()}
+            assert (watermarks[a.interval_id], watermarks[c.interval_id]) == (INSTANT_MAX, INSTANT_MIN)
+        assert (await owner.opened(b)).recovered.low_watermark == INSTANT_MIN
+        assert (await owner.opened(a)).recovered.low_watermark == INSTANT_MAX
+
     async def test_source_that_joins_a_step_begins_at_its_watermark(self, world: World) -> None:
         base = as_computation(with_horizons(10, 100))
         owner = await deployed(world, base)

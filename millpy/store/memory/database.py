@@ -26,11 +26,11 @@ from millpy.model.deployment import (
     SubscriptionSpec,
     generation_name,
 )
-from millpy.model.graph_changes import changes_between
+from millpy.model.graph_changes import changes_between, new_partitions
 from millpy.model.horizons import HORIZON, HorizonChange, horizon_changes
 from millpy.model.keys import KeyInterval, tile_key_space
 from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant, describe
-from millpy.model.united_streams import behind_error, ended
+from millpy.model.united_streams import behind_error, ended, ended_source
 from millpy.model.versions import refuse_changes, refuse_older
 from millpy.store.memory.commit import StagedRows, apply, check, check_fence, document_of
 from millpy.store.memory.faults import Faults
@@ -279,6 +279,7 @@ class MemoryDatabase:
             refuse_changes(spec.name, version, before, after, on_purpose=on_purpose, changes=changes)
             if not changes:
                 return deployed.deployment
+            self._check_joining(deployed, new_partitions(before, after))
             self._check_united(deployed, spec)
             self._change_horizons(deployed.deployment, horizon_changes(before, after))
             self._migrate(deployed, with_deployed_partitions(spec, deployed.spec))
@@ -414,6 +415,13 @@ class MemoryDatabase:
             header.last_segments[subscription_id] = 0
             for consumer in consumers:
                 self.headers[consumer].cursors[producer] = (header.bundle, header.low_watermark)
+
+    def _check_joining(self, deployed: DeployedGraph, added: Mapping[str, Sequence[str]]) -> None:
+        """Raise GraphError if a source partition would join a source that has ended; nothing has changed yet."""
+        for source, partitions in added.items():
+            headers = [self.headers[interval.interval_id] for interval in deployed.deployment.intervals_of(source)]
+            if all(header.low_watermark >= INSTANT_MAX for header in headers):
+                raise ended_source(source, partitions[0])
 
     def _check_united(self, deployed: DeployedGraph, spec: GraphSpec) -> None:
         """Raise GraphError if a deployed step cannot read one more stream now; nothing has changed yet."""

@@ -25,6 +25,8 @@ from millpy.model.deployment import GraphSpec, TableSpec, Upgrade
 from millpy.model.graph_changes import GraphChange, new_columns, new_partitions, nullable_columns, of_kind
 from millpy.model.horizons import horizon_changes
 from millpy.model.taking_back import description_after
+from millpy.model.time import INSTANT_MAX
+from millpy.model.united_streams import ended_source
 from millpy.model.versions import only_grows
 from millpy.store.postgres.arrays import Bigints, Jsonbs, Texts
 from millpy.store.postgres.connection import Connection, all_rows
@@ -177,11 +179,13 @@ async def limit_lock_wait(connection: Connection, wait_s: float) -> None:
 
 
 async def _grow(connection: Connection, graph_id: int, version: int, added: Mapping[str, Sequence[str]]) -> None:
-    """Add source partitions to deployed injectors."""
+    """Add source partitions to deployed injectors. Raises GraphError if one has ended."""
     ids = {"graph_id": graph_id}
     for computation, partitions in added.items():
         found = await all_rows(connection, statement("read_injector"), {**ids, "computation": computation})
         computation_id, places, published = found[0]
+        if published >= INSTANT_MAX:
+            raise ended_source(computation, partitions[0])
         no_keys = [None] * len(partitions)
         await insert_intervals(connection, graph_id, computation_id, version, places, no_keys, partitions)
         await connection.execute(statement("insert_cursors"), ids)
