@@ -122,6 +122,9 @@ class ChangeSuite:
         assert (await owner.opened(a)).recovered.horizon_floor == 900
         assert [run.expires_at for run in await owner.store.load_dedupe_runs(owner.grants[a.interval_id])] == [1_380]
         assert (await owner.opened(b)).recovered.horizon_floor == INSTANT_MIN
+        owner = await deployed(world, with_horizons(10, 5_000))
+        assert (await owner.opened(a)).recovered.horizon_floor == 900, "what is forgotten stays forgotten"
+        assert len(await owner.store.load_dedupe_runs(owner.grants[a.interval_id])) == 1, "an expired run stays expired"
         owner = await deployed(world, with_horizons(10, 60))
         assert (await owner.opened(a)).recovered.horizon_floor == 900
         assert len(await owner.store.load_dedupe_runs(owner.grants[a.interval_id])) == 1

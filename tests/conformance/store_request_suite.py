@@ -218,6 +218,7 @@ class RequestSuite:
             owner.checkpoint(world.sums[0], outcomes=[RequestOutcome(first), RequestOutcome(second, watermark=99)])
         )
 
+        assert not await people(world).discard("late_records", 1), "it is replayed"
         assert await people(world).standing("late_records", 1) == ("replayed", 0)
         assert await people(world).standing("late_records", 2) == ("open", 1)
 
@@ -229,6 +230,15 @@ class RequestSuite:
         assert not await people(world).replay("late_records", 1)
         assert await people(world).replay("late_records", 2)
         assert [request.id for request in await asked(owner, world)] == [2]
+
+    async def test_late_record_that_belongs_to_no_window_cannot_be_added_to_one(self, world: World) -> None:
+        """No commit would fulfill the request, and a graph with a request never finishes."""
+        owner = await world.owner()
+        late = replace(LATE, window_starts=[None, LATE.window_starts[1]], window_ends=[None, LATE.window_ends[1]])
+        await owner.commit(owner.checkpoint(world.sums[0], late=[late]))
+
+        assert not await people(world).replay_into_window(1)
+        assert await people(world).replay_into_window(2)
 
     @pytest.mark.parametrize("table", ["dead_letters", "late_records"])
     async def test_withdrawn_request_is_not_fulfilled(self, world: World, table: RecordTableName) -> None:

@@ -17,6 +17,7 @@ from millpy.store.postgres.deployment.generations import switch
 from millpy.store.postgres.store import PostgresStore
 from tests.commands import millpy, run_millpy
 from tests.conformance.store_builders import a_graph
+from tests.databases import until_waiting
 from tests.waiting import await_true
 
 NAMES = "device, window_start, window_end, total, label, pane_index, pane_timing, late_count, interval_id, bundle"
@@ -248,3 +249,20 @@ async def test_a_table_that_is_switched_meanwhile_is_not_corrected(database_url:
         " (SELECT min(total) FROM factory_1.sums_1m) AS total"
     )
     assert rows == {"new": 0, "made": 0, "total": 9.0}
+
+
+async def test_a_correction_that_waits_for_another_change_of_the_row_notes_what_that_left(database_url: str) -> None:
+    admin = await asyncio.to_thread(deployed, database_url, "accumulating")
+    window, values = {"device": "d1", "window_start": "1970-01-01T00:00:00Z"}, {"label": "b"}
+
+    async with await psycopg.AsyncConnection.connect(database_url) as connection:
+        await connection.execute("UPDATE factory.sums_1m SET total = 7, pane_index = 4 WHERE window_start = 'epoch'")
+        correcting = asyncio.create_task(
+            asyncio.to_thread(correct, admin, "factory.sums_1m", window, values, "bad firmware", only_table=True)
+        )
+        await until_waiting(database_url, 1)
+        await connection.commit()
+        await correcting
+
+    (noted,) = admin.ask("SELECT old_row -> 'total' AS old, new_row -> 'pane_index' AS pane FROM millpy.corrections")
+    assert noted == {"old": 7, "pane": 5}

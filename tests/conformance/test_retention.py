@@ -406,6 +406,20 @@ async def test_a_partition_that_was_detached_to_keep_it_is_not_dropped(owner: Ow
     assert rows(database_url, SUMS) == [("a", 19.5)]
 
 
+async def test_a_partition_whose_detaching_was_interrupted_is_not_dropped(owner: Owner, database_url: str) -> None:
+    """DETACH … CONCURRENTLY that was cancelled has decided already that the rows are the user's."""
+    await store_at(owner, 1.5, 19.5)
+    ((name,),) = rows(database_url, "SELECT relation FROM millpy.partitions ORDER BY starts_at LIMIT 1")
+    pending = f"UPDATE pg_inherits SET inhdetachpending = true WHERE inhrelid = '{name}'::regclass"
+    run(database_url, f"SET allow_system_table_mods = on; {pending}")
+    await reach(owner, 19)
+
+    assert rows(database_url, DROPPED) == [(1,)]
+
+    assert rows(database_url, f"SELECT total FROM {name}") == [(1.5,)]
+    assert rows(database_url, f"SELECT to_regclass('{name}_history') IS NULL") == [(True,)]
+
+
 async def test_a_foreign_key_keeps_the_partitions_to_which_it_refers_and_no_others(
     owner: Owner, database_url: str
 ) -> None:

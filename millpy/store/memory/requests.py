@@ -97,7 +97,8 @@ class Requests:
     def replay_into_window(self, number: int, recomputed: tuple[bytes, bytes] | None = None) -> bool:
         """Request that a late record is added to its finished window. Return False when it cannot be."""
         record = self.state_of("late_records", number)
-        if record.state != "open":
+        starts = [start for _, _, late in self._database.late_records for start in late.window_starts]
+        if record.state != "open" or starts[number - 1] is None:
             return False
         record.state, record.into_window, record.recomputed = "requested", True, recomputed
         return True
