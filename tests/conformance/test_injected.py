@@ -407,6 +407,32 @@ async def test_two_graphs_read_the_same_stream_and_a_dropped_one_holds_nothing(d
             pass
 
 
+async def test_a_record_is_kept_until_each_graph_that_was_deployed_before_it_has_read_it(database_url: str) -> None:
+    await deploy(database_url, graph_of("shop"))
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        inject(connection, 0)
+        await deploy(database_url, graph_of("audit"))
+        inject(connection, 1, 2)
+        places = connection.execute("SELECT number, xid::text FROM mill.injected_records ORDER BY number").fetchall()
+        numbers, (*_, last) = [number for number, _ in places], [int(xid) for _, xid in places]
+
+        def left(graph: str, *, read: int, opened: str = "{}", rest: str = "{}", after: int = 0) -> list[int]:
+            """What is left when a graph has noted what it has read."""
+            connection.execute(
+                "UPDATE mill.injection_readers SET read_number = %s, open_xids = %s, rest_xids = %s, rest_after = %s"
+                " WHERE graph_id = (SELECT graph_id FROM mill.graphs WHERE name = %s)",
+                [read, opened, rest, after, graph],
+            )
+            connection.execute(statement("delete_injected"), {"stream": "orders", "numbers": numbers})
+            return stored(database_url)
+
+        of_last = f"{{[{last},{last + 1})}}"
+        assert left("shop", read=numbers[-1]) == [1, 2], "the other graph was deployed behind the first one"
+        assert left("audit", read=numbers[-1], opened=of_last) == [2], "its transaction was open"
+        assert left("audit", read=numbers[-1], rest=of_last, after=numbers[0]) == [2], "it was behind a cut page"
+        assert left("audit", read=numbers[-1], rest=of_last, after=numbers[-1]) == []
+
+
 async def test_role_that_may_only_inject(database_url: str) -> None:
     migrate(database_url, "millpy")
     await deploy(database_url, graph_of())
