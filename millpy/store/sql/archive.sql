@@ -26,7 +26,9 @@ SELECT interval_id, path FROM mill.archive_garbage
 -- name: forget_garbage
 -- Forgets files that are deleted, unless they have to be deleted once more. Zero rows: all of them are forgotten.
 WITH gone AS (
-    DELETE FROM mill.archive_garbage WHERE path = ANY (%(paths)s) AND (deleted_at IS NOT NULL OR %(settled_s)s::float8 = 0)
+    DELETE FROM mill.archive_garbage
+     WHERE path = ANY (%(paths)s)
+       AND (deleted_at <= now() - make_interval(secs => %(settled_s)s) OR %(settled_s)s::float8 = 0)
 )
 UPDATE mill.archive_garbage SET deleted_at = now()
  WHERE path = ANY (%(paths)s) AND deleted_at IS NULL AND %(settled_s)s::float8 > 0;
