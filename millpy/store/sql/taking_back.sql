@@ -52,7 +52,7 @@ UPDATE mill.keyed AS k
    SET value = jsonb_set(k.value::jsonb, '{record}', CASE jsonb_typeof(k.value::jsonb -> 'record')
            WHEN 'array' THEN jsonb_path_query_array(
                k.value::jsonb -> 'record', '$[0 to $last]', jsonb_build_object('last', %(kept)s::integer - 1))
-           ELSE (k.value::jsonb -> 'record') - %(names)s END)::text
+           ELSE (k.value::jsonb -> 'record') - %(names)s::text[] END)::text
   FROM mill.subscriptions AS u JOIN mill.streams AS s USING (stream_id)
   JOIN mill.intervals AS i ON i.computation_id = u.consumer_id
  WHERE s.graph_id = %(graph_id)s AND s.name = %(stream)s AND k.interval_id = i.interval_id AND k.kind = 'parked'
