@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -180,3 +181,21 @@ async def test_a_lease_from_before_the_clock_was_set_back_keeps_no_graph_from_be
         assert await owner.store.heartbeat(owner.worker_id, 2 * LEASE_S + 30), "as if the clock had been ahead"
 
         assert (await operator.drop("factory")).graph == "factory"
+
+
+async def test_a_generation_is_handed_over_only_as_a_whole_and_under_current_grants(
+    world: World, database_url: str
+) -> None:
+    owner = await world.owner()
+    first, *others = owner.grants.values()
+    former = replace(first, sequencer=first.sequencer - 1)
+    async with PostgresStore(database_url) as driver:
+        for held in ([former, *others], others):
+            with pytest.raises(StaleSequencerError):
+                await driver.give_to_workers(world.deployment, held)
+        await owner.commit(owner.checkpoint(world.a))
+
+        await driver.give_to_workers(world.deployment, [first, *others])
+
+    with pytest.raises(StaleSequencerError):
+        await owner.commit(owner.checkpoint(world.a))
