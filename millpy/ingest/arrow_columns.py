@@ -21,6 +21,8 @@ from millpy.ingest.text_columns import NO_READERS, UUID_TEXT, Readers, fields_of
 from millpy.ingest.timestamps import DATETIME_HI, DATETIME_LO
 from millpy.model.record import ARROW_TYPES, RecordType
 
+_JSON = msgspec.json.Encoder(enc_hook=str, decimal_format="number")
+
 
 class TableColumns:
     """Converts batches of rows to the columns of one record type."""
@@ -71,8 +73,9 @@ def _suits(kind: type, found: pa.DataType) -> bool:
     if kind is str or kind is UUID:
         return bool(pa.types.is_string(found))
     if kind is int:
-        # Other tools store an integer column that once had a gap as doubles. A fraction does not cast.
-        return bool(pa.types.is_integer(found) or pa.types.is_floating(found))
+        # Other tools store an integer column that once had a gap as doubles, and numbers of databases as decimals. A
+        # fraction does not cast.
+        return bool(pa.types.is_integer(found) or pa.types.is_floating(found) or pa.types.is_decimal(found))
     if kind is float:
         return bool(pa.types.is_floating(found) or pa.types.is_integer(found))
     if kind is bool:
@@ -154,7 +157,7 @@ def row_text(batch: pa.RecordBatch, row: int) -> bytes:
             values[name] = column[row].as_py()
         except (ValueError, OverflowError):
             values[name] = str(column.slice(row, 1).cast(pa.binary())[0].as_py()) if _is_text(column) else None
-    return msgspec.json.encode(values, enc_hook=str)
+    return _JSON.encode(values)
 
 
 def _is_text(column: pa.Array) -> bool:

@@ -426,10 +426,12 @@ class _OneByOne:
             self._times.counts = counts
 
     def _with_whole_numbers(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Convert whole doubles to integers in the integer fields of a row of columns."""
+        """Convert whole doubles and decimals to integers in the integer fields of a row of columns."""
         for name in self._whole_numbers:
             value = values.get(name)
-            if isinstance(value, float) and value.is_integer():
+            if isinstance(value, Decimal) and value == value.to_integral_value():
+                values[name] = int(value)
+            elif isinstance(value, float) and value.is_integer():
                 values[name] = int(value)
         return values
 

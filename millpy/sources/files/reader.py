@@ -71,7 +71,7 @@ class FileReader:
         self._record_type = record_type
         # The columns to read from Parquet files; empty for all.
         self._fields = tuple(record_type.struct.__struct_encode_fields__) if record_type is not None else ()
-        self._exact = frozenset() if record_type is None else record_type.named(Decimal)
+        self._exact = frozenset() if record_type is None else record_type.named(Decimal) | record_type.named(int)
         self._limits = limits
         self._bound = bound
         self._lines = lines

@@ -211,6 +211,27 @@ def test_columns_equal_what_msgspec_decodes_row_by_row(rows: list[dict[str, Any]
     assert len(records(decoded(batch))) == len(slow)
 
 
+@pytest.mark.parametrize("beside", ["2.0", "-2.5", "99999999999999999999.0"])
+async def test_whole_decimals_keep_their_digits_in_an_int_field(tmp_path: Path, beside: str) -> None:
+    class Numbered(msgspec.Struct):
+        i: int
+
+    type_, long = RecordType(Numbered), 2**53 + 1  # no double
+    column = pa.array([Decimal(long), Decimal(beside)], pa.decimal128(38, 1))
+    pq.write_table(pa.table({"i": column}), tmp_path / "a.parquet")
+    injector = connect(File(tmp_path / "a.parquet"), record_type=type_)
+    await injector.open(None)
+
+    taken = await take(injector)
+
+    await injector.close()
+    found = Decoder(type_).decode(taken)
+    read = found.objects if found.objects is not None else type_.objects_of(found.batch)
+    assert read == [Numbered(long), Numbered(2)][: 2 if beside == "2.0" else 1]
+    assert [rejected.row for rejected in found.refused] == ([] if beside == "2.0" else [1])
+    assert found.payload(1) == b'{"i":%s}' % beside.encode()
+
+
 async def test_dictionary_of_long_texts_is_expanded_in_pieces(tmp_path: Path) -> None:
     # A file of 671 bytes became 1.9 GB.
     table = pa.table({"s": pa.DictionaryArray.from_arrays(pa.array(np.zeros(65_536, np.int32)), ["x" * 30_000])})
