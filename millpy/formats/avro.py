@@ -134,7 +134,7 @@ class _Writers:
 
 @dataclass(frozen=True, slots=True)
 class AvroSchema:
-    """A schema that messages are read with.
+    """A schema that messages are read or written with.
 
     Attributes:
         parsed: the schema as fastavro parses it.
@@ -187,24 +187,30 @@ def check_package() -> None:
         raise ConfigError("Avro needs the package fastavro", hint=to_install("avro")) from error
 
 
-def encoded(value: Any, schema: Any) -> bytes:
+def encoded(value: Any, schema: AvroSchema) -> bytes:
     """Return the message of a value, by a schema of `parsed_to_write`. Raises ValueError if it does not fit."""
     from fastavro import schemaless_writer
 
     with BytesIO() as stream:
         try:
-            schemaless_writer(stream, schema, value, strict_allow_default=True)  # or it leaves out what has no field
+            # strict: or it leaves out what has no field
+            schemaless_writer(stream, schema.parsed, value, strict_allow_default=True)
+            schema.check(stream.getvalue())  # it writes a whole number of 64 bits also as an `int`
         except Exception as error:
             raise ValueError(f"it does not fit the Avro schema: {error!r}") from error
         return stream.getvalue()
 
 
-def parsed_to_write(text: str) -> Any:
-    """Parse a schema that messages are written with. Raises ValueError: it is no schema."""
+def parsed_to_write(text: str) -> AvroSchema:
+    """Parse a schema that messages are written with. Raises ValueError: it is no schema, or contains itself."""
     from fastavro import parse_schema
 
+    named: dict[str, Any] = {}
     try:
-        return parse_schema(json.loads(text))
+        found = parse_schema(json.loads(text), named_schemas=named)
+        return AvroSchema(found, message_check(found, named))
+    except RecursionError:
+        raise ValueError("it contains itself, or is nested too deeply") from None
     except Exception as error:
         raise ValueError(str(error) or type(error).__name__) from error
 

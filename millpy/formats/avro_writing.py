@@ -18,7 +18,7 @@ import msgspec
 
 from millpy.errors import GraphError
 from millpy.formats.avro import encoded, parsed_to_write
-from millpy.model.field_types import enum_type, is_enum
+from millpy.model.field_types import enum_type, is_enum, parts_of
 from millpy.model.record import RecordType, is_wide, without_none
 
 _TYPES: dict[Any, Any] = {
@@ -99,8 +99,14 @@ def check_fields(schema: str, record_type: RecordType) -> None:
         GraphError: the schema is invalid, or does not fit the class.
     """
     check_written(record_type.struct)
+    for part in parts_of(record_type.struct):
+        if isinstance(part, type) and issubclass(part, msgspec.Struct) and part.__struct_config__.omit_defaults:
+            raise GraphError(
+                f"{part.__name__} is written without its defaults, which the Avro schema would replace by its own",
+                hint="remove omit_defaults= from the class, or map to another one",
+            )
     try:
-        found = parsed_to_write(schema)
+        found = parsed_to_write(schema).parsed
     except ValueError as error:
         raise GraphError(f"the Avro schema is invalid: {error}") from error
     name, ours = record_type.struct.__name__, set(record_type.struct.__struct_encode_fields__)

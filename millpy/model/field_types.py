@@ -85,7 +85,7 @@ def is_carried(plain: Any) -> bool:
 
 def is_json(annotation: Any) -> bool:
     """Tell whether a field is stored as JSON: `Any`, a union, a dict or list of anything, or what contains these."""
-    return any(map(_is_open, _parts_of(annotation, set())))
+    return any(map(_is_open, parts_of(annotation)))
 
 
 def _is_open(part: Any) -> bool:
@@ -96,8 +96,12 @@ def _is_open(part: Any) -> bool:
     )
 
 
+def parts_of(annotation: Any) -> Iterator[Any]:
+    """Yield a type and what is inside it, each class once."""
+    return _parts_of(annotation, set())
+
+
 def _parts_of(annotation: Any, seen: set[Any]) -> Iterator[Any]:
-    """Yield a type and what is inside it."""
     if typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
     if annotation in seen:

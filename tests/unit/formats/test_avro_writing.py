@@ -250,3 +250,55 @@ def test_a_field_of_an_inner_record_that_a_given_schema_lacks_is_not_left_out() 
     assert [key for key, _ in driver.sent("out")] == [b"a"]
     (letter,) = driver.dead_letters()
     assert "does not fit the Avro schema" in letter.detail
+
+
+class Counter(msgspec.Struct):
+    device: str
+    at: datetime
+    count: int
+
+
+def test_a_number_of_more_than_32_bits_is_no_int_of_a_given_schema() -> None:
+    fields = [
+        {"name": "device", "type": "string"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "count", "type": "int"},
+    ]
+    graph = Graph("g")
+    counters = graph.inject(
+        "counters", ManualSource(), schema=Counter, event_time=EventTime("at", max_disorder=seconds(0))
+    )
+    format = Avro({"type": "record", "name": "Counter", "fields": fields})
+    counters.to_sink(KafkaTopic("counters", format=format), key="device", name="out")
+    driver = GraphDriver(graph)
+    driver.feed("counters", [Counter("a", NOON, 2**31 - 1), Counter("b", NOON, 2**31)])
+
+    assert [key for key, _ in driver.sent("out")] == [b"a"]
+    (letter,) = driver.dead_letters()
+    assert "2147483648 is no int, which has 32 bits" in letter.detail
+
+
+class Short(msgspec.Struct, omit_defaults=True):
+    count: int | None = 3
+
+
+class WithShort(msgspec.Struct):
+    device: str
+    several: list[Short]
+
+
+@pytest.mark.parametrize("kind", [Short, WithShort])
+def test_a_class_that_leaves_its_defaults_out_is_refused(kind: type[msgspec.Struct]) -> None:
+    sink = KafkaTopic("a", format=Avro(registry=SchemaRegistry(url="http://never-asked:1")))
+
+    with pytest.raises(GraphError, match="Short is written without its defaults"):
+        sink.validate(RecordType(kind))
+
+
+def test_a_schema_that_contains_itself_is_refused() -> None:
+    inner = {"name": "inner", "type": ["null", "Counter"], "default": None}
+    fields = [{"name": "device", "type": "string"}, {"name": "at", "type": "string"}, {"name": "count", "type": "int"}]
+    sink = KafkaTopic("a", format=Avro({"type": "record", "name": "Counter", "fields": [*fields, inner]}))
+
+    with pytest.raises(GraphError, match="contains itself"):
+        sink.validate(RecordType(Counter))
