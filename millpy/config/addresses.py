@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 
+_NO_NAME = re.compile(r"[\s/\\@?#\[\]]")
 CLIENT_BITS = 64
 """An IPv6 client has a whole network of them."""
 
 
 def is_host_name(name: str) -> bool:
-    """Tell whether the system can be asked for a name: Python itself fails for an empty part, as in `.example.org`."""
+    """Tell whether the system can be asked for a name: Python itself fails for an empty part, as in `.example.org`.
+
+    What has a character of other parts of a URL is none: errors that quote it would quote the password in it.
+    """
     try:
         name.encode("idna")
     except UnicodeError:
         return False
-    return bool(name)
+    return bool(name) and _NO_NAME.search(name) is None
 
 
 def ip_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

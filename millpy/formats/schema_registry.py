@@ -115,11 +115,20 @@ class SchemaRegistry:
         return _checked(found)
 
 
-def _checked(url: str) -> str:
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not is_host_name(parts.hostname or ""):
-        raise ConfigError("the address of the schema registry is invalid", hint='for example "http://registry:8081"')
-    return url.rstrip("/")
+def _checked(url: object) -> str:
+    """Return an address without a slash at its end. Raises ConfigError, which quotes no part: it may be a password."""
+    try:
+        parts = urllib.parse.urlsplit(str(url))
+        is_url = parts.scheme in ("http", "https") and is_host_name(parts.hostname or "") and parts.port != 0
+    except ValueError:
+        is_url = False
+    # An @ behind the host: a / ? or # in a password has split it.
+    if not is_url or parts.query or parts.fragment or "@" in parts.path:
+        raise ConfigError(
+            "the address of the schema registry is invalid",
+            hint='for example "http://registry:8081", with %40 %2F %3F %23 for @ / ? # in a password',
+        )
+    return str(url).rstrip("/")
 
 
 class SchemaCache:

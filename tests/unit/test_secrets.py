@@ -244,3 +244,19 @@ def test_a_host_that_the_system_cannot_be_asked_for_is_refused(host: str, monkey
         with pytest.raises(ConfigError) as raised:
             use()
         assert raised.value.hint, raised.value
+
+
+@pytest.mark.parametrize("password", ["se/cret", "se?cret", "se#cret", "12/cret", "12?cret", "12#cret", "[cret"])
+def test_an_address_that_its_password_splits_is_refused_without_it(
+    password: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLPY_SCHEMA_REGISTRY_URL", f"http://me:{password}@registry:8081")
+    monkeypatch.setenv("MILLPY_KAFKA_SERVERS", f"one:9092,me:{password}@broker:9092")
+    for use in (
+        lambda: SchemaRegistry().address(),
+        lambda: SchemaRegistry(url=f"https://me:{password}@registry"),
+        lambda: Kafka("readings", partitions=1).cluster(),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            use()
+        assert "cret" not in f"{raised.value} {raised.value.hint}".replace("secret", "")

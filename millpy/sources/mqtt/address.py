@@ -19,7 +19,7 @@ PASSWORD_VARIABLE = "MILLPY_MQTT_PASSWORD"
 _NAME = re.compile(r"[^\s:/@?#\[\]]+")
 _HINT = (
     "write mqtts://user:password@host:8883?ca=FILE&certificate=FILE&key=FILE, "
-    "with %40 for @ and %2F for / in a password"
+    "with %40 for @, %2F for / and %3F for ? in a password"
 )
 
 
@@ -100,6 +100,8 @@ def url_of_environment() -> BrokerUrl:
 def _files(url: SplitResult) -> dict[str, str]:
     said = parse_qs(url.query, keep_blank_values=True)
     unknown = said.keys() - {"ca", "certificate", "key"}
+    if "@" in url.query and url.username is None:  # a ? in a password has split it
+        raise ConfigError(f"{URL_VARIABLE} is not an MQTT address", hint=_HINT)
     if unknown:
         raise ConfigError(f"{URL_VARIABLE} has unknown parameters: {', '.join(sorted(unknown))}", hint=_HINT)
     if said and url.scheme != "mqtts":
