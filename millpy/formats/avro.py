@@ -19,6 +19,7 @@ from millpy.formats.json_objects import Json
 from millpy.formats.message import NESTING_MAX, Reader
 from millpy.formats.schema_registry import RegisteredSchema, SchemaRegistry, cache_of, unframed
 from millpy.formats.values import json_of
+from millpy.model.arguments import check_flags
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 
@@ -67,6 +68,7 @@ class Avro(BinaryFormat):
                 f"registry={registry!r} is not a SchemaRegistry",
                 hint='registry=SchemaRegistry(url="http://registry:8081")',
             )
+        check_flags(register=register)
         object.__setattr__(self, "schema", None if schema is None else _schema_text(schema))
         object.__setattr__(self, "registry", registry)
         object.__setattr__(self, "register", register)

@@ -13,6 +13,7 @@ from millpy.errors import GraphError
 from millpy.formats.byte_order_marks import decoded, is_wide
 from millpy.formats.csv_rows import COLUMNS_MAX, CsvReader
 from millpy.formats.message import FileHead, Format, Reader, check_objects, encoded_names
+from millpy.model.arguments import are_texts
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 
@@ -88,16 +89,18 @@ class Csv(Format):
                 hint='for example decimal=",", delimiter=";"',
             )
         quote = quote or None
-        if quote is not None and (len(quote) != 1 or quote in (delimiter, decimal, "\n", "\r")):
+        if quote is not None and (
+            not isinstance(quote, str) or len(quote) != 1 or quote in (delimiter, decimal, "\n", "\r")
+        ):
             raise GraphError(f"quote={quote!r} must be one character, and not the delimiter", hint="None for no quotes")
-        if isinstance(null, str) or not all(isinstance(cell, str) for cell in null):
+        if not are_texts(null):
             raise GraphError(f"null={null!r} is not a list of texts", hint='null=["", "---"]')
         if rename is not None and not isinstance(rename, dict):
             raise GraphError(f"rename={rename!r} is not a dict", hint='rename={"Temperature [C]": "temperature"}')
         if header is False:
             raise GraphError("header=False does not say what the columns are", hint='header=("device", "at", "value")')
-        names: bool | tuple[str, ...] = True if header is True else tuple(header)
-        if isinstance(names, tuple) and (not any(names) or isinstance(header, str) or len(names) > COLUMNS_MAX):
+        names: bool | tuple[str, ...] = True if header is True else tuple(header) if are_texts(header) else ()
+        if isinstance(names, tuple) and (not any(names) or len(names) > COLUMNS_MAX):
             raise GraphError(
                 f"{f'header={header!r}':.100} names no columns, or more than {COLUMNS_MAX:,}",
                 hint='header=("device", "at", "value")',

@@ -26,6 +26,7 @@ from millpy.formats.message import (
     encoded_names,
 )
 from millpy.formats.values import cell_writer
+from millpy.model.arguments import are_texts
 from millpy.model.identity import Identity, identity_of_value
 from millpy.model.record import RecordType
 
@@ -237,7 +238,7 @@ class Scalar(Format):
     def __init__(self, field: str, *, decimal: str = ".", arrival: str | None = None, null: Sequence[str] = ()) -> None:
         if decimal not in (".", ","):
             raise GraphError(f"decimal={decimal!r} is no decimal mark", hint='choose "." or ","')
-        if isinstance(null, str) or not all(isinstance(text, str) for text in null):
+        if not are_texts(null):
             raise GraphError(f"null={null!r} is not a list of texts", hint='null=["nan", "unavailable"]')
         object.__setattr__(self, "field", field)
         object.__setattr__(self, "decimal", decimal)

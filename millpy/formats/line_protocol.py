@@ -21,6 +21,7 @@ from millpy.errors import GraphError
 from millpy.formats.byte_order_marks import UTF_8, without_mark
 from millpy.formats.message import BadPart, Format, Message, Part, Reader, check_field, check_objects, encoded_names
 from millpy.formats.values import number_text, whole_text
+from millpy.model.arguments import check_flags
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 
@@ -70,7 +71,8 @@ class LineProtocol(Format):
     def __init__(
         self, *, precision: Precision = "ns", time: str = "time", measurement: str | None = None, arrival: bool = False
     ) -> None:
-        if precision not in _NS:
+        check_flags(arrival=arrival)
+        if not isinstance(precision, str) or precision not in _NS:
             raise GraphError(f"unknown precision {precision!r}", hint=f"choose one of {', '.join(_NS)}")
         for name, value in {
             "precision": precision, "time": time, "measurement": measurement, "arrival": arrival

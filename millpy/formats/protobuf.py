@@ -15,6 +15,7 @@ from millpy.formats.json_objects import Json
 from millpy.formats.message import Reader
 from millpy.formats.schema_registry import unframed
 from millpy.formats.values import json_of
+from millpy.model.arguments import check_flags
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 
@@ -59,6 +60,7 @@ class Protobuf(BinaryFormat):
         framed: bool = False,
         inside: Json = PLAIN,
     ) -> None:
+        check_flags(framed=framed)
         if isinstance(message, str) == (descriptors is None):
             raise GraphError(
                 "Protobuf needs a generated class, or the name of a message and descriptors=",

@@ -11,7 +11,7 @@ from typing import Literal
 
 from millpy.errors import GraphError, SchemaError
 from millpy.ingest.local_times import TimeFormat, TimeReader
-from millpy.model.arguments import is_number, is_whole
+from millpy.model.arguments import check_flags, is_number, is_whole
 from millpy.model.horizons import HORIZON
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
@@ -157,6 +157,7 @@ class EventTime:
         if unit is not None and unit not in UNITS:
             raise GraphError(f"unknown unit {unit!r}", hint=f"units are {', '.join(UNITS)}")
         _check_text_form(field, unit, format, zone)
+        check_flags(sorted=sorted)
         if sorted == (max_disorder is not None):
             raise GraphError(
                 f"event time {field!r} needs either max_disorder= or sorted=True",

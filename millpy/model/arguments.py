@@ -21,6 +21,18 @@ def check_instance(what: str, given: object, kind: type, hint: str) -> None:
     raise GraphError(f"{what} is not {article} {name}: {given!r}", hint=hint)
 
 
+def check_flags(**given: object) -> None:
+    """Raise GraphError for an argument that is neither True nor False: any other, such as "no", would count as true."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise GraphError(f"{name}={value!r} is neither True nor False", hint=f"{name}=True, or leave it out")
+
+
+def are_texts(given: object) -> bool:
+    """Tell whether an argument is a list or tuple of texts, not one text."""
+    return isinstance(given, list | tuple) and all(isinstance(each, str) for each in given)
+
+
 def is_number(given: object, least: float, most: float = inf) -> bool:
     """Tell whether an argument is a number (not a bool or NaN) from `least` to `most`."""
     return isinstance(given, int | float) and not isinstance(given, bool) and least <= given <= most

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from millpy.clock import Clock
 from millpy.errors import GraphError
 from millpy.ingest.connection_state import ConnectionState
+from millpy.model.arguments import is_whole
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
@@ -48,8 +49,8 @@ class SendBound:
     bytes: int = 4_000_000
 
     def __post_init__(self) -> None:
-        if self.records < 1 or self.bytes < 1:
-            raise GraphError(f"{self!r} lets no message pass", hint="use positive numbers")
+        if not (is_whole(self.records, 1) and is_whole(self.bytes, 1)):
+            raise GraphError(f"{self!r} lets no message pass", hint="use whole numbers from 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from millpy.errors import ConfigError, GraphError
 from millpy.formats import Avro
 from millpy.formats.binary import PLAIN
-from millpy.model.arguments import check_function, is_number, is_whole
+from millpy.model.arguments import check_function, check_instance, is_number, is_whole
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
@@ -75,6 +75,7 @@ class KafkaTopic(Sink):
         if not isinstance(self.topic, str) or not self.topic:
             raise ConfigError(f"a topic cannot be named {self.topic!r}", hint='for example KafkaTopic("alerts")')
         check_brokers(self.brokers)
+        check_instance("bound", self.bound, SendBound, "for example bound=SendBound(records=100)")
         if self.compression not in (None, *COMPRESSIONS):
             raise ConfigError(
                 f"unknown compression={self.compression!r}", hint=f"choose one of {', '.join(COMPRESSIONS)}, or None"

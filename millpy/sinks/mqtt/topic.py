@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from millpy.config.access import NO_LOGIN, Login, Tls
 from millpy.config.extras import to_install
 from millpy.errors import ConfigError, GraphError, RefusedValueError
-from millpy.model.arguments import check_instance, is_whole
+from millpy.model.arguments import check_flags, check_instance, is_whole
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType, getter
@@ -93,6 +93,8 @@ class MqttTopic(Sink):
         checked_topic(self.topic)
         check_address(self.host, self.port, self.login, self.tls)
         check_instance("refusals", self.refusals, RefusalPolicy, "for example refusals=RefusalPolicy(attempts=3)")
+        check_instance("bound", self.bound, SendBound, "for example bound=SendBound(records=10)")
+        check_flags(retain=self.retain)
         if self.qos not in get_args(Qos):
             raise ConfigError(
                 f"qos={self.qos!r} is neither 1 nor 2", hint="the broker does not acknowledge messages of QoS 0"
@@ -106,8 +108,9 @@ class MqttTopic(Sink):
             raise ConfigError(
                 f"message_bytes_max={self.message_bytes_max!r} lets no message pass", hint="use a positive number"
             )
-        if self.content_type is not None and (unsendable(self.content_type) or len(self.content_type) > 1_000):
-            raise ConfigError(f"{self.content_type!r:.200} is no content type", hint='for example "text/plain"')
+        kind: object = self.content_type
+        if kind is not None and not (isinstance(kind, str) and len(kind) <= 1_000 and not unsendable(kind)):
+            raise ConfigError(f"{f'{kind!r}':.200} is no content type", hint='for example "text/plain"')
 
     @property
     def calls_code(self) -> bool:  # type: ignore[override]

@@ -79,6 +79,8 @@ def allowed_origins(hosts: Iterable[str]) -> frozenset[Origin]:
     Raises:
         ConfigError: an entry is none, or there are none or too many.
     """
+    if not isinstance(hosts, Iterable):
+        raise ConfigError(f"hosts={hosts!r} are no hosts", hint='for example hosts=("hooks.example.org",)')
     given = (hosts,) if isinstance(hosts, str) else tuple(hosts)
     if not 0 < len(given) <= HOSTS_MAX:
         raise ConfigError(

@@ -146,6 +146,7 @@ class Webhook(Sink):
             check_instance("headers", named or {}, Mapping, 'for example headers={"X-Device": "device"}')
         check_instance("access", access, WebhookAccess, 'for example access=WebhookAccess(signing="ALERTS_SECRET")')
         check_instance("timeouts", timeouts, WebhookTimeouts, "for example WebhookTimeouts(answer_s=10)")
+        check_instance("bound", bound, SendBound, "for example bound=SendBound(records=10)")
         check_instance("refusals", refusals, RefusalPolicy, "for example refusals=RefusalPolicy(attempts=3)")
         of_fields, fixed = dict(headers or {}), dict(fixed_headers or {})
         _check_headers([*of_fields, *fixed, *access.headers], fixed)
@@ -224,7 +225,7 @@ def _check_body(batch: Batch | None, value: str, content_type: str | None, *, al
         )
     if value and not content_type:
         raise ConfigError(f"value={value!r} needs content_type=", hint='for example content_type="text/plain"')
-    if content_type is not None and not _VALUE.fullmatch(content_type):
+    if content_type is not None and not (isinstance(content_type, str) and _VALUE.fullmatch(content_type)):
         raise ConfigError(f"content_type={content_type!r} is no content type", hint='for example "application/json"')
 
 

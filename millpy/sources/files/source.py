@@ -29,7 +29,7 @@ from millpy.formats import Message
 from millpy.formats.message import checked_format
 from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import Source, SourceBatch, SourceSetup
-from millpy.model.arguments import is_whole
+from millpy.model.arguments import check_instance, is_whole
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 from millpy.sources.files.byte_reader import StoppedError
@@ -245,6 +245,7 @@ class Directory(Source):
     ) -> None:
         format = checked_format(format, decode, named=True)
         check_name(str(path))
+        check_instance("pattern", pattern, str, 'for example pattern="*.csv"')
         named = NamedPath.parse(pattern, str(path))
         NamePattern(named.pattern)
         _check(format, broken, partitions, [named])

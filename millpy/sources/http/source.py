@@ -23,7 +23,7 @@ from millpy.formats import Format, Message
 from millpy.formats.message import check_field, checked_format
 from millpy.ingest.protocol import Source, SourceSetup, WorkerSetup
 from millpy.ingest.request_traffic import RequestTraffic
-from millpy.model.arguments import check_instance, is_number, is_whole
+from millpy.model.arguments import check_flags, check_instance, is_number, is_whole
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
@@ -127,7 +127,9 @@ class Http(Source):
         check_instance("bounds", bounds, HttpBounds, "for example bounds=HttpBounds(requests_per_s=10)")
         if bad_records not in ("refuse", "dead_letter"):
             raise ConfigError(f"unknown value bad_records={bad_records!r}", hint='choose "refuse" or "dead_letter"')
+        check_flags(anonymous=anonymous)
         if url is not None:
+            check_instance("url", url, str, 'for example url="http://127.0.0.1:8081"')
             listen_address(url)
         values = {
             "path": path, "count": partitions, "key_field": key_field, "bad_records": bad_records, "url": url,

@@ -21,7 +21,7 @@ from millpy.errors import ConfigError
 from millpy.formats import Format, Message
 from millpy.formats.message import checked_format
 from millpy.ingest.protocol import Source, SourceSetup
-from millpy.model.arguments import check_instance, is_whole
+from millpy.model.arguments import check_flags, check_instance, is_whole
 from millpy.model.deployment import permanent_name
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
@@ -55,9 +55,9 @@ class MqttSession:
     keepalive_s: int = 20
 
     def __post_init__(self) -> None:
-        if self.client_id is not None and not self.client_id.strip():
+        if self.client_id is not None and not (isinstance(self.client_id, str) and self.client_id.strip()):
             raise ConfigError(
-                "client_id= is empty: without a name, each connection gets a new session and loses the queued messages",
+                "client_id= is no name: without one, each connection gets a new session and loses the queued messages",
                 hint="name the session, or leave out client_id=",
             )
         for name, most in (("expiry_s", 2**32 - 1), ("keepalive_s", 2**16 - 1)):
@@ -120,6 +120,7 @@ class Mqtt(Source):
             raise ConfigError("Mqtt needs a topic filter", hint='name one or more: Mqtt("sensors/+/reading")')
         _check_apart([TopicPattern.parse(text).filter for text in filters])
         check_address(host, port, login, tls)
+        check_flags(retained=retained)
         check_instance("session", session, MqttSession, 'for example session=MqttSession(client_id="plant")')
         if protocol not in (5, 311):
             raise ConfigError(f"unknown MQTT protocol {protocol!r}", hint="choose 5 or 311")

@@ -10,7 +10,7 @@ from typing import Any
 from millpy.errors import ConfigError, GraphError
 from millpy.formats.message import check_field
 from millpy.ingest.protocol import Injector, Source, SourceSetup
-from millpy.model.arguments import check_instance
+from millpy.model.arguments import check_flags, check_instance
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
 from millpy.model.lookup import NAME_BYTES_MAX
@@ -119,12 +119,15 @@ class PostgresTable(Source):
     def __post_init__(self) -> None:
         table_name(self.table, "PostgresTable")
         check_instance("fields", self.fields, ChangeFields, 'for example fields=ChangeFields(operation="op")')
+        check_flags(copy=self.copy)
         check_instance("operations", self.operations, Sequence, f"choose among {', '.join(OPERATIONS)}")
-        unknown = set(self.operations) - set(OPERATIONS)
+        unknown = [name for name in self.operations if name not in OPERATIONS]
         if unknown or not self.operations or isinstance(self.operations, str):
             raise ConfigError(
                 f"unknown value operations={self.operations!r}", hint=f"choose among {', '.join(OPERATIONS)}"
             )
+        if self.publication is not None:
+            check_instance("publication", self.publication, str, 'for example publication="plant"')
         if self.publication is not None and not 0 < len(self.publication.encode()) <= NAME_BYTES_MAX:
             raise ConfigError(
                 f"publication={self.publication!r} has {len(self.publication.encode())} bytes, and a name in PostgreSQL"
