@@ -18,10 +18,11 @@ from millpy.ingest.expansion import Expander
 from millpy.ingest.protocol import SourceBatch
 from millpy.limits import KEY_BYTES_MAX
 from millpy.model.checkpoint import DeadLetter, Request, RequestOutcome
-from millpy.model.dead_letter import printable
+from millpy.model.dead_letter import error_text, printable
 from millpy.model.ids import ID_BYTES
 from millpy.model.keys import key_text
 from millpy.model.record import Instants, column_of, getter
+from millpy.model.step_progress import is_user_error
 from millpy.model.time import Instant
 
 Mask = npt.NDArray[np.bool_]
@@ -261,6 +262,15 @@ class DeadLetterCollector:
             self._wires[same] = msgspec.json.encode(PayloadFormat.from_message(message)).decode()
         return self._wires[same]
 
+    def _position_of(self, row: int) -> str:
+        """Return where a row comes from, as its source says; the row is a dead letter also if that fails."""
+        try:
+            return printable(str(self.taken.describe(row)))
+        except BaseException as error:  # of a user's source
+            if not is_user_error(error):
+                raise
+            return f"row {row} of a batch; its source cannot describe it: {error_text(error)}"
+
     def _letter_of_row(self, row: int, reason: str, detail: str) -> DeadLetter:
         message = self.taken.messages.get(row)
         if message is not None:
@@ -275,7 +285,7 @@ class DeadLetterCollector:
             payload=self.decoded.payload(row),
             stream=self.stream,
             computation=self.computation,
-            position=self.taken.describe(row),
+            position=self._position_of(row),
             wire=wire,
             event_time=None if self.arrivals is None else int(self.arrivals[row]),
         )

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import msgspec
 import pyarrow as pa
@@ -32,6 +32,8 @@ from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
 from millpy.model.record import Instants, RecordType
 from millpy.model.time import INSTANT_MIN, Instant
+
+PayloadKind = Literal["json", "csv", "columns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class SourceBatch:
         messages: rejected row -> the message of which it is a bad part (`Expansion.messages`), for a replay.
     """
 
-    format: Literal["json", "csv", "columns"]
+    format: PayloadKind
     arrived_at: Instant
     payloads: Sequence[bytes] = ()
     block: bytes = b""
@@ -92,6 +94,8 @@ class SourceBatch:
     messages: Mapping[int, Message] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.format not in get_args(PayloadKind):
+            raise ValueError(f"format={self.format!r} is none of {', '.join(get_args(PayloadKind))}")
         if self.position is not None:
             try:
                 if not isinstance(self.position, bytes):

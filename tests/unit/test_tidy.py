@@ -40,6 +40,7 @@ CATCHES_ALL = (
     "runtime.outbox_drain",  # calls sinks of users
     "sinks.mqtt.template",  # calls a function of the user
     "sinks.kafka.partitioning",  # calls a function of the user
+    "ingest.dead_letters",  # calls a function of a source of the user
     "ingest.expansion",  # calls a function of the user, and decoders of others
     "formats.avro",  # fastavro raises what it likes
     "api.live",  # a poll that must go on

@@ -398,3 +398,15 @@ def test_records_are_counted_by_the_count_of_a_source_that_has_one() -> None:
     assert counts(step(intake, (4, 100), total=3))["injected"] == 1 + 4 + 3
     assert counts(step(intake, (5, 100), total=4))["injected"] == 1 + 4 + 3 + 1
     assert counts(step(intake, (6, 100)))["injected"] == 1 + 4 + 3 + 1 + 1
+
+
+def test_a_row_that_its_source_cannot_describe_is_a_dead_letter_all_the_same() -> None:
+    def describe(row: int) -> str:
+        return ["first\0"][row]
+
+    result = step(an_intake(), b"{", b"[", (1, 100), describe=describe)
+
+    assert counts(result)["accepted"] == 1
+    first, second = (letter.position for letter in result.dead_letters)
+    assert first == r"first\x00"
+    assert second == "row 1 of a batch; its source cannot describe it: IndexError: list index out of range"

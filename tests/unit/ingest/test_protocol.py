@@ -68,3 +68,9 @@ def test_batch_refuses_a_position_that_is_not_json(position: Any) -> None:
 @pytest.mark.parametrize("position", [None, b"7", b'{"line":7}', b"null"])
 def test_batch_accepts_a_position_of_json_or_none(position: bytes | None) -> None:
     assert SourceBatch(format="json", arrived_at=0, position=position).position == position
+
+
+@pytest.mark.parametrize("format", ["csvv", None, "JSON"])
+def test_batch_refuses_a_format_that_nothing_reads(format: Any) -> None:
+    with pytest.raises(ValueError, match="is none of json, csv, columns"):
+        SourceBatch(format=format, arrived_at=0, payloads=[b"{}"])
