@@ -133,16 +133,24 @@ class MessagesRefusedError(TransientError):
         reasons: the place of each message of the `send` that the other side does not have -> why. That is a message
             that it refuses, or one behind a refused message of its key.
         final: the places of those that it will never take, such as a message that is too large.
+        untried: the places of those that were not sent, because others failed. They come again, as if they were
+            refused, but that is no attempt for a `RefusalPolicy`.
         retry_after_s: seconds after which the other side wants to be asked again, if it says so.
     """
 
     def __init__(
-        self, reasons: Mapping[int, str], *, final: Collection[int] = (), retry_after_s: float | None = None
+        self,
+        reasons: Mapping[int, str],
+        *,
+        final: Collection[int] = (),
+        untried: Collection[int] = (),
+        retry_after_s: float | None = None,
     ) -> None:
         first = min(reasons, default=0)
         super().__init__(f"{len(reasons):,} messages are refused, the first one because {reasons.get(first, '')!r}")
         self.reasons = dict(reasons)
         self.final = frozenset(final)
+        self.untried = frozenset(untried)
         self.retry_after_s = retry_after_s
 
 

@@ -394,8 +394,9 @@ class OutboxDrain:
             if position not in self.refused:
                 self._wait_behind(messages, [place])
             if key not in keys:
-                final, why, after_s = place in error.final, error.reasons[place], error.retry_after_s
-                self.refused.refuse(position, why, now, now_us, final=final, retry_after_s=after_s)
+                final, is_tried = place in error.final, place not in error.untried
+                why, after_s = error.reasons[place], error.retry_after_s
+                self.refused.refuse(position, why, now, now_us, final=final, is_tried=is_tried, retry_after_s=after_s)
                 keys.add(key)
 
     def _wait_behind(self, messages: SinkMessages, places: Sequence[int]) -> None:

@@ -139,20 +139,28 @@ class RefusedMessages:
         return waiting
 
     def refuse(
-        self, position: int, why: str, now: float, now_us: Instant, *, final: bool, retry_after_s: float | None = None
+        self,
+        position: int,
+        why: str,
+        now: float,
+        now_us: Instant,
+        *,
+        final: bool,
+        is_tried: bool = True,
+        retry_after_s: float | None = None,
     ) -> None:
-        """Note that the first message of a key was refused: try it again later, or give it up."""
+        """Note that the first message of a key was refused, or not sent: try it again later, or give it up."""
         waiting = self._places[position]
         before = (other for other in self._queues[waiting.message.keys[0]] if other.position < position)
         assert all(other.given_up for other in before), position
         if waiting.attempts == 0:
             waiting.since_us = now_us
-        waiting.attempts += 1
+        waiting.attempts += is_tried
         waiting.why = printable(why)[:WHY_CHARACTERS_MAX] or "no reason is given"
         delay = min(RETRY_S_MAX, self._limits.retry_s_min * 2.0 ** min(waiting.attempts - 1, 32))
         delay *= self._rng.uniform(0.5, 1.0)
         waiting.retry_at = now + max(delay, min(retry_after_s or 0.0, RETRY_AFTER_S_MAX))
-        if final or self.final or self._policy.is_exhausted(waiting.attempts, now_us - waiting.since_us):
+        if final or self.final or (is_tried and self._policy.is_exhausted(waiting.attempts, now_us - waiting.since_us)):
             waiting.parked = self._policy.then == "park"
             waiting.given_up = not waiting.parked
         self._note(waiting)

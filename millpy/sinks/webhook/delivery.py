@@ -53,6 +53,7 @@ class WebhookDelivery:
         self._wait_s: float | None = None
         self._reasons: dict[int, str] = {}
         self._final: set[int] = set()
+        self._untried: set[int] = set()
 
     async def send_singly(self, builder: RequestBuilder, messages: SinkMessages) -> None:
         """Post each message, those of different keys at once.
@@ -104,7 +105,9 @@ class WebhookDelivery:
 
     def _raise_refused(self) -> None:
         if self._reasons:
-            raise MessagesRefusedError(self._reasons, final=self._final, retry_after_s=self._wait_s)
+            raise MessagesRefusedError(
+                self._reasons, final=self._final, untried=self._untried, retry_after_s=self._wait_s
+            )
 
     async def _settle(self, request: WebhookRequest, *, divisible: bool = False) -> Meaning:
         """Post a request until it is delivered or refused, and note the reason of a refusal.
@@ -119,6 +122,7 @@ class WebhookDelivery:
                 await self._await_turn()
                 if self._gone:
                     answer = WebhookAnswer(Meaning.REFUSED, self._gone)
+                    self._untried |= set(request.places) if not failures else set()
                     break
                 if not self._setup.trusted():
                     raise SinkUnavailableError("this worker does not own the interval any more")

@@ -139,6 +139,21 @@ def test_a_message_is_given_up_after_its_attempts_or_its_time() -> None:
         assert given_up(by_time) == gone
 
 
+def test_a_message_that_was_not_sent_comes_again_without_an_attempt() -> None:
+    subject = subject_of(RefusalPolicy(attempts=1))
+    wait(subject, 1, 2)
+    refuse(subject, 1, is_tried=False)
+    store_all(subject)
+
+    assert given_up(subject) == []
+    assert due(subject, 0.499) == []
+    assert due(subject, 0.5) == [1, 2]
+    assert subject.separate(message(3)) == ([], [0])
+    refuse(subject, 1, 1.0)
+    store_all(subject)
+    assert given_up(subject) == [1]
+
+
 def test_a_message_becomes_a_dead_letter_once_when_it_is_stored_and_passed() -> None:
     subject = subject_of()
     wait(subject, 5)

@@ -267,6 +267,7 @@ class Place:
     def __init__(self, answers: Any) -> None:
         self.answers = answers
         self.got: list[tuple[int, ...]] = []
+        self.tried: set[int] = set()
         self.now = self.most = 0
 
     async def post(self, request: WebhookRequest) -> WebhookAnswer:
@@ -277,6 +278,7 @@ class Place:
         self.now -= 1
         numbers = request.id.split("-")[4:]
         positions = tuple(range(int(numbers[0]), int(numbers[-1]) + 1))
+        self.tried |= set(positions)
         answer: WebhookAnswer = self.answers(positions)
         if answer.meaning is Meaning.DELIVERED:
             self.got.append(positions)
@@ -339,6 +341,8 @@ async def test_an_endpoint_that_goes_away_ends_the_send_and_keeps_what_has_arriv
         await send(place, messages_of("abcdefghijklmnopqrstuvwxyz" * 3), in_flight=2)
     assert {100 + n for n in refused.value.reasons} | {p for (p,) in place.got} == set(range(100, 178))
     assert len(place.got) == 10
+    behind = {n for n, why in refused.value.reasons.items() if why == BEHIND}
+    assert {100 + n for n in refused.value.untried} == set(range(100, 178)) - place.tried - {100 + n for n in behind}
 
 
 async def test_a_busy_endpoint_is_asked_when_it_wants_to_be() -> None:
