@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from pathlib import Path
 
 RECORD_BYTES_MAX = 1_000_000
@@ -144,9 +145,13 @@ class Limits:
     clock_settle_s: float = 3_600.0
 
     def __post_init__(self) -> None:
+        for name in self.__slots__:
+            given = getattr(self, name)
+            assert 0 <= given < inf, f"{name} must be a number from 0, not {given}"
         assert self.lease_ttl_s >= 0.5, f"a lease of {self.lease_ttl_s} s is shorter than 0.5 s"
         assert self.statement_s > 0, "statement_s must be above 0"
         assert self.bundle_records_max > 0, "a bundle must hold a record"
+        assert self.record_bytes_max > 0, "record_bytes_max must be above 0"
         assert self.bundle_bytes_max >= self.record_bytes_max, "a legal record must fit in a bundle"
         assert self.message_records_max > 0, "a message must hold a record"
         assert self.step_s_max > 0, "step_s_max must be above 0"

@@ -48,6 +48,10 @@ def test_argument_overrides_environment(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ("MILLPY_LOG_LEVEL", "loud", "MILLPY_LOG_LEVEL"),
         ("MILLPY_LEASE_S", "soon", "MILLPY_LEASE_S: 'soon' is not a number"),
+        ("MILLPY_LEASE_S", "inf", "lease_ttl_s must be a number from 0, not inf"),
+        ("MILLPY_PROGRESS_EVERY_S", "nan", "progress_every_s must be a number from 0, not nan"),
+        ("MILLPY_RECORD_BYTES_MAX", "-1", "record_bytes_max must be a number from 0, not -1"),
+        ("MILLPY_RECORD_BYTES_MAX", "0", "record_bytes_max must be above 0"),
         ("MILLPY_BUNDLE_RECORDS_MAX", "1.5", "not a whole number"),
         ("MILLPY_BUNDLE_BYTES_MAX", "10", "a legal record must fit in a bundle"),
         ("MILLPY_LEASE_S", "0.1", "a lease of 0.1 s is shorter than 0.5 s"),
