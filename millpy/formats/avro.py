@@ -166,18 +166,19 @@ def parsed(text: str, references: Iterable[str] = ()) -> AvroSchema:
     from fastavro import parse_schema
     from fastavro.read import LOGICAL_READERS
 
+    LOGICAL_READERS[f"bytes-{_DECIMAL}"] = LOGICAL_READERS[f"fixed-{_DECIMAL}"] = _decimal
     named: dict[str, Any] = {}
     try:
         for other in references:
             parse_schema(json.loads(other), named_schemas=named)
         found = parse_schema(json.loads(text), named_schemas=named)
         _SchemaWalk(named).excess(found)
+        _read_decimals(found)
+        _Defaults(named).read(found)
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
     except Exception as error:
         raise ValueError(str(error) or type(error).__name__) from error
-    LOGICAL_READERS[f"bytes-{_DECIMAL}"] = LOGICAL_READERS[f"fixed-{_DECIMAL}"] = _decimal
-    _read_decimals(found)
     return AvroSchema(found, message_check(found, named))
 
 
@@ -232,6 +233,53 @@ def _read_decimals(schema: Any) -> None:
             _read_decimals(schema.get(name))
         for part in schema.get("__named_schemas", {}).values():
             _read_decimals(part)
+
+
+class _Defaults:
+    """Makes of the defaults in a parsed schema what a message would have: fastavro takes the JSON of them as it is.
+
+    Args:
+        named: the named types.
+    """
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named = named
+        self._read: set[int] = set()
+
+    def read(self, schema: Any) -> None:
+        """Read the defaults of all fields in a schema."""
+        for part in schema if isinstance(schema, list) else ():
+            self.read(part)
+        if not isinstance(schema, dict) or id(schema) in self._read:
+            return
+        self._read.add(id(schema))
+        if "default" in schema and "name" in schema and "symbols" not in schema:
+            schema["default"] = self._value(schema["default"], schema["type"])
+        for name in ("type", "items", "values", "fields"):
+            self.read(schema.get(name))
+        for part in schema.get("__named_schemas", {}).values():
+            self.read(part)
+
+    def _value(self, given: Any, schema: Any) -> Any:
+        """Return the value that a default of a type stands for; of a union, it is one of the first type."""
+        from fastavro.read import LOGICAL_READERS
+
+        if isinstance(schema, list):
+            return self._value(given, schema[0])
+        if given is None or isinstance(schema, str):
+            known = self._named.get(schema) if isinstance(schema, str) else None
+            return self._value(given, known) if known else given.encode("latin-1") if schema == "bytes" else given
+        kind = schema["type"]
+        if kind in ("record", "error"):
+            types = {field["name"]: field["type"] for field in schema["fields"]}
+            return {name: self._value(value, types[name]) if name in types else value for name, value in given.items()}
+        if kind == "array":
+            return [self._value(value, schema["items"]) for value in given]
+        if kind == "map":
+            return {name: self._value(value, schema["values"]) for name, value in given.items()}
+        read = LOGICAL_READERS.get(f"{kind}-{schema.get('logicalType')}")
+        value = given.encode("latin-1") if kind in ("bytes", "fixed") else given
+        return value if read is None else read(value, schema, None)
 
 
 def _decimal(data: Any, writer_schema: dict[Any, Any] | None, reader_schema: dict[Any, Any] | None) -> Decimal:

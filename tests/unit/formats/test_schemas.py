@@ -122,6 +122,34 @@ def test_records_are_found_inside_as_in_json() -> None:
     assert [own["device"] for own in objects(Avro(schema, inside=Json(many="rs")), payload)] == ["a", "b"]
 
 
+def test_the_default_of_a_schema_is_what_its_type_says() -> None:
+    """Its JSON has text for bytes, and numbers for times; in a union it is of the first type."""
+    inner = {"type": "record", "name": "Inner", "fields": [{"name": "raw", "type": "bytes"}]}
+    day, at = {"type": "int", "logicalType": "date"}, {"type": "long", "logicalType": "timestamp-millis"}
+    price = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+    added: dict[str, tuple[Any, Any, Any]] = {
+        "raw": ("bytes", "ab\u00ff", "YWL/"),
+        "fixed": ({"type": "fixed", "name": "Two", "size": 2}, "ab", "YWI="),
+        "first": (["bytes", "null"], "a", "YQ=="),
+        "none": (["null", "bytes"], None, None),
+        "at": (at, 1_000, "1970-01-01T00:00:01Z"),
+        "price": (price, "\u0001", 0.01),
+        "days": ({"type": "array", "items": day}, [1], ["1970-01-02"]),
+        "named": ({"type": "map", "values": "bytes"}, {"a": "a"}, {"a": "YQ=="}),
+        "inner": (inner, {"raw": "a"}, {"raw": "YQ=="}),
+        "again": ("Inner", {"raw": "b"}, {"raw": "Yg=="}),
+        "kind": ({"type": "enum", "name": "K", "symbols": ["A", "B"], "default": "A"}, "B", "B"),
+    }
+    fields = [{"name": name, "type": of, "default": given} for name, (of, given, _) in added.items()]
+    registry = registry_of({"/schemas/ids/1": {"schema": json.dumps(READING)}})
+
+    found = objects(
+        Avro({**READING, "fields": [*FIELDS, *fields]}, registry=registry), encoded(READING, {"device": "a"}, 1)
+    )
+
+    assert found == [{"device": "a", "value": None} | {name: read for name, (_, _, read) in added.items()}]
+
+
 def test_messages_of_several_versions_are_read_as_one_schema() -> None:
     newer = {**READING, "fields": [*FIELDS, {"name": "unit", "type": "string", "default": "C"}]}
     other = {**READING, "fields": [{"name": "device", "type": "string"}, {"name": "value", "type": "int"}]}
