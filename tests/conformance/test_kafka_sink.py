@@ -22,6 +22,7 @@ from aiokafka.structs import OffsetAndMetadata
 from millpy.clock import SystemClock
 from millpy.errors import SinkUnavailableError
 from millpy.model.finding import Severity
+from millpy.sinks.kafka import connection as connection_module
 from millpy.sinks.kafka.connection import KafkaConnection
 from millpy.sinks.kafka.topic import KafkaTopic
 from millpy.sinks.messages import SinkMessages
@@ -240,6 +241,21 @@ async def test_a_connection_follows_the_number_of_partitions(place: Place) -> No
         await producer.client.force_metadata_update()
         with pytest.raises(SinkUnavailableError, match="does not exist"):
             await connection.send(numbered(20, 30))
+
+
+async def test_a_topic_that_is_deleted_meanwhile_is_named_soon(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the producer knows of the topic is minutes old, and it waits for the partitions to come back."""
+    monkeypatch.setattr(connection_module, "LOOK_S", 0.2)
+    await place.make()
+    async with place.connection() as connection, admin_of(place.server.address) as admin:
+        await connection.open()
+        await connection.send(numbered(0, 10))
+        await admin.delete_topics([place.topic])
+        while place.topic in await admin.list_topics():
+            pass
+        async with asyncio.timeout(30):
+            with pytest.raises(SinkUnavailableError, match="does not exist"):
+                await connection.send(numbered(10, 20))
 
 
 async def test_a_function_chooses_the_partition_and_holds_up_its_interval_while_it_fails(place: Place) -> None:

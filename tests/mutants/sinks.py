@@ -29,8 +29,8 @@ MUTANTS = [
     ),
     Mutant(
         CONNECTION,
-        "            await asyncio.gather(*self._sent)\n            await producer.commit",
-        "            await producer.commit",
+        "        await asyncio.gather(*self._sent)\n        await producer.commit",
+        "        await producer.commit",
         killers=(f"{OF_KAFKA}test_a_batch_that_the_broker_refuses_is_named_with_the_setting",),
         line="A batch that the broker refuses is not lost",
     ),
@@ -48,8 +48,8 @@ MUTANTS = [
     ),
     Mutant(
         CONNECTION,
-        "            self._count_partitions(producer)\n            partitions =",
-        "            partitions =",
+        "            self._count_partitions(producer)\n            sending =",
+        "            sending =",
         killers=(f"{OF_KAFKA}test_a_connection_follows_the_number_of_partitions",),
     ),
     Mutant(

@@ -29,6 +29,7 @@ from aiokafka.errors import (
     KafkaError,
     MessageSizeTooLargeError,
     NodeNotReadyError,
+    ProducerClosed,
     ProducerFenced,
     TopicAuthorizationFailedError,
     TransactionalIdAuthorizationFailed,
@@ -61,6 +62,8 @@ log = logging.getLogger(__name__)
 BEGIN_RETRY_S = 0.002
 """Seconds between attempts to begin a transaction while the one before ends; 0.02 in aiokafka, which is most of it."""
 SEND_S_MAX = 60.0
+LOOK_S = 5.0
+"""Seconds of a `send` after which it looks whether the topic is still there, and again."""
 CLOSE_S_MAX = 2.0
 RETRY_MS = 10
 """Milliseconds until a request is repeated, for example while the coordinator still ends the transaction before."""
@@ -114,7 +117,7 @@ class KafkaConnection:
         client.send = _sending_once(client.send)
         accumulator.reenqueue = _unless_done(accumulator.reenqueue)
         sender = self._producer._sender
-        sender._do_add_partitions_to_txn = partial(_begin_transaction, sender, self.id)
+        sender._do_add_partitions_to_txn = self._noting(partial(_begin_transaction, sender, self.id))
         sender._send_produce_req = self._noting(sender._send_produce_req)
         sender._do_txn_offset_commit = self._noting(partial(self._commit_position, sender._do_txn_offset_commit))
         async with self._answers(self._producer, ANSWER_S_MAX):
@@ -124,15 +127,15 @@ class KafkaConnection:
             found = await stored_position(client, self.id, topic.topic, 0, self._setup.clock)
         return max(0, found)
 
-    def _noting(self, send: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    def _noting(self, send: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         """Return a function that sends requests, in a task that `close` ends: a sender that has failed leaves it."""
 
-        async def send_noted(*arguments: Any) -> None:
+        async def send_noted(*arguments: Any) -> Any:
             task = asyncio.current_task()
             assert task is not None
             self._requests.add(task)
             task.add_done_callback(self._requests.discard)
-            await send(*arguments)
+            return await send(*arguments)
 
         return send_noted
 
@@ -165,21 +168,31 @@ class KafkaConnection:
         Raises:
             SinkUnavailableError: the transaction may be committed or not; the next connection knows.
         """
-        producer, topic = self._producer, self._topic.topic
+        producer = self._producer
         assert producer is not None, "open the connection first"
         async with self._answers(producer, SEND_S_MAX):
             self._count_partitions(producer)
-            partitions = list(map(self._partition_of, messages.keys))
-            await producer.begin_transaction()
-            # Its error comes also by the calls below; asyncio would tell of one that nobody has asked for.
-            producer._txn_manager.wait_for_transaction_end().add_done_callback(_retrieve)
-            self._sent = []
-            for partition, batch in self._batches(producer, messages, partitions):
-                self._sent.append(await producer.send_batch(batch, topic, partition=partition))
-                self._sent[-1].add_done_callback(_retrieve)
-            await producer.send_offsets_to_transaction({TopicPartition(topic, 0): marked(messages.end)}, self.id)
-            await asyncio.gather(*self._sent)
-            await producer.commit_transaction()
+            sending = asyncio.create_task(self._send_transaction(producer, messages), name="millpy-kafka-sink-send")
+            try:
+                while not (await asyncio.wait([sending], timeout=LOOK_S))[0]:
+                    await self._check_topic(producer.client)  # aiokafka waits for one that was deleted
+                await sending
+            finally:
+                if sending.cancel():
+                    await asyncio.wait([sending])
+
+    async def _send_transaction(self, producer: AIOKafkaProducer, messages: SinkMessages) -> None:
+        topic, partitions = self._topic.topic, list(map(self._partition_of, messages.keys))
+        await producer.begin_transaction()
+        # Its error comes also by the calls below; asyncio would tell of one that nobody has asked for.
+        producer._txn_manager.wait_for_transaction_end().add_done_callback(_retrieve)
+        self._sent = []
+        for partition, batch in self._batches(producer, messages, partitions):
+            self._sent.append(await producer.send_batch(batch, topic, partition=partition))
+            self._sent[-1].add_done_callback(_retrieve)
+        await producer.send_offsets_to_transaction({TopicPartition(topic, 0): marked(messages.end)}, self.id)
+        await asyncio.gather(*self._sent)
+        await producer.commit_transaction()
 
     def _count_partitions(self, producer: AIOKafkaProducer) -> None:
         """Choose among as many partitions as the topic has now."""
@@ -227,14 +240,17 @@ class KafkaConnection:
         for batches in producer._message_accumulator._batches.values():
             for batch in batches:  # of a transaction that has failed
                 batch._drain_waiter.add_done_callback(_retrieve)
+                batch.future.add_done_callback(_retrieve)
+        # What `send` has not waited for is not wanted any more; the producer would wait for it, and the sender go on.
+        producer._message_accumulator.fail_all(ProducerClosed())
+        for request in (requests := list(self._requests)):
+            request.cancel()
         stopping = asyncio.create_task(producer.stop(), name="millpy-kafka-sink-stop")
         done, _ = await asyncio.wait([stopping], timeout=CLOSE_S_MAX)
         if not done:
             stopping.cancel()
             await asyncio.wait([stopping], timeout=CLOSE_S_MAX)
         await producer.client.close()
-        for request in (requests := list(self._requests)):
-            request.cancel()
         if requests:
             await asyncio.wait(requests, timeout=CLOSE_S_MAX)
         if stopping.done() and not stopping.cancelled() and (error := stopping.exception()) is not None:
