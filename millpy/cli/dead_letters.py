@@ -146,19 +146,20 @@ def _replay(
             tables.say(
                 f"the others are requested, settled, no records, or missing: see `millpy {table.command} show ID`"
             )
-    states = _await(partial(table.states, admin, ids), wait_s) if requested and wait_s else None
+    states = _await(partial(table.states, admin, ids), wait_s) if ids and wait_s else None
     document, lines = more()
     if as_json:
         print_json({"requested": requested, "of": len(ids), "states": states, **document})
-    elif states is not None:
+    elif states:
         tables.say(_counted(states))
         if states.get("requested"):
             tables.say("some requests still wait: check with `millpy status` that a worker of this graph runs")
     for line in () if as_json else lines:
         tables.say(line)
-    if states is None:
-        return 0 if requested or not ids else EXIT_FAILED
-    return EXIT_FAILED if states.get("requested") or states.get("open") else 0
+    states = states or {}
+    unsettled = states.get("requested") or states.get("open")
+    done = requested or not ids or states.get("replayed")
+    return 0 if done and not unsettled else EXIT_FAILED
 
 
 def _late_of_letters(admin: Admin, ids: Sequence[int], wait_s: float) -> tuple[Mapping[str, Any], Sequence[str]]:

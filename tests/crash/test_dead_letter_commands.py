@@ -81,10 +81,16 @@ async def test_dead_letters_are_listed_replayed_corrected_and_discarded(database
         assert "1 replayed" in await millpy(database_url, "dead-letters", "replay", *how)
         assert account(database_url) == {"injected": 7, "accepted": 6, "duplicate": 0, "dead_lettered": 1}
 
+        # A command that was killed while it waited is repeated, and waits for what it has requested.
+        repeated = await millpy(database_url, "dead-letters", "replay", *how)
+        assert "requested 0 of 1" in repeated
+        assert "1 replayed" in repeated
+
         admin, rubbish = Admin(database_url), numbers["\\377\\000"]
         assert DEAD_LETTERS.discard(admin, [rubbish]) == 1
         output = await millpy(database_url, "dead-letters", "replay", str(rubbish), "--json", status=1)
         assert json.loads(output) == {"requested": 0, "of": 1, "states": None}
+        await millpy(database_url, "dead-letters", "replay", str(rubbish), "--wait", "1", status=1)
         assert account(database_url)["dead_lettered"] == 1
         for action in (["replay", "--wait", "1"], ["discard"]):
             assert " 0 of 0" in await millpy(database_url, "dead-letters", *action, "--all")
