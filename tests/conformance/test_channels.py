@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import psycopg
 import pytest
-from psycopg import conninfo
+from psycopg import conninfo, sql
 
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import StoreUnavailableError
@@ -18,6 +18,7 @@ from millpy.store.postgres.store import PostgresStore
 from millpy.store.postgres.timeouts import hang_up
 from millpy.testing.crash_test.database import url_through_proxy
 from millpy.testing.proxy import PostgresProxy
+from tests.databases import fresh_database
 
 
 @pytest.mark.parametrize("channel", ["_commit", "_poll", "_admin", "_fold", "_hint"])
@@ -70,6 +71,30 @@ async def test_channel_whose_server_restarted_does_not_cost_the_next_channel_an_
                 outcomes.append("lost")
 
     assert outcomes == ["lost", "answered", "answered", "answered", "answered"]
+
+
+async def test_turn_does_not_continue_on_a_database_that_took_the_place_of_its_own(
+    database_url: str, postgres: EmbeddedPostgres
+) -> None:
+    # A dump restored beside the database and renamed has its name and its server, and lacks its newest commits.
+    name = sql.Identifier(conninfo.conninfo_to_dict(database_url)["dbname"])
+    group = ConnectionGroup(database_url, ConnectionSettings())
+    poll, admin = Channel(group, "poll", serves_turns=True), Channel(group, "admin")
+    with fresh_database(postgres) as restored:
+        async with admin.use() as connection:
+            await group.follow_server(connection)
+        for channel in (poll, admin):
+            await channel.drop()
+        with psycopg.connect(postgres.url(), autocommit=True) as operator:
+            for old, new in ((name, sql.Identifier("away")), (sql.Identifier(restored), name)):
+                operator.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(old, new))
+            try:
+                with pytest.raises(StoreUnavailableError, match="restarted or replaced"):
+                    await poll.connected()
+            finally:
+                await poll.close()
+                for old, new in ((name, sql.Identifier(restored)), (sql.Identifier("away"), name)):
+                    operator.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(old, new))
 
 
 async def test_fold_is_abandoned_when_another_channel_finds_the_network_silent(

@@ -308,7 +308,7 @@ class Channel:
 
 
 async def server_of(connection: Connection) -> str:
-    """Return a text that identifies the server and its present run. A server does not lose commits within one run."""
+    """Return a text that identifies the database and its server's present run, in which it loses no commits."""
     rows = await all_rows(connection, statement("read_server"), {})
     return str(rows[0][0])
 

@@ -39,9 +39,11 @@ SELECT state = 'active' AND coalesce(wait_event, '') NOT IN ('ClientRead', 'Clie
   FROM pg_stat_activity WHERE pid = %(backend_pid)s;
 
 -- name: read_server
--- Reads the start time of this server. It differs on another server (a promoted standby, a copy, a restored backup),
--- and after a restart in the same directory. Needs no rights. Always one row.
-SELECT extract(epoch FROM pg_postmaster_start_time())::text;
+-- Reads the start time of this server and the database's number. They differ on another server (a promoted standby, a
+-- copy, a restored backup), after a restart in the same directory, and in a database that was restored on this server
+-- and renamed. Needs no rights. Always one row.
+SELECT extract(epoch FROM pg_postmaster_start_time())::text || '/' || oid::text
+  FROM pg_database WHERE datname = current_database();
 
 -- name: renew_lease
 -- Renews a lease, notes what the worker reports, and tells whether an operator has requested that the worker drains.
