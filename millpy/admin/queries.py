@@ -115,9 +115,8 @@ class Admin:
         self._until: float | None = None
         self._shared: Connection | None = None
         self._limited = statement_s_max is not None
-        limit = str(int((statement_s_max or 0) * 1000))  # 0 is no limit
-        # A process that hangs between two statements must not hold the locks of the first.
-        own = {"statement_timeout": limit, "idle_in_transaction_session_timeout": limit}
+        limit = str(int((statement_s_max or 0) * 1000))
+        own = {"statement_timeout": limit, "idle_in_transaction_session_timeout": limit} if self._limited else None
         self._engine = make_engine(database_url, own, connections_max=connections_max)
         event.listen(self._engine, "connect", lambda connection, _: load_any_value(connection))
 

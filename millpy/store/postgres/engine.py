@@ -18,6 +18,8 @@ from millpy.store.postgres.session_settings import ENCODING, KEEPALIVES
 CONNECT_S_MAX = 10
 LOST_MS_MAX = 10_000
 """Milliseconds after which a connection is lost whose other side acknowledges nothing."""
+IDLE_MS_MAX = 30_000
+"""A process that hangs between two statements must not hold the locks of the first."""
 WAIT_S_MAX = 5.0
 """Seconds to wait for a connection while all are in use."""
 
@@ -30,7 +32,7 @@ def make_engine(url: str, own: Mapping[str, str] | None = None, *, connections_m
         own: setting -> value.
         connections_max: how many connections are kept and reused, and the maximum; None for a new one each time.
     """
-    given = own or {}
+    given = {"idle_in_transaction_session_timeout": str(IDLE_MS_MAX), **(own or {})}
 
     def connected() -> psycopg.Connection[Any]:
         connection: psycopg.Connection[Any] = psycopg.connect(

@@ -18,10 +18,10 @@ import psycopg.conninfo
 import sqlalchemy
 from alembic import command
 from alembic.config import Config
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import IntegrityError, InternalError, OperationalError
 
 from millpy.config.database_url import unreadable_url_error
-from millpy.errors import ConfigError
+from millpy.errors import ConfigError, StoreUnavailableError
 from millpy.store.postgres.deployment.roles import Roles, act_as_owner, create_roles, grant, has_roles, read_roles
 from millpy.store.postgres.engine import make_engine
 from millpy.store.postgres.unreachable import is_standby, standby_error, unreachable_error
@@ -77,7 +77,7 @@ def migrate(url: str, role_prefix: str | None = None) -> MigrationResult:
     Raises:
         ConfigError: the URL is not one of PostgreSQL, the database is not in UTF-8, the role lacks rights, or a newer
             millpy created the tables.
-        StoreUnavailableError: the database cannot be reached.
+        StoreUnavailableError: the database cannot be reached, or this process was suspended meanwhile.
     """
     for _ in range(ATTEMPTS):
         try:
@@ -119,6 +119,12 @@ def _migrate(url: str, role_prefix: str | None) -> MigrationResult:
             return MigrationResult(tuple(config.attributes.get("applied", ())), roles)
     except OperationalError as error:
         raise unreachable_error(str(error.orig)) from error
+    except InternalError as error:
+        if isinstance(error.orig, psycopg.errors.IdleInTransactionSessionTimeout):
+            raise StoreUnavailableError(
+                "the migration was suspended for too long, and was rolled back", hint="run `millpy migrate` again"
+            ) from error
+        raise
     except (sqlalchemy.exc.NotSupportedError, psycopg.errors.FeatureNotSupported) as error:
         refused = getattr(error, "orig", error)
         if isinstance(refused, psycopg.Error) and is_standby(refused):
