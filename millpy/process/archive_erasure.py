@@ -85,6 +85,8 @@ async def erase_key(graph: Graph, archive: str, key: str, url: str, into: Archiv
             await store.delete_garbage()
             done = Erasure(node.name, files, records)
             await store.record_events(deployed.graph_id, [Event("archive_erased", asdict(done))])
+        except StaleSequencerError as error:
+            raise _taken_over(node.name) from error
         finally:
             beats.cancel()
             with suppress(Exception):

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from threading import Timer
@@ -38,7 +39,7 @@ from millpy.store.archive import object_storage
 from millpy.store.archive.directory import ArchiveDirectory
 from millpy.store.archive.object_storage import ObjectStorage
 from millpy.store.archive.storage import OWNER, claim_place, parquet_file, storage_at
-from millpy.store.postgres.archiving import ArchiveInto
+from millpy.store.postgres.archiving import ArchiveInto, ArchivingStore
 from millpy.store.postgres.store import PostgresStore
 from millpy.store.protocol import WorkerInfo
 from tests.crash.archive_graph import DISORDER_S, RECORDS, archived_graph, event_times, write_input
@@ -326,18 +327,28 @@ def test_erasure_ends_when_it_loses_the_archive_and_continues_when_it_is_run_aga
 ) -> None:
     directory, graph = tmp_path / "archive", archived_graph(source)
     run_archiver(source, streamed, directory)
-    rewrite = ArchiveDirectory.rewrite
+    rewrite, read = ArchiveDirectory.rewrite, ArchivingStore.read
 
     async def erase(key: str, archive: str = "readings_archive") -> Erasure:
         return await erase_key(
             graph, archive, key, streamed, ArchiveInto(directory, every_s=0.0), Limits(lease_ttl_s=5)
         )
 
-    def lose_the_fence(self: ArchiveDirectory, grant: Grant, *given: Any) -> str:
+    def take_over(grant: Grant) -> None:
         taken = "UPDATE mill.intervals SET sequencer = sequencer + 1 WHERE interval_id = %s"
         rows_affected(streamed, taken, grant.interval_id)
+
+    def lose_the_fence(self: ArchiveDirectory, grant: Grant, *given: Any) -> str:
+        take_over(grant)
         return rewrite(self, grant, *given)
 
+    async def read_too_late(self: ArchivingStore, grants: Sequence[Grant], **given: Any) -> object:
+        take_over(grants[0])
+        return await read(self, grants, **given)
+
+    with monkeypatch.context() as patch, pytest.raises(StaleSequencerError, match="taken over readings_archive"):
+        patch.setattr(ArchivingStore, "read", read_too_late)
+        asyncio.run(erase("d20"))
     with monkeypatch.context() as patch, pytest.raises(StaleSequencerError, match="taken over readings_archive"):
         patch.setattr(ArchiveDirectory, "rewrite", lose_the_fence)
         asyncio.run(erase("d20"))
