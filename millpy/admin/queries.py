@@ -303,7 +303,8 @@ class Admin:
         with self._connected(commit=True) as connection:
 
             def run(statement: str, **parameters: Any) -> list[Row]:
-                return [dict(row) for row in connection.execute(text(statement), parameters).mappings()]
+                result = connection.execute(text(statement), parameters)
+                return [dict(row) for row in result.mappings()] if result.returns_rows else []
 
             yield run
 

@@ -23,7 +23,7 @@ NAME_CHARACTERS_MAX = 200
 TOKENS_MAX = 10_000
 SESSIONS_MAX = 20
 """Sessions of one token: a newer one ends the oldest."""
-_LOCK = "SELECT pg_advisory_xact_lock(hashtext('mill.tokens'))"
+_LOCK = "LOCK TABLE mill.tokens IN SHARE ROW EXCLUSIVE MODE"
 _AS_OWNER = """
 SELECT set_config('role', r.owner, true)
   FROM mill.roles AS r JOIN pg_roles AS o ON o.rolname = r.owner
@@ -142,8 +142,8 @@ def create(
         raise UsageError("only a viewer can have a role of the database", hint="omit --database-role, or --role")
     token = "" if identity else PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
     with admin.transaction() as run:
-        run(_LOCK)
         run(_AS_OWNER)
+        run(_LOCK)
         run(_FORGET)
         if run(_NAMED, name=name):
             raise UsageError(f"there is a token named {name!r}", hint="revoke it first, or choose another name")
@@ -174,8 +174,8 @@ def revoke(admin: Admin, name: str) -> Row:
         UsageError: no valid token has the name.
     """
     with admin.transaction() as run:
-        run(_LOCK)
         run(_AS_OWNER)
+        run(_LOCK)
         gone = run(_REVOKE, name=name)
     if not gone:
         raise UsageError(f"there is no token named {name!r}", hint="`millpy token list` lists them")

@@ -7,6 +7,7 @@ import time
 import pytest
 from sqlalchemy import Connection, text
 
+from millpy.admin import tokens
 from millpy.admin.queries import Admin
 from millpy.errors import SlowQueryError, StoreUnavailableError
 from millpy.store.postgres.deployment.migrate import migrate
@@ -37,6 +38,15 @@ def test_no_command_may_idle_in_a_transaction_for_long(database_url: str) -> Non
     migrating.dispose()
 
     assert all(0 < limit <= 60_000 for limit in limits), limits
+
+
+def test_a_lock_that_any_login_can_take_keeps_no_token_from_being_made(database_url: str) -> None:
+    admin = Admin(database_url, statement_s_max=10)
+    with Admin(database_url).transaction() as run:
+        run("SELECT CAST(pg_advisory_xact_lock(hashtext('mill.tokens')) AS text)")
+        tokens.create(admin, "mine", tokens.Role.VIEWER)
+        assert tokens.revoke(admin, "mine")["name"] == "mine"
+    admin.close()
 
 
 def test_migration_that_was_suspended_for_too_long_says_so(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
