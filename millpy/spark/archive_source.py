@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from millpy.errors import SourceUnavailableError, UsageError
@@ -22,15 +23,18 @@ from millpy.model.identity import Identity
 from millpy.model.record import Instants
 from millpy.model.time import INSTANT_MAX
 from millpy.spark.archive_input import OPEN_FILES_MAX, ArchivedHistory, DecodedFile
-from millpy.store.archive.parquet import EVENT_TIME
+from millpy.store.archive.parquet import EVENT_TIME, ORDINAL
 from millpy.store.archive.reader import BundlePlace, bundles_of, partitions_of
 
 
 class ArchivePosition(msgspec.Struct, frozen=True):
-    """How far an archive was read: `rows` records of bundle `seq`, and all bundles before it."""
+    """How far an archive was read: all bundles before `seq`, and of this one the records before place `ordinal`.
+
+    Places stay as they are when an erasure leaves records out.
+    """
 
     seq: int = 0
-    rows: int = 0
+    ordinal: int = 0
 
 
 class ArchivedSource(Source):
@@ -115,12 +119,12 @@ class ArchiveInjector:
         rows, arrived = _NO_ROWS, np.empty(0, np.int64)
         while self._places and not len(rows):
             place = self._places[0]
-            begin = self._at.rows if place.seq == self._at.seq else 0
-            whole, times = self._rows(place)
-            rows = _bounded(whole.slice(begin), self._setup.take_bound.records, self._setup.take_bound.bytes)
-            arrived = times[begin : begin + len(rows)]
-            self._at = ArchivePosition(place.seq, begin + len(rows))
-            if self._at.rows == len(whole):
+            begin = self._at.ordinal if place.seq == self._at.seq else 0
+            left, times, ordinals = self._rows(place, begin)
+            rows = _bounded(left, self._setup.take_bound.records, self._setup.take_bound.bytes)
+            arrived = times[: len(rows)]
+            self._at = ArchivePosition(place.seq, int(ordinals[len(rows) - 1]) + 1 if len(rows) else begin)
+            if len(rows) == len(left):
                 self._places.popleft()
         self._ended = not self._places
         self._total += len(rows)
@@ -137,22 +141,23 @@ class ArchiveInjector:
             total=self._total,
         )
 
-    def _rows(self, place: BundlePlace) -> tuple[pa.RecordBatch, Instants]:
-        """Return the fields of a bundle's records in the time range, and their event times.
+    def _rows(self, place: BundlePlace, begin: int) -> tuple[pa.RecordBatch, Instants, npt.NDArray[np.int32]]:
+        """Return the fields of a bundle's records in the time range from a place on, their event times and places.
 
         A field that was added later is missing.
         """
         with _files_there():
             table = self._history.inside(self._opened(place.file).bundle(place.seq))
+        table = table.slice(np.searchsorted(table[ORDINAL].to_numpy(), begin))
         assert self._setup.record_type is not None
-        times = table[EVENT_TIME].to_numpy().astype(np.int64)
+        times, ordinals = table[EVENT_TIME].to_numpy().astype(np.int64), table[ORDINAL].to_numpy()
         known = [name for name in self._setup.record_type.fields if name in table.column_names]
         table = table.select(known).combine_chunks()
         batch = pa.RecordBatch.from_arrays(
             [column.combine_chunks() if len(table) else pa.array([], column.type) for column in table.columns],
             names=known,
         )
-        return batch, times
+        return batch, times, ordinals
 
     async def acknowledge(self, token: Any) -> None:
         """Do nothing: we keep the position."""

@@ -26,6 +26,7 @@ from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.sources.files.source import Files
 from millpy.spark.archive_input import ArchivedHistory
 from millpy.spark.archive_source import ArchivedSource
+from millpy.store.archive.erasure import without_key
 from millpy.store.archive.parquet import encode
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -145,6 +146,18 @@ def test_a_later_list_has_the_same_bundles_in_other_files_and_a_lost_file_is_nam
     Path(first.files[1]).unlink()
     with pytest.raises(SourceUnavailableError, match=r"gone, as it was merged .*1\.parquet"):
         taken(first, Reading, 4)
+
+
+def test_reading_continues_in_a_bundle_of_which_records_were_erased_meanwhile(tmp_path: Path) -> None:
+    history = ArchivedHistory(written(tmp_path, {1: list(range(9)), 2: [20]}, files=1), INSTANT_MIN, INSTANT_MAX)
+    batches = taken(history, Reading, 4)
+    erased = without_key(history.files[0], {"readings": ("device",)}, "d0")
+    assert erased is not None
+    Path(history.files[0]).write_bytes(erased[0])
+
+    rests = [[-one.n for one in decoded(taken(history, Reading, 4, batch.position), Reading)] for batch in batches[:3]]
+
+    assert rests == [[4, 5, 7, 8, 20], [8, 20], [20]]
 
 
 def test_a_range_leaves_records_out_and_an_archive_without_any_ends(tmp_path: Path) -> None:
