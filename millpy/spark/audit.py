@@ -301,6 +301,7 @@ def _normal(frame: DataFrame, columns: Sequence[ColumnSpec]) -> DataFrame:
             value = F.regexp_replace(value.cast("string"), r"\.0+$", "")
         elif column.sql_type == "decimal":
             value = F.regexp_replace(value.cast("string"), r"\.0*$|(\.[0-9]*[1-9])0+$", "$1")
+            value = F.regexp_replace(value, "^-0$", "0")
         elif column.sql_type == "timestamptz":
             value = F.unix_micros(value)
         else:

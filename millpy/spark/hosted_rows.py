@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from millpy.model.checkpoint import DeadLetter, LateRows
 from millpy.model.delta import decode_document, encode_value
 from millpy.model.deployment import TableSpec
+from millpy.model.field_types import decimal_text
 from millpy.model.time import instant
 from millpy.spark.tables import FIRST_DAY, LAST_DAY
 
@@ -108,7 +110,9 @@ def _array(sql_type: str, values: pa.Array | list[Any]) -> pa.Array:
         values = values.to_pylist(maps_as_pydicts="strict") if sql_type == "jsonb" else values.to_pylist()
     if sql_type == "jsonb":
         return pa.array([None if v is None else _json(v) for v in values], target)
-    if sql_type in ("uuid", "decimal"):
+    if sql_type == "decimal":  # as the database shows it, not as 1E-7
+        return pa.array([decimal_text(v) if isinstance(v, Decimal) else v for v in values], target)
+    if sql_type == "uuid":
         return pa.array([None if v is None else str(v) for v in values], target)
     if sql_type == "timestamptz":
         return pa.array([instant(v) if isinstance(v, datetime) else v for v in values], pa.int64()).cast(target)

@@ -134,6 +134,7 @@ def all_pairs() -> dict[str, list[tuple[Any, Any, bool]]]:
         dt.datetime.max.replace(tzinfo=UTC),
     ]
     numbers = [None, 0, 5, -5, 10**37, 10**37 + 1]
+    decimals = [("0", "-0.00"), ("10", "10.0"), ("0.0000001", "0.00000010"), ("-1.5", "-1.50"), ("100.05", "100.050")]
     odd = [
         "5.4",
         "4.6",
@@ -157,6 +158,11 @@ def all_pairs() -> dict[str, list[tuple[Any, Any, bool]]]:
             *((one, other, one == other) for one, other in itertools.product(numbers, repeat=2)),
             *((one, other, False) for one, other in itertools.product(numbers, odd)),
             *((one, f"{one}.000", True) for one in numbers if one is not None),
+        ],
+        "decimal": [
+            (text, other, one == another)
+            for (one, two), (another, four) in itertools.product(decimals, repeat=2)
+            for text, other in itertools.product([one, two], [another, four])
         ],
         "jsonb": list(pairs_of_documents(random.Random(1))),
     }  # fmt: skip
