@@ -299,7 +299,7 @@ class _Task:
         spans = [(window.start, window.end) for window in windows]
         for file in chosen:
             if any(start <= file.event_time_hi and file.event_time_lo < end for start, end in spans):
-                yield from self._of_file(reader.find(file), schema, span, keys if same_key else None)
+                yield from self._of_file(reader.find(file), of.source, schema, span, keys if same_key else None)
 
     def _archive_fields(self, archive: str) -> tuple[str, ...]:
         (node,) = (node for node in self._graph.nodes if node.name == archive)
@@ -307,9 +307,9 @@ class _Task:
         return node.inputs[0].fields
 
     def _of_file(
-        self, path: str, schema: pa.Schema, span: TimeRange, keys: Sequence[Key] | None
+        self, path: str, source: str, schema: pa.Schema, span: TimeRange, keys: Sequence[Key] | None
     ) -> Iterator[tuple[list[str], Records, list[tuple[int, int]]]]:
-        """Yield the records of one file, a row group at a time; only of the keys' buckets, if `keys` is given."""
+        """Yield a source's records in one file, by row group; only of the keys' buckets, if `keys` is given."""
         file = parquet_file(path)
         description = described(file.metadata)
         width = KEY_SPACE // description.buckets
@@ -318,8 +318,8 @@ class _Task:
             if buckets is not None and bucket not in buckets:
                 continue
             table = file.read_row_group(place)
-            at = table[EVENT_TIME]
-            table = table.filter(pc.and_(pc.greater_equal(at, span.first), pc.less(at, span.end)))
+            at, own = table[EVENT_TIME], pc.starts_with(table[PARTITION], f"{source}/")
+            table = table.filter(pc.and_(own, pc.and_(pc.greater_equal(at, span.first), pc.less(at, span.end))))
             if not len(table):
                 continue
             for name in set(schema.names) - set(table.column_names):  # the file is from before a deployment

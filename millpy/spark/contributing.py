@@ -15,11 +15,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
 
 from millpy.model.deployment import TableSpec
 from millpy.model.time import instant
 from millpy.store.archive.input import ArchivedInput
-from millpy.store.archive.parquet import EVENT_TIME
+from millpy.store.archive.parquet import EVENT_TIME, PARTITION
 from millpy.store.archive.storage import parquet_file
 
 if TYPE_CHECKING:
@@ -30,10 +31,17 @@ RECORD_CHARACTERS_MAX = 1_000
 
 
 def archived_records(spark: SparkSession, of: ArchivedInput, files: Sequence[str]) -> DataFrame:
-    """Return the records of archived files. One from before a deployment may lack a field, which is null then."""
+    """Return the source's records in archived files, which may have those of other sources, too.
+
+    A file from before a deployment may lack a field, which is null then.
+    """
     schema = from_arrow_schema(of.schema)
     if not files:
         return spark.createDataFrame([], schema)
+    return _records_in(spark, schema, files).where(F.col(PARTITION).startswith(f"{of.source}/"))
+
+
+def _records_in(spark: SparkSession, schema: StructType, files: Sequence[str]) -> DataFrame:
     if "://" not in files[0]:  # `hour=` in a path is not a column
         return spark.read.schema(schema).option("recursiveFileLookup", True).parquet(*files)
     # Spark's JVM has no client of an object store, but Python has.

@@ -63,14 +63,13 @@ def payload(at: int, value: int) -> bytes:
     return json.dumps({"device": "dev-1", "at": at * 1_000, "value": value, "level": level, **typed}).encode()
 
 
-def a_graph(feed: Feed, *, archived: bool = False) -> Graph:
-    graph = Graph("world")
-    source = graph.inject(
-        "readings", feed, schema=Reading, event_time=EventTime("at", unit="us", max_disorder=milliseconds(1))
-    )
+def a_graph(feed: Feed, *, archived_with: Feed | None = None) -> Graph:
+    graph, at = Graph("world"), EventTime("at", unit="us", max_disorder=milliseconds(1))
+    source = graph.inject("readings", feed, schema=Reading, event_time=at)
     keyed = source.key_by("device")
-    if archived:
-        keyed.archive()
+    if archived_with is not None:
+        others = graph.inject("others", archived_with, schema=Reading, event_time=at)
+        source.union(others).key_by("device").archive("all")
     windows = keyed.window(FixedWindows(seconds(1)), allowed_lateness=seconds(1), accumulation=Accumulation.RETRACTING)
     first = windows.aggregate(
         n=Count(),
@@ -385,8 +384,8 @@ async def test_a_crash_adds_a_late_record_once_or_leaves_it_requested() -> None:
 
 
 async def test_corrections_on_postgresql_are_audited_and_in_the_history(database_url: str, tmp_path: Path) -> None:
-    feed, stop, admin = Feed(), asyncio.Event(), Admin(database_url)
-    graph, archive = a_graph(feed, archived=True), ArchiveInto(tmp_path / "archive", 0.1, in_worker=True)
+    feed, others, stop, admin = Feed(), Feed(), asyncio.Event(), Admin(database_url)
+    graph, archive = a_graph(feed, archived_with=others), ArchiveInto(tmp_path / "archive", 0.1, in_worker=True)
     limits = replace(LIMITS, lease_ttl_s=5.0)
     worker = asyncio.create_task(run_worker(graph, database_url, limits=limits, stop=stop, archive=archive))
 
@@ -397,6 +396,7 @@ async def test_corrections_on_postgresql_are_audited_and_in_the_history(database
                 await asyncio.sleep(0.02)
 
     try:
+        others.push(payload(1, 70))
         feed.push(*(payload(*record) for record in ON_TIME), b'{"device": "dev-1", "at": 7000}', payload(*AHEAD))
         await until_true("to_regclass('world.tens') IS NOT NULL")
         await until_true("SELECT count(*) = 1 FROM world.tens")
@@ -463,7 +463,7 @@ async def test_corrections_on_postgresql_are_audited_and_in_the_history(database
         await worker
 
 
-GRAPH_FILE = "from tests.crash.test_corrections import Feed, a_graph\n\ngraph = a_graph(Feed(), archived=True)\n"
+GRAPH_FILE = "from tests.crash.test_corrections import Feed, a_graph\n\ngraph = a_graph(Feed(), archived_with=Feed())\n"
 PANE_1 = (
     "device, window_start, window_end, n, total, mean, high, spread, levels, level, cost, price, cheapest, day, state,"
     " pane_index + 1, pane_timing, late_count, emitted_at, interval_id, bundle"

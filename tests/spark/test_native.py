@@ -73,6 +73,23 @@ def audited(graph: Path, url: str, *more: str, archive: str = "") -> tuple[int, 
     return done.exit_code, json.loads(done.stdout)
 
 
+def test_an_archive_of_several_sources_is_read_for_the_source_of_the_windows(
+    spark: SparkSession, postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    write_feed(tmp_path / "feed.ndjson", seed=3)
+    own = 'readings.key_by("device").archive('
+    others = 'graph.inject("others", Files(*FEED), schema=Reading, event_time=at)'
+    text = GRAPH.read_text().replace(own, f'readings.union({others}).key_by("device").archive("all", ')
+    assert "union" in text
+    with fresh_database(postgres) as name:
+        graph = computed(tmp_path, postgres.url(name), text=text)
+
+        status, document = audited(graph, postgres.url(name))
+
+    assert (status, document["differences"], document["tables"][0]["table"]) == (0, 0, "fixed")
+    assert document["tables"][0]["rows"] > 100
+
+
 @settings(max_examples=200, deadline=None)
 @given(trigger=triggers)
 def test_a_table_whose_trigger_closes_windows_is_not_computed(trigger: Trigger) -> None:

@@ -23,7 +23,7 @@ class ArchivedInput:
     """The archive of the records that a table's windows take.
 
     Attributes:
-        archive: its name.
+        archive: its name. One of a union has the records of other sources, too.
         source: the source of the records.
         schema: the columns of the archive.
         key_fields: fields of the records that make up the key, in the order of the table's keys.
