@@ -22,7 +22,7 @@ from millpy.spark.archive_input import ArchivedBatch, ArchivedHistory, DecodedFi
 from millpy.spark.stream_sources import SourceNews, SourceTurn
 from millpy.store.archive.parquet import WATERMARK
 from millpy.store.archive.reader import described
-from millpy.store.archive.storage import PENDING, parquet_metadata, storage_at, together
+from millpy.store.archive.storage import PENDING, parquet_metadata, published_files, storage_at, together
 
 BUNDLES_MAX = 1_000
 """Bundles of a partition in a batch. Workers with little to do archive small ones."""
@@ -153,8 +153,7 @@ class ArchivePartition:
 
     def _listed(self, at: int) -> list[FollowedBundle]:
         """List the archive, and return its bundles behind `at` in their order."""
-        hours = f"{self._history.name}/hour="
-        paths = {path for path in self._storage.list_files(self._history.name) if path.startswith(hours)}
+        paths = set(published_files(self._storage, self._history.name))
         new = sorted(paths - self._bundles.keys())
         self._bundles = {path: of for path, of in self._bundles.items() if path in paths}
         self._bundles.update(zip(new, together(self._bundles_of, new), strict=True))

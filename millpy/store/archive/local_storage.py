@@ -62,7 +62,8 @@ class LocalStorage:
 
     def exists(self, path: str) -> bool:
         """Return whether there is such a file."""
-        return (self._root / path).exists()
+        with _unavailable(self._root / path):
+            return (self._root / path).exists()
 
     def delete(self, path: str) -> None:
         """Delete a file, if it exists."""

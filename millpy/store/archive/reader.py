@@ -29,7 +29,7 @@ from millpy.store.archive.parquet import (
     ArchivedBundle,
     FileDescription,
 )
-from millpy.store.archive.storage import parquet_file, parquet_metadata, storage_at, together
+from millpy.store.archive.storage import parquet_file, parquet_metadata, published_files, storage_at, together
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,7 @@ class ArchiveReader:
         """All files."""
         if self._listed is not None:
             return self._listed
-        hours = f"{self._name}/hour="
-        found = [path for path in self._storage.list_files(self._name) if path.startswith(hours)]
+        found = published_files(self._storage, self._name)
         return together(lambda path: _listed(path, self._storage.full_name(path)), found)
 
     def holding(self, span: TimeRange, source: str = "") -> list[ListedFile]:

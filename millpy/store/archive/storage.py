@@ -15,9 +15,10 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millpy.errors import UsageError
+from millpy.errors import ArchiveUnavailableError, CorruptionError, UsageError
 from millpy.store.archive.local_storage import LocalStorage
 from millpy.store.archive.object_storage import ObjectStorage, read_object
+from millpy.store.archive.parquet import METADATA
 
 PENDING = ".pending"
 """The folder of files that are not published; a final name is behind its hour and a comma there."""
@@ -109,8 +110,9 @@ def parquet_file(name: str | Path) -> pq.ParquetFile:
     """Open an archived file by its full name. One that is in an object store is in memory then.
 
     Raises:
-        ArchiveUnavailableError: the store does not give it.
+        ArchiveUnavailableError: it cannot be read.
         FileNotFoundError: it was deleted.
+        CorruptionError: it is not what an archiver has written.
     """
     return _published(str(name), _opened)
 
@@ -123,24 +125,59 @@ def parquet_metadata(name: str | Path) -> pq.FileMetaData:
 def _published(name: str, read: Callable[[str], Result]) -> Result:
     """Read a file. A pending one may have got its final name since it was found."""
     try:
-        return read(name)
+        return _whole(name, read)
     except FileNotFoundError:
         folder, pending, last = name.rpartition(f"/{PENDING}/")
         if not pending:
             raise
-        return read(f"{folder}/{last.replace(',', '/', 1)}")
+        return _whole(f"{folder}/{last.replace(',', '/', 1)}", read)
+
+
+def _whole(name: str, read: Callable[[str], Result]) -> Result:
+    try:
+        return read(name)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowInvalid, KeyError) as error:
+        raise CorruptionError(
+            f"{name} is not a whole file of an archive: {error}",
+            hint="copy it again, or restore it; or move it away, if no archiver has written it",
+        ) from error
+    except OSError as error:
+        raise ArchiveUnavailableError(
+            f"{name} cannot be read: {error}", hint="restore its rights, or its disk"
+        ) from error
 
 
 def _opened(name: str) -> pq.ParquetFile:
-    return pq.ParquetFile(pa.BufferReader(read_object(name)) if "://" in name else name)
+    file = pq.ParquetFile(pa.BufferReader(read_object(name)) if "://" in name else name)
+    _check_described(file.metadata)
+    return file
 
 
 def _metadata(name: str) -> pq.FileMetaData:
-    if "://" not in name:
-        return pq.read_metadata(name)
-    end = read_object(name, TAIL_BYTES)
-    length = int.from_bytes(end[-8:-4], "little") + 8  # Parquet: the metadata, their length, a magic number
-    return pq.read_metadata(pa.BufferReader(end if length <= len(end) else read_object(name, length)))
+    if "://" in name:
+        end = read_object(name, TAIL_BYTES)
+        length = int.from_bytes(end[-8:-4], "little") + 8  # Parquet: the metadata, their length, a magic number
+        found = pq.read_metadata(pa.BufferReader(end if length <= len(end) else read_object(name, length)))
+    else:
+        found = pq.read_metadata(name)
+    _check_described(found)
+    return found
+
+
+def _check_described(metadata: pq.FileMetaData) -> None:
+    if METADATA.encode() not in (metadata.metadata or {}):
+        raise KeyError(f"it has no metadata {METADATA!r}")
+
+
+def published_files(storage: ArchiveStorage, archive: str) -> list[str]:
+    """Return the paths of an archive's published files. A copy may hold what other programs have left, too."""
+    return [
+        path
+        for path in storage.list_files(archive)
+        if path.startswith(f"{archive}/hour=") and path.endswith(".parquet")
+    ]
 
 
 def together(do: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:

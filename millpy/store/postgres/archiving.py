@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from millpy.clock import Clock
-from millpy.errors import ArchiveUnavailableError, CommitUnknownError, MillError
+from millpy.errors import ArchiveUnavailableError, CommitUnknownError, CorruptionError, MillError
 from millpy.model.bundle import Bundle
 from millpy.model.checkpoint import ArchivedFile, Checkpoint, Grant
 from millpy.model.deployment import Deployment, GraphSpec, permanent_name
@@ -193,7 +193,12 @@ class ArchivingStore(PostgresStore):
                 new = {"new_path": new_path, "size": len(content)}
                 replaced = await all_rows(connection, statement("merge_files"), {**where, **new})
             await asyncio.to_thread(directory.publish if replaced else directory.discard, new_path)
-        except (ArchiveUnavailableError, OSError, pa.ArrowException) as error:  # an erasure may have deleted a file
+        except (
+            ArchiveUnavailableError,
+            CorruptionError,
+            OSError,
+            pa.ArrowException,
+        ) as error:  # an erasure may have deleted a file
             log.warning("small files of an archive are not merged: %s", error)
             self._compact_at = self._clock.monotonic() + COMPACT_EVERY_S
             return 0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millpy.errors import UsageError
+from millpy.errors import ArchiveUnavailableError, CorruptionError, UsageError
 from millpy.model.bundle import Bundle
 from millpy.model.keys import KeyHasher
 from millpy.model.record import Records, RecordType
@@ -18,6 +20,7 @@ from millpy.model.time import Instant
 from millpy.store.archive.erasure import without_key
 from millpy.store.archive.parquet import encode
 from millpy.store.archive.reader import ArchiveReader, ListedFile, TimeRange, bundles_of
+from millpy.store.archive.storage import parquet_file, parquet_metadata, storage_at
 
 AHEAD_US = 5
 HOUR = "plant/readings_archive/hour=1970-01-01T00"
@@ -54,6 +57,45 @@ def written(root: Path, *files: list[Bundle]) -> ArchiveReader:
 def chain() -> list[Bundle]:
     """Bundles 2, 4, …, 12 of ten records each; odd ones had none."""
     return [bundle(seq, before, *range(seq * 100, seq * 100 + 10)) for before, seq in pairwise(range(0, 14, 2))]
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda content: content[:-100], "magic bytes not found"),
+        (lambda content: b"", "0 bytes"),
+        (lambda content: strange_parquet(), "no metadata 'millpy'"),
+    ],
+)
+def test_a_copy_with_a_file_that_is_not_whole_names_the_file(
+    tmp_path: Path, chain: list[Bundle], damage: Callable[[bytes], bytes], why: str
+) -> None:
+    reader, name = written(tmp_path, chain[:2], chain[2:]), tmp_path / HOUR / "1.parquet"
+    name.write_bytes(damage(name.read_bytes()))
+    for read in (lambda: reader.files, lambda: parquet_file(name)):
+        with pytest.raises(CorruptionError, match=rf"1\.parquet is not a whole file of an archive: .*{why}"):
+            read()
+
+
+def test_what_other_programs_have_left_in_a_copy_is_not_read(tmp_path: Path, chain: list[Bundle]) -> None:
+    reader = written(tmp_path, chain)
+    for name in (".0.parquet.Xy12", "_SUCCESS", ".0.parquet.crc"):
+        (tmp_path / HOUR / name).write_bytes(b"half")
+    assert [file.path for file in reader.files] == [f"{HOUR}/0.parquet"]
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveUnavailableError, match=f"{tmp_path} cannot be read"):
+        parquet_metadata(tmp_path)
+    with pytest.raises(ArchiveUnavailableError, match="File name too long"):
+        storage_at(tmp_path).exists("x" * 300)
+
+
+def strange_parquet() -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"n": [1]}), sink)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def test_files_are_listed_by_what_is_in_them(tmp_path: Path, chain: list[Bundle]) -> None:
