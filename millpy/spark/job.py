@@ -286,7 +286,7 @@ def _by_source(
         return
     for text in [inputs] if isinstance(inputs, str) else inputs:
         name, is_named, paths = text.partition("=")
-        if is_named and (name in sources or not Path(text).exists()):
+        if is_named and (name in sources or not _files_of(text)):
             yield name, [paths]
         elif len(sources) == 1:
             yield sources[0], [text]
@@ -299,7 +299,11 @@ def _by_source(
 
 def _expanded(paths: Sequence[str]) -> Iterator[str]:
     for path in paths:
-        found = [str(Path(name).absolute()) for name in files_of(str(path), lambda *_: None)]
+        found = _files_of(path)
         if not found:
             raise UsageError(f"no file matches {path!r}", hint=f"name existing files; relative to {Path.cwd()}")
         yield from found
+
+
+def _files_of(path: str) -> list[str]:
+    return [str(Path(name).absolute()) for name in files_of(str(path), lambda *_: None)]
