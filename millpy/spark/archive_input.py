@@ -131,8 +131,10 @@ class Archive:
     def histories(self, graph: Graph) -> dict[str, ArchivedHistory]:
         """Return the files for each source.
 
+        A source that was quiet in the time range has none. Only a manifest, or files of other times, can say so.
+
         Raises:
-            UsageError: a source has no archive, or it lacks bundles.
+            UsageError: a source has no archive, or it lacks bundles; or there are no files at all.
         """
         first = INSTANT_MIN if self.start is None else instant(self.start)
         span = TimeRange(first, INSTANT_MAX if self.end is None else instant(self.end))
@@ -140,16 +142,21 @@ class Archive:
         for source, archive in self._archived(graph):
             listed = None if self.listed is None else self.listed[archive]
             reader = ArchiveReader(self.directory, self._path(graph, archive), listed)
-            if self.exact and not reader.files:  # nothing has come from this source
-                found[source.name] = ArchivedHistory((), span.first, span.end)
-                continue
-            chosen = reader.holding(span, source.name)
-            reader.check(chosen, source.name, span, _ahead_us(source))
+            chosen = reader.find_in_range(span, source.name)
+            beside = [] if chosen else reader.find_beside(span, source.name)
+            if not (chosen or beside or self.exact or self.listed is not None):
+                raise UsageError(
+                    f"{self._path(graph, archive)} has no files",
+                    hint="run `millpy archive`; or name the database, which knows whether nothing has come",
+                )
+            reader.check(chosen or beside, source.name, span, _ahead_us(source))
             through: dict[str, int] = {}
             for file in chosen:
                 for partition, (_, newest) in file.partitions.items():
                     through[partition] = max(newest, through.get(partition, newest))
             found[source.name] = ArchivedHistory(tuple(reader.find_all(chosen)), span.first, span.end, through)
+        if not self.exact and not any(history.files for history in found.values()):
+            raise UsageError(f"the archives of {graph.name} have no files in this range", hint="run `millpy archive`")
         return found
 
     def takes(self, graph: Graph, histories: Mapping[str, ArchivedHistory]) -> dict[str, TakeHistory]:

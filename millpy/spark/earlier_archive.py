@@ -16,7 +16,7 @@ from millpy.model.deployment import GraphSpec
 from millpy.model.time import Instant
 from millpy.spark.archive_input import Archive
 from millpy.spark.connection import connected, literal
-from millpy.store.archive.reader import ListedFile
+from millpy.store.archive.reader import ListedFile, archive_of
 
 CAUGHT_UP_S_MAX = 60.0
 """How long an archiver may make no progress until it counts as absent."""
@@ -30,6 +30,7 @@ SELECT archive, path, partitions::text, (extract(epoch FROM first_event_time) * 
        (extract(epoch FROM last_event_time) * 1000000)::bigint
   FROM millpy.archive_files WHERE graph = {graph} ORDER BY archive, path
 """
+DECLARED = "SELECT archive FROM millpy.archive WHERE graph = {graph}"
 ACCOUNTS = """
 SELECT consumer, produced::bigint, pending::bigint FROM millpy.accounting
  WHERE graph = {graph} AND produced IS NOT NULL
@@ -55,10 +56,17 @@ class EarlierArchive:
         """Return what the manifest lists now, in place of some sources.
 
         Raises:
-            UsageError: no earlier generation has archived anything.
+            UsageError: no earlier generation has archived anything, or it has not all archives of these sources.
         """
         earlier = self._earlier(spec)
         archives = [computation.name for computation in spec.computations if computation.kind == "archive"]
+        declared = {name for (name,) in self._ask(DECLARED, graph=literal(earlier, "text"))}
+        needed = {archive.name for source in sources if (archive := archive_of(spec, source)) is not None}
+        if unknown := sorted(needed - declared):
+            raise UsageError(
+                f"{earlier} has no archive {unknown[0]!r}",
+                hint=f"archive under the same name, of {', '.join(sorted(declared))}; or name files: --input",
+            )
         found: dict[str, list[ListedFile]] = {name: [] for name in archives}
         for name, path, partitions, lo, hi in self._ask(FILES, graph=literal(earlier, "text")):
             if name in found:

@@ -136,7 +136,7 @@ def test_an_archive_gives_the_rows_of_its_workers_and_a_missing_bundle_is_refuse
         (("--archive", "there", "--input", "a.csv"), "--archive and --input exclude each other"),
         (("--archive", "there", "--stream", "--to", "1h", "--checkpoint", "c"), "--to is for a batch"),
         (("--from", "1h"), "--from and --to are for --archive"),
-        (("--archive", "there"), "has no files in this range"),
+        (("--archive", "there"), "has no files"),
         (("--archive", "there", "--exact"), "does not archive takes"),
         (("--archive", "there", "--exact", "--from", "1h"), "--exact is for a batch over a whole --archive"),
     ],

@@ -101,16 +101,25 @@ class ArchiveReader:
         Raises:
             UsageError: there is none.
         """
-        found = [
-            file
-            for file in self.files
-            if file.event_time_hi >= span.first
-            and file.event_time_lo < span.end
-            and any(not source or _is_of(partition, source) for partition in file.partitions)
-        ]
-        if not found:
-            raise UsageError(f"{self._name} has no files in this range", hint="run `millpy archive`")
-        return found
+        if found := self.find_in_range(span, source):
+            return found
+        raise UsageError(f"{self._name} has no files in this range", hint="run `millpy archive`")
+
+    def find_in_range(self, span: TimeRange, source: str = "") -> list[ListedFile]:
+        """Return the files that may have records of a time range, of one source or of all; perhaps none."""
+        of = self._files_of(source)
+        return [file for file in of if file.event_time_hi >= span.first and file.event_time_lo < span.end]
+
+    def find_beside(self, span: TimeRange, source: str) -> list[ListedFile]:
+        """Return the last file of a source before a time range in which it has none, and the first behind it."""
+        of = self._files_of(source)
+        before = [file for file in of if file.event_time_hi < span.first]
+        behind = [file for file in of if file.event_time_lo >= span.end]
+        last = sorted(before, key=lambda file: file.event_time_hi)[-1:]
+        return last + sorted(behind, key=lambda file: file.event_time_lo)[:1]
+
+    def _files_of(self, source: str) -> list[ListedFile]:
+        return [file for file in self.files if not source or any(_is_of(place, source) for place in file.partitions)]
 
     def find(self, file: ListedFile) -> str:
         """Return the full name of a file. Raises ArchiveUnavailableError if it is lost."""
