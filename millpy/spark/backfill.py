@@ -29,7 +29,7 @@ from millpy.graph.loader import load_graph
 from millpy.ingest.protocol import Injector, SourceSetup
 from millpy.limits import Limits
 from millpy.model.deployment import Deployment, permanent_name
-from millpy.model.time import Instant, instant
+from millpy.model.time import Instant, describe, instant
 from millpy.sources.files.source import Directory, Files
 from millpy.sources.kafka.source import Kafka
 from millpy.spark.archive_input import Archive, ArchivedHistory
@@ -219,11 +219,27 @@ class Backfill:
 
 
 def _listed_anew(stored: BatchJob, archives: Mapping[str, ArchivedHistory]) -> BatchJob:
-    """Return a job whose archives may be in other files by now, because some were merged; the bundles are the same."""
+    """Return a job whose archives may be in other files by now, because some were merged; the bundles are the same.
+
+    A source partition that had none when the backfill began may have got some since.
+
+    Raises:
+        UsageError: another range is asked for than at the beginning.
+    """
+    for name, before in stored.archives.items():
+        if archives[name].first != before.first:
+            raise UsageError(
+                f"--from is not that with which the backfill began: {describe(Instant(before.first))}",
+                hint="start the same command again",
+            )
     return msgspec.structs.replace(
         stored,
         archives={
-            name: msgspec.structs.replace(archives[name], through=before.through)
+            name: msgspec.structs.replace(
+                before,
+                files=archives[name].files,
+                through={**dict.fromkeys(archives[name].through, 0), **before.through},
+            )
             for name, before in stored.archives.items()
         },
     )

@@ -26,6 +26,8 @@ from millpy.model.time import INSTANT_MAX, INSTANT_MIN, Instant
 from millpy.sources.files.source import Files
 from millpy.spark.archive_input import ArchivedHistory
 from millpy.spark.archive_source import ArchivedSource
+from millpy.spark.backfill import _listed_anew
+from millpy.spark.job import BatchJob
 from millpy.store.archive.erasure import without_key
 from millpy.store.archive.parquet import encode
 
@@ -158,6 +160,18 @@ def test_reading_continues_in_a_bundle_of_which_records_were_erased_meanwhile(tm
     rests = [[-one.n for one in decoded(taken(history, Reading, 4, batch.position), Reading)] for batch in batches[:3]]
 
     assert rests == [[4, 5, 7, 8, 20], [8, 20], [20]]
+
+
+def test_a_backfill_that_continues_reads_nothing_of_a_partition_that_was_quiet_when_it_began(tmp_path: Path) -> None:
+    quiet = ArchivedHistory((), INSTANT_MIN, INSTANT_MAX)
+    stored = BatchJob("plant.py", "", {}, Limits(), 0, False, archives={"readings": quiet})
+    since = ArchivedHistory(written(tmp_path, BUNDLES, files=2), INSTANT_MIN, INSTANT_MAX, {"readings/files": 9})
+
+    (end,) = taken(_listed_anew(stored, {"readings": since}).archives["readings"], Reading, 4)
+
+    assert (end.finished, end.records) == (True, 0)
+    with pytest.raises(UsageError, match="--from is not that with which the backfill began"):
+        _listed_anew(stored, {"readings": replace(since, first=5)})
 
 
 def test_a_range_leaves_records_out_and_an_archive_without_any_ends(tmp_path: Path) -> None:
