@@ -29,7 +29,7 @@ from millpy.model.lookup import LookupTable
 from millpy.model.record import RecordType
 from millpy.model.retention import checked_retention
 from millpy.model.time import check_length, check_positive
-from millpy.operators.archive import ADDED_COLUMNS, ArchiveLogic
+from millpy.operators.archive import ADDED_COLUMNS, ArchiveLogic, has_empty_struct
 from millpy.operators.deduplicate import DeduplicateLogic
 from millpy.operators.join_output import How
 from millpy.operators.lookup import Missing
@@ -445,6 +445,11 @@ class KeyedStream(PerKeyTools, Windowing, Generic[T]):
             raise GraphError(f"invalid number of buckets: {buckets!r}", hint="use a power of two from 1 to 4,096")
         if taken := sorted(set(ADDED_COLUMNS) & set(self.stream.record_type.fields)):
             raise GraphError(f"field {taken[0]!r} is a column of every archive", hint="rename the field")
+        if empty := [field.name for field in self.stream.record_type.schema if has_empty_struct(field.type)]:
+            raise GraphError(
+                f"field {empty[0]!r} has a Struct without fields, which Parquet cannot store",
+                hint="give it a field; or make it a dict",
+            )
         inputs = self.inputs()
         logic = ArchiveLogic(
             buckets, skips=when_behind == "skip", takes_retractions=any(taken.retracts for taken in inputs)

@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pyarrow as pa
+
 from millpy.model.identity import Identity
 from millpy.model.stage import ResidentInterval, StageBinding, StepResult, StoredInterval, Work
 
 ADDED_COLUMNS = ("_partition", "_seq", "_ordinal", "_event_time_us", "_watermark_us", "_retracts")
 """The columns of an archive beside the fields of the records."""
+
+
+def has_empty_struct(of: pa.DataType) -> bool:
+    """Tell whether a type is a struct without fields, or has one inside."""
+    inside = [of.field(place).type for place in range(of.num_fields)]
+    return (pa.types.is_struct(of) and not inside) or any(map(has_empty_struct, inside))
 
 
 class ArchiveLogic:
