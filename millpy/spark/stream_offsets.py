@@ -69,13 +69,13 @@ class OffsetLog:
                     hint="nothing is lost: Spark repeats this attempt, which then reads the same",
                 ) from None
         finally:
-            ready.unlink()
+            ready.unlink(missing_ok=True)  # a commit without this attempt sweeps it
 
     def sweep(self, batch: int) -> None:
         """Delete the ranges of the batches up to a committed one, and what is left of killed attempts."""
         for path in self._path.iterdir():
             number = path.stem.partition("-")[0]
-            if path.suffix == ".json" and int(number) <= batch:
+            if path.suffix == ".tmp" or int(number) <= batch:
                 path.unlink(missing_ok=True)
 
     def _name(self, batch: int, interval_id: int) -> Path:

@@ -26,6 +26,7 @@ from millpy.model.checkpoint import Checkpoint
 from millpy.model.deployment import GraphSpec, TableSpec
 from millpy.spark.hosted_rows import BUNDLE, DEAD_LETTERS, LATE, TYPES, result_batches
 from millpy.spark.stream_records import dead_letter_rows, late_record_rows
+from millpy.spark.stream_state import write_durably
 from millpy.store.archive.local_storage import sync_directory
 from millpy.store.memory.database import MemoryDatabase
 
@@ -107,15 +108,18 @@ class StreamOutput:
         self._path = path
         keys = {table.name: [column.name for column in table.columns()[: _key_length(table)]] for table in spec.tables}
         content = msgspec.json.encode(keys)
-        described = path / TABLES_FILE
+        described, ready = path / TABLES_FILE, path / f"{_HIDDEN}{TABLES_FILE}"
         if described.exists():
             if described.read_bytes() != content:
                 raise UsageError(f"{path} has the tables of another graph", hint="name a new directory")
             return
-        if path.exists() and any(path.iterdir()):
+        if path.exists() and any(there != ready for there in path.iterdir()):
             raise UsageError(f"{path} is not empty", hint="name a new directory, or the one of this query")
         path.mkdir(parents=True, exist_ok=True)
-        described.write_bytes(content)
+        ready.unlink(missing_ok=True)  # of a driver that was killed
+        write_durably(ready, content)
+        ready.rename(described)
+        sync_directory(path)
 
     def publish(self, outputs: Mapping[int, Sequence[str]]) -> None:
         """Name the files of a commit, given by interval; the second time it changes nothing.
