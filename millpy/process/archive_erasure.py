@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from uuid import UUID
@@ -16,9 +17,10 @@ from uuid import UUID
 import msgspec
 
 from millpy.clock import SystemClock, random_id
-from millpy.errors import StaleSequencerError, UsageError
+from millpy.errors import ArchiveUnavailableError, StaleSequencerError, UsageError
 from millpy.graph import Graph, StageNode
 from millpy.limits import Limits
+from millpy.model.checkpoint import Grant
 from millpy.model.keys import Key, key_from_text
 from millpy.store.archive.erasure import without_key
 from millpy.store.postgres.archiving import ArchiveInto, ArchivingStore
@@ -71,17 +73,17 @@ async def erase_key(graph: Graph, archive: str, key: str, url: str, into: Archiv
             if len(grants) < node.intervals:
                 raise _taken_over(node.name)
             await store.read(grants, state_rows_max=1)  # settles what the archiver has left
-            for grant, path in [(one, path) for one in grants for path in await store.listed(one)]:
-                if beats.done():
-                    await beats
-                    raise _taken_over(node.name)
-                name = await asyncio.to_thread(store.find, grant, path)
-                found = await asyncio.to_thread(without_key, name, fields, wanted)
-                if found is not None:
-                    before = await store.replace(grant, path, *found)
-                    if before is None:
+            is_whole = False
+            while not is_whole:  # a file that is gone may be in another one now
+                is_whole = True
+                for grant, path in [(one, path) for one in grants for path in await store.listed(one)]:
+                    if beats.done():
+                        await beats
                         raise _taken_over(node.name)
-                    files, records = files + 1, records + before - found[1]
+                    erased = await _erase_in(store, grant, path, fields, wanted)
+                    is_whole &= erased is not None
+                    if erased:
+                        files, records = files + 1, records + erased
             await store.delete_garbage()
             done = Erasure(node.name, files, records)
             await store.record_events(deployed.graph_id, [Event("archive_erased", asdict(done))])
@@ -93,6 +95,27 @@ async def erase_key(graph: Graph, archive: str, key: str, url: str, into: Archiv
                 await store.release(worker_id, grants)
                 await store.unregister(worker_id)
     return done
+
+
+async def _erase_in(
+    store: ArchivingStore, grant: Grant, path: str, fields: Mapping[str, tuple[str, ...]], key: Key
+) -> int | None:
+    """Replace a file by one without a key; return how many records it had. None if retention has deleted the file."""
+    try:
+        name = await asyncio.to_thread(store.find, grant, path)
+        found = await asyncio.to_thread(without_key, name, fields, key)
+    except (ArchiveUnavailableError, FileNotFoundError):
+        if path in await store.listed(grant):
+            raise
+        return None
+    if found is None:
+        return 0
+    before = await store.replace(grant, path, *found)
+    if before is not None:
+        return before - found[1]
+    if path in await store.listed(grant):
+        raise _taken_over(path.split("/")[1])
+    return None
 
 
 async def _keep_lease(store: ArchivingStore, worker_id: UUID, limits: Limits) -> None:

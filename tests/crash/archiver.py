@@ -107,10 +107,10 @@ def compact(source: Path, url: str, place: str, _: str = "") -> None:
     asyncio.run(_maintain(source, url, ArchiveInto(place, every_s=0.0, compact_after_s=0.0)))
 
 
-def forget(source: Path, url: str, place: str, _: str = "") -> None:
-    """Delete the files of the first hour, as maintenance does."""
+def forget(source: Path, url: str, place: str, _: str = "", *, owns: bool = True) -> None:
+    """Delete the files of the first hour, as maintenance does; every archiver may, also one that owns nothing."""
     now_us = Instant(START_US - START_US % HOUR_US + HOUR_US + int(KEPT_S * 1e6))
-    asyncio.run(_maintain(source, url, ArchiveInto(place, every_s=0.0, kept_s=KEPT_S), now_us))
+    asyncio.run(_maintain(source, url, ArchiveInto(place, every_s=0.0, kept_s=KEPT_S), now_us, owns=owns))
 
 
 def erase(source: Path, url: str, place: str, _: str = "") -> None:
@@ -120,14 +120,16 @@ def erase(source: Path, url: str, place: str, _: str = "") -> None:
     asyncio.run(erase_key(archived_graph(source), "readings_archive", ERASED, url, into, limits))
 
 
-async def _maintain(source: Path, url: str, into: ArchiveInto, now_us: Instant | None = None) -> None:
+async def _maintain(
+    source: Path, url: str, into: ArchiveInto, now_us: Instant | None = None, *, owns: bool = True
+) -> None:
     graph, clock = archived_graph(source), SystemClock()
     kept = dict.fromkeys(("dead_letter_kept_s", "settled_kept_s", "events_kept_s"), 1e9)
     async with ArchivingStore(url, into, clock, limits=LIMITS) as store:
         deployed = await store.deploy(graph.spec())
         worker = WorkerInfo(random_id(), deployed.graph_id, deployed.version, archives_of(graph))
         await store.register(worker, MAINTAINED_S)
-        ids = [i.interval_id for name in archives_of(graph) for i in deployed.intervals_of(name)]
+        ids = [i.interval_id for name in archives_of(graph) for i in deployed.intervals_of(name) if owns]
         await store.read(await store.seize(worker.worker_id, ids), state_rows_max=1)
         while await store.forget_old(now_us=now_us or clock.now_us(), **kept):
             pass

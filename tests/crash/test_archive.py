@@ -322,6 +322,25 @@ def test_archive_that_skips_is_taken_from_its_archiver_and_counts_what_it_lacks(
     ]
 
 
+def test_erasure_passes_over_files_that_retention_deletes_meanwhile(
+    source: Path, streamed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, calls = tmp_path / "archive", []
+    run_archiver(source, streamed, directory)
+    before, rewrite = listed(streamed), ArchiveDirectory.rewrite
+
+    def rewrite_late(self: ArchiveDirectory, grant: Grant, *given: Any) -> str:
+        if not calls:
+            forget(source, streamed, str(directory), owns=False)
+        calls.append(given)
+        return rewrite(self, grant, *given)
+
+    monkeypatch.setattr(ArchiveDirectory, "rewrite", rewrite_late)
+    erase(source, streamed, str(directory))
+
+    lacks_the_first_hour_and_the_erased_key(streamed, directory, before)
+
+
 def test_erasure_ends_when_it_loses_the_archive_and_continues_when_it_is_run_again(
     source: Path, streamed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
