@@ -153,7 +153,8 @@ class Archive:
             through: dict[str, int] = {}
             for file in chosen:
                 for partition, (_, newest) in file.partitions.items():
-                    through[partition] = max(newest, through.get(partition, newest))
+                    if partition.partition("/")[0] == source.name:  # those of a union's others may be in other files
+                        through[partition] = max(newest, through.get(partition, newest))
             found[source.name] = ArchivedHistory(tuple(reader.find_all(chosen)), span.first, span.end, through)
         if not self.exact and not any(history.files for history in found.values()):
             raise UsageError(f"the archives of {graph.name} have no files in this range", hint="run `millpy archive`")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -114,3 +115,20 @@ def test_an_archive_without_a_file_is_taken_from_a_manifest_only(archives: Path)
         path.unlink()
     with pytest.raises(UsageError, match="the archives of plant have no files in this range"):
         read(archives, listed=True)
+
+
+def test_an_archive_of_a_union_says_of_each_source_how_far_it_reaches(archives: Path) -> None:
+    path, folder = archives.parent / "plant.py", archives / "plant/all/hour=1970-01-01T00"
+    text, own, _ = path.read_text().partition("readings.")
+    path.write_text(f'{text}{own}union(alarms).key_by("device").archive("all")')
+    folder.mkdir(parents=True)
+    both = [bundle(1, 0, 100), replace(bundle(2, 0, 200), producer=8)]
+    for number, bundles in enumerate((both, [bundle(2, 1, 200)])):
+        (folder / f"{number}.parquet").write_bytes(encode(bundles, {7: "readings/0", 8: "alarms/0"}, 4))
+
+    found = Archive(archives).histories(load_graph(str(path)))
+
+    assert {source: history.through for source, history in found.items()} == {
+        "readings": {"readings/0": 2},
+        "alarms": {"alarms/0": 2},
+    }
