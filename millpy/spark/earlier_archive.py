@@ -32,9 +32,10 @@ SELECT archive, path, partitions::text, (extract(epoch FROM first_event_time) * 
 """
 DECLARED = "SELECT archive FROM millpy.archive WHERE graph = {graph}"
 ACCOUNTS = """
-SELECT consumer, produced::bigint, pending::bigint FROM millpy.accounting
+SELECT consumer, stream, sum(produced)::bigint, sum(pending)::bigint FROM millpy.accounting
  WHERE graph = {graph} AND produced IS NOT NULL
    AND consumer IN (SELECT archive FROM millpy.archive WHERE graph = {graph})
+ GROUP BY consumer, stream
 """
 
 
@@ -81,11 +82,11 @@ class EarlierArchive:
         """
         earlier = self._earlier(spec)
         graph = literal(earlier, "text")
-        wanted = {consumer: produced for consumer, produced, _ in self._ask(ACCOUNTS, graph=graph)}
+        wanted = {(archive, stream): produced for archive, stream, produced, _ in self._ask(ACCOUNTS, graph=graph)}
         left, progress_at = -1, clock.monotonic()
         while behind := sum(
-            max(0, wanted.get(consumer, 0) - produced + pending)
-            for consumer, produced, pending in self._ask(ACCOUNTS, graph=graph)
+            max(0, wanted.get((archive, stream), 0) - produced + pending)
+            for archive, stream, produced, pending in self._ask(ACCOUNTS, graph=graph)
         ):
             if behind != left:
                 left, progress_at = behind, clock.monotonic()
