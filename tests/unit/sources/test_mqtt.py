@@ -70,7 +70,7 @@ def test_generations_with_a_client_id_have_separate_sessions() -> None:
 
 @pytest.mark.parametrize("name", ["", " "], ids=["empty", "blank"])
 def test_session_without_a_name_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="client_id= is empty"):
+    with pytest.raises(ConfigError, match="client_id= is no name"):
         Mqtt("a/#", session=MqttSession(client_id=name))
 
 
