@@ -316,8 +316,9 @@ def test_dropped_generation_leaves_nothing_and_cannot_be_deployed_again(place: P
 def test_worker_that_registers_while_a_drop_begins_is_seen(place: Path, database_url: str) -> None:
     both_deployed(database_url)
     registers = (
-        "INSERT INTO mill.workers (worker_id, graph_id, graph_version, computations, host, pid, lease_deadline)"
-        " SELECT gen_random_uuid(), graph_id, version, '{}', 'h', 1, now() + interval '1 hour'"
+        "INSERT INTO mill.workers (worker_id, graph_id, graph_version, computations, host, pid, lease_deadline,"
+        " lease_s)"
+        " SELECT gen_random_uuid(), graph_id, version, '{}', 'h', 1, now() + interval '1 hour', 3600"
         " FROM mill.graphs WHERE name = 'factory_2'"
     )
     with psycopg.connect(database_url) as worker:
