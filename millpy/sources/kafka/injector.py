@@ -200,21 +200,23 @@ class KafkaInjector:
 
     async def _keep(self) -> None:
         """Read; reconnect after a failure."""
-        retry_s = _RETRY_S_MIN
+        clock, retry_s = self._setup.clock, _RETRY_S_MIN
         while True:
+            begun_at = clock.monotonic()
             try:
                 if self._client is None:
                     await self._connect()
                     self._setup.connection.connected()
                 assert self._client is not None
-                retry_s = _RETRY_S_MIN
                 await self._read(self._client)
             except (SourceUnavailableError, ConfigError) as error:
                 self._setup.connection.disconnected(error.message, attempted=self._client is None)
                 if not self._setup.connection.is_outage(error, RefusalError):
                     raise  # `take` raises it
             await self._disconnect()
-            await self._setup.clock.sleep(retry_s)
+            if clock.monotonic() - begun_at > _RETRY_S_MAX:
+                retry_s = _RETRY_S_MIN
+            await clock.sleep(retry_s)
             retry_s = min(_RETRY_S_MAX, retry_s * 2)
 
     async def _read(self, client: Client) -> None:
