@@ -116,6 +116,7 @@ def _uvicorn_config(
         create_app(configuration, add_site),
         http=BoundedProtocol,
         ws="none",
+        loop="asyncio",  # uvloop accepts connections without `_ListeningSocket`
         log_config=None,
         access_log=False,
         server_header=False,

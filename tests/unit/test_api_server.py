@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import trustme
@@ -15,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from millpy.api import server as served
+from millpy.api.configuration import ApiConfiguration
 from millpy.api.protocol import BoundedProtocol
 
 CONNECTIONS_MAX = 5
@@ -61,3 +65,12 @@ def test_connections_without_a_handshake_end(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(served, "HEAD_S_MAX", 0.2)
     with connected(tmp_path, CONNECTIONS_MAX) as clients:
         assert all(ended(one) for one in clients)
+
+
+def test_connections_are_counted_where_uvloop_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", ModuleType("uvloop"))  # it accepts in C, without our socket
+    own = ApiConfiguration(address=("127.0.0.1", 0), reader_url="", operator_url="", owner_url="")
+
+    made = served._uvicorn_config(own, None, CONNECTIONS_MAX).get_loop_factory()
+
+    assert made is asyncio.SelectorEventLoop
