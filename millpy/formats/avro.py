@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from io import BytesIO
@@ -173,8 +173,9 @@ def parsed(text: str, references: Iterable[str] = ()) -> AvroSchema:
             parse_schema(json.loads(other), named_schemas=named)
         found = parse_schema(json.loads(text), named_schemas=named)
         _SchemaWalk(named).excess(found)
-        _read_decimals(found)
-        _Defaults(named).read(found)
+        parts = list(_parts(found, set()))
+        _read_decimals(parts)
+        _read_defaults(parts, named)
     except RecursionError:
         raise ValueError("the schema is nested too deeply") from None
     except Exception as error:
@@ -218,68 +219,57 @@ def parsed_to_write(text: str) -> AvroSchema:
         raise ValueError(str(error) or type(error).__name__) from error
 
 
-def _read_decimals(schema: Any) -> None:
+def _parts(schema: Any, seen: set[int]) -> Iterator[dict[str, Any]]:
+    """Yield the types and fields in a parsed schema, each once."""
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _parts(part, seen)
+    elif isinstance(schema, dict) and id(schema) not in seen:
+        seen.add(id(schema))
+        yield schema
+        for name in ("type", "items", "values", "fields"):
+            yield from _parts(schema.get(name), seen)
+        for part in schema.get("__named_schemas", {}).values():
+            yield from _parts(part, seen)
+
+
+def _read_decimals(parts: Iterable[dict[str, Any]]) -> None:
     """Let the decimals of a parsed schema be read by `_decimal`.
 
     That of fastavro takes seconds for a few hundred kB, and rounds by a context that all threads share.
     """
+    for part in parts:
+        if part.get("logicalType") == "decimal":
+            part["logicalType"] = _DECIMAL
+
+
+def _read_defaults(parts: Iterable[dict[str, Any]], named: Mapping[str, Any]) -> None:
+    """Make of the defaults in a parsed schema what a message would have: fastavro takes the JSON of them as it is."""
+    for part in parts:
+        if "default" in part and "name" in part and "symbols" not in part:
+            part["default"] = _default(part["default"], part["type"], named)
+
+
+def _default(given: Any, schema: Any, named: Mapping[str, Any]) -> Any:
+    """Return the value that a default of a type stands for; of a union, it is one of the first type."""
+    from fastavro.read import LOGICAL_READERS
+
     if isinstance(schema, list):
-        for part in schema:
-            _read_decimals(part)
-    elif isinstance(schema, dict):
-        if schema.get("logicalType") == "decimal":
-            schema["logicalType"] = _DECIMAL
-        for name in ("type", "items", "values", "fields"):
-            _read_decimals(schema.get(name))
-        for part in schema.get("__named_schemas", {}).values():
-            _read_decimals(part)
-
-
-class _Defaults:
-    """Makes of the defaults in a parsed schema what a message would have: fastavro takes the JSON of them as it is.
-
-    Args:
-        named: the named types.
-    """
-
-    def __init__(self, named: Mapping[str, Any]) -> None:
-        self._named = named
-        self._read: set[int] = set()
-
-    def read(self, schema: Any) -> None:
-        """Read the defaults of all fields in a schema."""
-        for part in schema if isinstance(schema, list) else ():
-            self.read(part)
-        if not isinstance(schema, dict) or id(schema) in self._read:
-            return
-        self._read.add(id(schema))
-        if "default" in schema and "name" in schema and "symbols" not in schema:
-            schema["default"] = self._value(schema["default"], schema["type"])
-        for name in ("type", "items", "values", "fields"):
-            self.read(schema.get(name))
-        for part in schema.get("__named_schemas", {}).values():
-            self.read(part)
-
-    def _value(self, given: Any, schema: Any) -> Any:
-        """Return the value that a default of a type stands for; of a union, it is one of the first type."""
-        from fastavro.read import LOGICAL_READERS
-
-        if isinstance(schema, list):
-            return self._value(given, schema[0])
-        if given is None or isinstance(schema, str):
-            known = self._named.get(schema) if isinstance(schema, str) else None
-            return self._value(given, known) if known else given.encode("latin-1") if schema == "bytes" else given
-        kind = schema["type"]
-        if kind in ("record", "error"):
-            types = {field["name"]: field["type"] for field in schema["fields"]}
-            return {name: self._value(value, types[name]) if name in types else value for name, value in given.items()}
-        if kind == "array":
-            return [self._value(value, schema["items"]) for value in given]
-        if kind == "map":
-            return {name: self._value(value, schema["values"]) for name, value in given.items()}
-        read = LOGICAL_READERS.get(f"{kind}-{schema.get('logicalType')}")
-        value = given.encode("latin-1") if kind in ("bytes", "fixed") else given
-        return value if read is None else read(value, schema, None)
+        return _default(given, schema[0], named)
+    if given is None or isinstance(schema, str):
+        known = named.get(schema) if isinstance(schema, str) else None
+        return _default(given, known, named) if known else given.encode("latin-1") if schema == "bytes" else given
+    kind = schema["type"]
+    if kind in ("record", "error"):
+        types = {field["name"]: field["type"] for field in schema["fields"]}
+        return {name: _default(value, types[name], named) if name in types else value for name, value in given.items()}
+    if kind == "array":
+        return [_default(value, schema["items"], named) for value in given]
+    if kind == "map":
+        return {name: _default(value, schema["values"], named) for name, value in given.items()}
+    read = LOGICAL_READERS.get(f"{kind}-{schema.get('logicalType')}")
+    value = given.encode("latin-1") if kind in ("bytes", "fixed") else given
+    return value if read is None else read(value, schema, None)
 
 
 def _decimal(data: Any, writer_schema: dict[Any, Any] | None, reader_schema: dict[Any, Any] | None) -> Decimal:

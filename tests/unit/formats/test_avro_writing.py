@@ -191,6 +191,15 @@ def test_what_does_not_fit_is_refused_when_the_graph_is_built(
         sink.validate(RecordType(struct))
 
 
+def driver_of(struct: type[msgspec.Struct], format: Avro) -> GraphDriver:
+    """Drive a graph that sends records of a class to a topic as they are."""
+    graph = Graph("g")
+    event_time = EventTime("at", max_disorder=seconds(0))
+    records = graph.inject("records", ManualSource(), schema=struct, event_time=event_time)
+    records.to_sink(KafkaTopic("records", format=format), key="device", name="out")
+    return GraphDriver(graph)
+
+
 class Amount(msgspec.Struct):
     device: str
     at: datetime
@@ -207,14 +216,8 @@ def test_a_record_that_does_not_fit_a_given_schema_is_a_dead_letter() -> None:
             {"name": "value", "type": {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}},
         ],
     }
-    graph = Graph("g")
-    amounts = graph.inject(
-        "amounts", ManualSource(), schema=Amount, event_time=EventTime("at", max_disorder=seconds(0))
-    )
-    format = Avro(schema, registry=SchemaRegistry(url="http://never-asked:1"))
-    amounts.to_sink(KafkaTopic("amounts", format=format), key="device", name="out")
-    driver = GraphDriver(graph)
-    driver.feed("amounts", [Amount("a", NOON, Decimal("1.25")), Amount("a", NOON, Decimal("1.255"))])
+    driver = driver_of(Amount, Avro(schema, registry=SchemaRegistry(url="http://never-asked:1")))
+    driver.feed("records", [Amount("a", NOON, Decimal("1.25")), Amount("a", NOON, Decimal("1.255"))])
 
     ((key, value),) = driver.sent("out")
     assert (key, value[:5]) == (b"a", b"\0\0\0\0\0")
@@ -238,14 +241,8 @@ def test_a_field_of_an_inner_record_that_a_given_schema_lacks_is_not_left_out() 
         {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
         {"name": "place", "type": ["null", place]},
     ]
-    graph = Graph("g")
-    machines = graph.inject(
-        "machines", ManualSource(), schema=Machine, event_time=EventTime("at", max_disorder=seconds(0))
-    )
-    format = Avro({"type": "record", "name": "Machine", "fields": fields})
-    machines.to_sink(KafkaTopic("machines", format=format), key="device", name="out")
-    driver = GraphDriver(graph)
-    driver.feed("machines", [Machine("a", NOON, None), Machine("b", NOON, Place("B", 3))])
+    driver = driver_of(Machine, Avro({"type": "record", "name": "Machine", "fields": fields}))
+    driver.feed("records", [Machine("a", NOON, None), Machine("b", NOON, Place("B", 3))])
 
     assert [key for key, _ in driver.sent("out")] == [b"a"]
     (letter,) = driver.dead_letters()
@@ -264,14 +261,8 @@ def test_a_number_of_more_than_32_bits_is_no_int_of_a_given_schema() -> None:
         {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
         {"name": "count", "type": "int"},
     ]
-    graph = Graph("g")
-    counters = graph.inject(
-        "counters", ManualSource(), schema=Counter, event_time=EventTime("at", max_disorder=seconds(0))
-    )
-    format = Avro({"type": "record", "name": "Counter", "fields": fields})
-    counters.to_sink(KafkaTopic("counters", format=format), key="device", name="out")
-    driver = GraphDriver(graph)
-    driver.feed("counters", [Counter("a", NOON, 2**31 - 1), Counter("b", NOON, 2**31)])
+    driver = driver_of(Counter, Avro({"type": "record", "name": "Counter", "fields": fields}))
+    driver.feed("records", [Counter("a", NOON, 2**31 - 1), Counter("b", NOON, 2**31)])
 
     assert [key for key, _ in driver.sent("out")] == [b"a"]
     (letter,) = driver.dead_letters()
