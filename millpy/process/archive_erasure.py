@@ -73,13 +73,16 @@ async def erase_key(graph: Graph, archive: str, key: str, url: str, into: Archiv
             if len(grants) < node.intervals:
                 raise _taken_over(node.name)
             await store.read(grants, state_rows_max=1)  # settles what the archiver has left
-            is_whole = False
+            is_whole, examined = False, set[str]()
             while not is_whole:  # a file that is gone may be in another one now
                 is_whole = True
                 for grant, path in [(one, path) for one in grants for path in await store.listed(one)]:
+                    if path in examined:
+                        continue
                     if beats.done():
                         await beats
                         raise _taken_over(node.name)
+                    examined.add(path)
                     erased = await _erase_in(store, grant, path, fields, wanted)
                     is_whole &= erased is not None
                     if erased:

@@ -92,6 +92,7 @@ KNOWN_FUNCTIONS = set(
     "drain_worker trim_history trim_piece correct correction has_zone replay_into_window inject "
     "has_read forget_injected".split()
 )
+SIGNATURE = "n.nspname || '.' || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')'"
 ROLES = {"owner": "millpy_owner", "worker": "millpy_worker", "reader": "millpy_reader", "stranger": "stranger"}
 
 
@@ -153,7 +154,7 @@ async def test_rights_on_functions_schemas_and_sequences_are_the_documented_ones
     differing = []
     with psycopg.connect(database) as connection:
         functions = connection.execute(
-            "SELECT n.nspname || '.' || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')', p.oid,"
+            f"SELECT {SIGNATURE}, p.oid,"
             " p.proname FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace"
             " WHERE n.nspname IN ('mill', 'millpy', 'factory')"
         ).fetchall()
@@ -186,7 +187,7 @@ async def test_rights_on_functions_schemas_and_sequences_are_the_documented_ones
 def test_without_roles_a_function_needs_a_grant_too(database_url: str) -> None:
     with psycopg.connect(database_url) as connection:
         functions = connection.execute(
-            "SELECT n.nspname || '.' || p.proname || '(' || pg_get_function_identity_arguments(p.oid) || ')',"
+            f"SELECT {SIGNATURE},"
             " has_function_privilege('public', p.oid, 'EXECUTE')"
             " FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace WHERE n.nspname IN ('mill', 'millpy')"
         ).fetchall()

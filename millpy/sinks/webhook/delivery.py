@@ -122,7 +122,8 @@ class WebhookDelivery:
                 await self._await_turn()
                 if self._gone:
                     answer = WebhookAnswer(Meaning.REFUSED, self._gone)
-                    self._untried |= set(request.places) if not failures else set()
+                    if not failures:
+                        self._untried.update(request.places)
                     break
                 if not self._setup.trusted():
                     raise SinkUnavailableError("this worker does not own the interval any more")

@@ -138,7 +138,7 @@ def _whole(name: str, read: Callable[[str], Result]) -> Result:
         return read(name)
     except FileNotFoundError:
         raise
-    except (pa.ArrowInvalid, KeyError) as error:
+    except pa.ArrowInvalid as error:
         raise CorruptionError(
             f"{name} is not a whole file of an archive: {error}",
             hint="copy it again, or restore it; or move it away, if no archiver has written it",
@@ -168,7 +168,7 @@ def _metadata(name: str) -> pq.FileMetaData:
 
 def _check_described(metadata: pq.FileMetaData) -> None:
     if METADATA.encode() not in (metadata.metadata or {}):
-        raise KeyError(f"it has no metadata {METADATA!r}")
+        raise pa.ArrowInvalid(f"it has no metadata {METADATA!r}")
 
 
 def published_files(storage: ArchiveStorage, archive: str) -> list[str]:

@@ -193,12 +193,8 @@ class ArchivingStore(PostgresStore):
                 new = {"new_path": new_path, "size": len(content)}
                 replaced = await all_rows(connection, statement("merge_files"), {**where, **new})
             await asyncio.to_thread(directory.publish if replaced else directory.discard, new_path)
-        except (
-            ArchiveUnavailableError,
-            CorruptionError,
-            OSError,
-            pa.ArrowException,
-        ) as error:  # an erasure may have deleted a file
+        except (ArchiveUnavailableError, CorruptionError, OSError, pa.ArrowException) as error:
+            # An erasure may have deleted a file.
             log.warning("small files of an archive are not merged: %s", error)
             self._compact_at = self._clock.monotonic() + COMPACT_EVERY_S
             return 0
