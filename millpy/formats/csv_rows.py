@@ -208,11 +208,12 @@ class _HeaderColumns:
 def _record_pattern(delimiter: str, quote: str) -> re.Pattern[str]:
     """Return a pattern of one record, up to its newline. A quote counts only at the beginning of a cell.
 
-    Each character can match in one way only, so matching is linear, and remembers no place to go back to.
+    Each character can match in one way only, so matching is linear, and remembers no place to go back to. What is
+    repeated is atomic: before Python 3.11.5 a possessive group that has alternatives matches wrongly.
     """
     d, q = re.escape(delimiter), re.escape(quote)
-    cell = f"(?:{q}[^{q}]*+(?:{q}{q}[^{q}]*+)*+{q}(?!{q})[^{d}\\n]*+|(?!{q})[^{d}\\n]*+)"
-    return re.compile(f"{cell}(?:{d}{cell})*+(?=\\n|\\Z)")
+    cell = f"(?>{q}[^{q}]*+(?:(?>{q}{q}[^{q}]*))*+{q}(?!{q})[^{d}\\n]*+|(?!{q})[^{d}\\n]*+)"
+    return re.compile(f"{cell}(?:(?>{d}{cell}))*+(?=\\n|\\Z)")
 
 
 def _records(text: str, record: re.Pattern[str], comment: str | None) -> list[str]:

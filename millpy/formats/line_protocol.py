@@ -28,16 +28,17 @@ from millpy.model.record import RecordType
 Precision = Literal["s", "ms", "us", "ns"]
 _NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 # Possessive, because only one match is possible: otherwise each character of a name takes 150 bytes while it is read.
-_NAME = r"(?:[^,= \\]++|\\[,= ]?+)++"
-_MEASUREMENT = re.compile(r"(?:[^, \\]++|\\[, ]?+)++")
+# What is repeated is atomic: before Python 3.11.5 a possessive group that has alternatives matches wrongly.
+_NAME = r"(?:(?>[^,= \\]+|\\[,= ]?))++"
+_MEASUREMENT = re.compile(r"(?:(?>[^, \\]+|\\[, ]?))++")
 _TAG = re.compile(rf",({_NAME})=({_NAME})")
-_FIELD = re.compile(rf'({_NAME})=(?:"((?:[^"\\]++|\\.)*+)"|([^, "]++))', re.DOTALL)
+_FIELD = re.compile(rf'({_NAME})=(?:"((?:(?>[^"\\]+|\\.))*+)"|([^, "]++))', re.DOTALL)
 _TIME = re.compile(r"-?[0-9]{1,19}")
 _INTEGER = re.compile(r"(-?[0-9]{1,20})i|([0-9]{1,20})u")
 _NEWLINES = re.compile("(\n+)")
-_TAGS = re.compile(r" *+(?:[^ \\\n]++|\\ ?+)*+")
-_LINE_OR_TEXT = re.compile(r'(?:[^=\\\n]++|\\=?+|=(?!"))*+(?:(\n+)|=")')
-_REST_OF_TEXT = re.compile(r'(?:[^"\\]++|\\[^\n]|\\(?=\n))*+"')
+_TAGS = re.compile(r" *+(?:(?>[^ \\\n]+|\\ ?))*+")
+_LINE_OR_TEXT = re.compile(r'(?:(?>[^=\\\n]+|\\=?|=(?!")))*+(?:(\n+)|=")')
+_REST_OF_TEXT = re.compile(r'(?:(?>[^"\\]+|\\[^\n]|\\(?=\n)))*+"')
 _SPACES = re.compile(" *")
 _COMMENT = re.compile(" *#")
 _UNESCAPE_MEASUREMENT = re.compile(r"\\([, ])")

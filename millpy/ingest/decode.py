@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _SHORT_OFFSET = re.compile(r"[^ Tt]{10}[ Tt][0-9:.]{8,}[+-][0-9]{2}")
 _SHORT_OFFSETS = re.compile(rb':[0-9.]{2,}[+-][0-9]{2}"')
 _PLAIN = (str, int, float, bool, datetime)
-_LONG_NUMBER_OR_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?[0-9][0-9.]{15,}(?:[eE][-+]?[0-9]+)?')
+_LONG_NUMBER_OR_TEXT = re.compile(rb'"(?:(?>[^"\\]+|\\.))*+"|-?[0-9][0-9.]{15,}(?:[eE][-+]?[0-9]+)?')
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 

@@ -151,11 +151,25 @@ def bare_connections(name: str, tree: ast.Module) -> Iterator[str]:
         yield f"{name} connects and sets nothing: see millpy.store.postgres.session_settings"
 
 
+_POSSESSIVE = re.compile(r"(?<!\))\)[*+?}]\+")
+
+
+def early_pythons(name: str, tree: ast.Module) -> Iterator[str]:
+    """Yield what Debian 12's Python 3.11.2 does otherwise."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.TryStar):
+            yield f"{name}:{node.lineno} has except*, which wraps what it raises in another group before 3.11.4"
+        elif isinstance(node, ast.Constant | ast.JoinedStr):
+            if _POSSESSIVE.search(ast.unparse(node)):
+                yield f"{name}:{node.lineno} repeats a group possessively; before 3.11.5 it must hold (?>...) only"
+
+
 RULES = [
     outside_faults,
     banned_calls,
     broad_excepts,
     bare_connections,
+    early_pythons,
     long_functions,
     missing_docstrings,
 ]
@@ -208,6 +222,9 @@ def test_fast_tests_do_not_sleep() -> None:
         (banned_calls, "runtime.turn", "async def f():\n    await asyncio.sleep(1)"),
         (bare_connections, "admin.queries", "connection = psycopg.connect(url)"),
         (broad_excepts, "store.codec", "try:\n    pass\nexcept Exception:\n    pass"),
+        (early_pythons, "sinks.delivery", "try:\n    pass\nexcept* OSError as group:\n    raise group.exceptions[0]"),
+        (early_pythons, "formats.csv", "re.compile('(?:a++|b)*+')"),
+        (early_pythons, "formats.csv", "re.compile(f'(?:{a}|b)++')"),
         (long_functions, "model.keys", "def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
         (missing_docstrings, "model.keys", "def f(): ..."),
     ],

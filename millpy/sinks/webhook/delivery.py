@@ -66,7 +66,9 @@ class WebhookDelivery:
             async with asyncio.TaskGroup() as tasks:
                 for requests in builder.by_key(messages):
                     tasks.create_task(self._send_key(requests), name="millpy-webhook-key")
-        except* SinkUnavailableError as group:
+        except ExceptionGroup as group:  # Python before 3.11.4 wraps what `except*` raises in another group
+            if group.split(SinkUnavailableError)[1] is not None:
+                raise
             raise group.exceptions[0] from None
         self._raise_refused()
 

@@ -76,6 +76,11 @@ class _End(asyncio.Protocol):
         if data and self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
+    def close(self) -> None:
+        """Close the connection once it has written what waits; after a second time Python 3.11.2 cannot abort it."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.close()
+
 
 class PacketRelay:
     """The connection to the broker, and the library's connection to us; used on one event loop.
@@ -209,10 +214,10 @@ class PacketRelay:
         """
         if self._broker.transport is not None:
             self.resume()  # or TLS would not see the broker's end
-            self._broker.transport.close()
+            self._broker.close()
             await asyncio.wait([self.ended], timeout=timeout_s)
         for end in (self._broker, self._library):
-            if end.transport is not None:
+            if end.transport is not None and not end.is_lost:
                 end.transport.abort()
 
     # -- called by the two ends -----------------------------------------------------------------------------------
@@ -268,8 +273,7 @@ class PacketRelay:
         self._end()
 
     def _library_lost(self, error: Exception | None) -> None:
-        if self._broker.transport is not None:
-            self._broker.transport.close()
+        self._broker.close()
         self._end()
 
     def _end(self) -> None:
