@@ -146,7 +146,8 @@ class Connection(web.RequestHandler):
             self._drained = asyncio.get_running_loop().create_future()
         if self._drained is not None and self.transport is not None and not self.has_ended:
             if self.transport.can_write_eof():
-                self.transport.write_eof()
+                with suppress(OSError):  # the client has gone; asyncio has not told yet
+                    self.transport.write_eof()
             self.transport.resume_reading()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_S):

@@ -60,8 +60,8 @@ def test_few_records_become_objects() -> None:
         (b'{"device":"a\\u0000","at":"2026-01-01T00:00:00Z","temperature":1}', "refused"),
         (b'{"device":"d","at":"2026-01-01T00:00:00Z","temperature":1,"count":9223372036854775808}', "refused"),
         (b'{"device":"d","at":"2026-01-01T00:00:00","temperature":1}', "event_time"),
-        (lines(1)[0].replace(b"}", b',"z":' + b"[" * 5000 + b"]" * 5000 + b"}"), "undecodable"),
-        (lines(1)[0].replace(b"}", b',"z":' + b'{"z":' * 5000 + b"0" + b"}" * 5001), "undecodable"),
+        (lines(1)[0].replace(b"}", b',"z":' + b"[" * 50_000 + b"]" * 50_000 + b"}"), "undecodable"),
+        (lines(1)[0].replace(b"}", b',"z":' + b'{"z":' * 50_000 + b"0" + b"}" * 50_001), "undecodable"),
     ],
 )
 @pytest.mark.parametrize("others", [0, 200])

@@ -43,10 +43,12 @@ def test_quick_collections_and_those_of_young_objects_change_nothing(
     monkeypatch: pytest.MonkeyPatch, generation: int
 ) -> None:
     monkeypatch.setattr(pauses, "PAUSE_S_MAX", 0.0 if generation < 2 else 60.0)
+    gc.collect(generation)  # Python 3.12 itself freezes what never ends
+    before = gc.get_freeze_count()
 
     with short_pauses():
         gc.collect(generation)
-        assert gc.get_freeze_count() == 0
+        assert gc.get_freeze_count() == before
 
 
 def test_freezing_ends_when_the_worker_ends_with_an_error() -> None:

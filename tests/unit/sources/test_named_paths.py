@@ -95,7 +95,8 @@ def test_a_named_pattern_matches_what_it_does_with_wildcards(pattern: str, path:
     texts = named.find("/".join(path))
 
     assert (texts is not None) == NamePattern(named.pattern).matches(path)
-    if texts is not None and "**" not in pattern:
+    lone = "[" in pattern.replace("[ab]", "").replace("[!a]", "")  # one before a text with [ would begin a set
+    if texts is not None and "**" not in pattern and not (lone and "[" in "".join(texts.values())):
         for name, text in texts.items():
             pattern = pattern.replace(f"{{{name}}}", "".join(f"[{sign}]" if sign == "[" else sign for sign in text))
         assert NamePattern(pattern).matches(path)
