@@ -428,7 +428,7 @@ async def test_a_broker_that_answers_anything_is_given_up_after_a_few_connection
         await reader.read(10_000)
         writer.write(CONNACK)
         await reader.read(10_000)
-        writer.writelines(answers)
+        writer.write(b"".join(answers))
         with suppress(OSError):
             await writer.drain()
             if answers[0]:

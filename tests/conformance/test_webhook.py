@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ async def test_what_is_refused_says_why_and_no_redirect_is_followed(receiver: We
             await connection.send(messages_of('"bad"', '"moved"', '"unknown"', '"good"'))
     origin = f"http://localhost:{receiver.port}"
     assert refused.value.reasons == {
-        0: f"{origin} answers 422 Unprocessable Entity: no such device Traceback: password=***",
+        0: f"{origin} answers 422 {HTTPStatus(422).phrase}: no such device Traceback: password=***",
         1: f"{origin} answers 307 Temporary Redirect: a redirect is not followed; name its target in the graph",
         2: f"{origin} answers 401 Unauthorized",
     }
