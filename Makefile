@@ -13,7 +13,7 @@ PROSE := millpy services migrations tests docs examples benchmarks compose .ci *
 STORE_TESTS := postgres_commit postgres_results postgres_store histories rights roles schema search_path statements views windowed_tables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check lint format types unit test test-sampled api-fuzz docs docs-setup store-suite accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant ui-test ui-tour feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
+.PHONY: help setup check lint format types unit test test-sampled api-fuzz docs docs-setup store-suite oldest accounting crash crash-auditor crash-long crash-spark crash-spark-kafka deploy-matrix foreign-settings trigger-matrix sizes fuzz sim mutants plant ui-test ui-tour feeds feeds-modes feeds-audit feeds-backfill feeds-spark compose-test demo ci clean \
         bench-w1 bench-w1-dedupe bench-w1-sliding bench-w1-session bench-w1-early bench-join bench-formats bench-late bench-w2 bench-w2b bench-w3 bench-http bench-kafka bench-outbox bench-cdc bench-w4 bench-w5 bench-spark bench-spark-run bench-scores bench-api bench-page bench-soak
 
 help: ## show this list
@@ -67,6 +67,13 @@ $(DOCS_STAMP): $(STAMP)
 
 store-suite: $(STAMP) ## the store's tests; MILLPY_TEST_POSTGRES=16, 18 or system15 chooses the server
 	$(PYTEST) -q -n 4 $(STORE_TESTS:%=tests/conformance/test_%.py)
+
+oldest: ## fast tests with the oldest packages that pyproject.toml takes, in a .venv of their own; PYTHON= chooses the Python
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check uv
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct \
+		--editable '.[mqtt,http,kafka,s3,spark,service,api,traces,embedded,dev]'
+	.venv-oldest/bin/python -m pytest -q -n 4 --dist worksteal tests/unit tests/property tests/conformance tests/mistakes
 
 crash: $(STAMP) ## the crash matrix: every fault, on real processes and a real PostgreSQL; ONLY="words of a case's name" JOBS=2
 	$(BIN)/python -m tests.crash.matrix --jobs $(or $(JOBS),2) --only $(ONLY)
@@ -220,4 +227,4 @@ ci: ## what CI runs
 	.ci/run
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -28,7 +28,9 @@ CONNECTIONS_MAX = 5
 def connected(tmp_path: Path, clients: int) -> Iterator[list[socket.socket]]:
     """Serve an app with TLS; yield clients that have sent nothing."""
     trustme.CA().issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "tls.pem")
-    config = uvicorn.Config(FastAPI(), http=BoundedProtocol, ssl_certfile=str(tmp_path / "tls.pem"), log_config=None)
+    config = uvicorn.Config(
+        FastAPI(), http=BoundedProtocol, ssl_certfile=str(tmp_path / "tls.pem"), ws="none", log_config=None
+    )
     listening = served._bound("127.0.0.1", 0, CONNECTIONS_MAX)
     server, address = served._ApiServer(config), listening.getsockname()
     running = threading.Thread(target=server.run, args=([listening],))
