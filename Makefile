@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
+EXTRAS := mqtt,http,kafka,s3,spark,service,api,traces,embedded,dev
 PYTEST := $(BIN)/python -m pytest
 # Whether pytest was killed, or ran no test: `.ci/run` asks.
 NOTED = [ $$status -le 1 ] || echo "ERROR pytest ended with $$status" >> "$${MILLPY_FAILURES:-/dev/null}"
@@ -24,7 +25,7 @@ setup: $(STAMP) ## make .venv and install millpy with all that tests and the dem
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "millpy needs Python 3.11 or newer; try: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mqtt,http,kafka,s3,spark,service,api,traces,embedded,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
 check: lint types unit ## format, lint, types, unit and property tests: before every commit
@@ -68,11 +69,11 @@ $(DOCS_STAMP): $(STAMP)
 store-suite: $(STAMP) ## the store's tests; MILLPY_TEST_POSTGRES=16, 18 or system15 chooses the server
 	$(PYTEST) -q -n 4 $(STORE_TESTS:%=tests/conformance/test_%.py)
 
-oldest: ## fast tests with the oldest packages that pyproject.toml takes, in a .venv of their own; PYTHON= chooses the Python
+oldest: ## fast tests with the oldest packages that pyproject.toml accepts, in a .venv of their own; PYTHON= chooses the Python
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check uv
 	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct \
-		--editable '.[mqtt,http,kafka,s3,spark,service,api,traces,embedded,dev]'
+		--editable '.[$(EXTRAS)]'
 	.venv-oldest/bin/python -m pytest -q -n 4 --dist worksteal tests/unit tests/property tests/conformance tests/mistakes
 
 crash: $(STAMP) ## the crash matrix: every fault, on real processes and a real PostgreSQL; ONLY="words of a case's name" JOBS=2

@@ -314,7 +314,7 @@ def graph_of(kind: str) -> tuple[Graph, list[Feed]]:
     return graph, feeds if kind in TWO_SOURCES else feeds[:1]
 
 
-def _later(*devices_and_times: str | int) -> Turn:
+def turn_of(*devices_and_times: str | int) -> Turn:
     """A turn of records of these devices (a letter each) at these times."""
     pairs = zip(devices_and_times[::2], devices_and_times[1::2], strict=True)
     notes = [Note(0, device, int(at), 0.0) for devices, at in pairs for device in str(devices)]
@@ -463,7 +463,7 @@ def test_a_host_commits_what_a_worker_commits(kind: str, script: list[Turn], end
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(sorted(HOSTED.keys() - IDLE)), turns, st.booleans())
-@example("early", [_later("a" * 5 + "d", 14, "b", 20), _later("b", 16), Turn(0, [], "between")], False)
+@example("early", [turn_of("a" * 5 + "d", 14, "b", 20), turn_of("b", 16), Turn(0, [], "between")], False)
 def test_restarts_from_committed_state_change_nothing(kind: str, script: list[Turn], ends: bool) -> None:
     crashed = by_a_host(kind, script, ends=ends, crashes=True)
 

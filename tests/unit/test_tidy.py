@@ -151,11 +151,11 @@ def bare_connections(name: str, tree: ast.Module) -> Iterator[str]:
         yield f"{name} connects and sets nothing: see millpy.store.postgres.session_settings"
 
 
-_POSSESSIVE = re.compile(r"(?<!\))\)[*+?}]\+")
+_POSSESSIVE = re.compile(r"(?<!\))\)(?:[*+?]|\{{1,2}[0-9,]+\}{1,2})\+")  # an f-string has its braces twice
 
 
 def early_pythons(name: str, tree: ast.Module) -> Iterator[str]:
-    """Yield what Debian 12's Python 3.11.2 does otherwise."""
+    """Yield what early versions of Python 3.11, such as Debian 12's, do differently."""
     for node in ast.walk(tree):
         if isinstance(node, ast.TryStar):
             yield f"{name}:{node.lineno} has except*, which wraps what it raises in another group before 3.11.4"
@@ -224,7 +224,9 @@ def test_fast_tests_do_not_sleep() -> None:
         (broad_excepts, "store.codec", "try:\n    pass\nexcept Exception:\n    pass"),
         (early_pythons, "sinks.delivery", "try:\n    pass\nexcept* OSError as group:\n    raise group.exceptions[0]"),
         (early_pythons, "formats.csv", "re.compile('(?:a++|b)*+')"),
+        (early_pythons, "formats.csv", "re.compile(rb'(?:a++|b){2,3}+')"),
         (early_pythons, "formats.csv", "re.compile(f'(?:{a}|b)++')"),
+        (early_pythons, "formats.csv", "re.compile(f'(?:{a}|b){{2}}+')"),
         (long_functions, "model.keys", "def f():\n" + "    pass\n" * FUNCTION_LINES_MAX),
         (missing_docstrings, "model.keys", "def f(): ..."),
     ],

@@ -77,7 +77,7 @@ class _End(asyncio.Protocol):
             self.transport.write(data)
 
     def close(self) -> None:
-        """Close the connection once it has written what waits; after a second time Python 3.11.2 cannot abort it."""
+        """Close the connection when what waits is written; only once, since Python 3.11.2 aborts none closed twice."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.close()
 
