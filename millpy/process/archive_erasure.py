@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from uuid import UUID
@@ -60,7 +60,7 @@ async def erase_key(graph: Graph, archive: str, key: str, url: str, into: Archiv
     node = _archive_in(graph, archive)
     wanted = _key_of(key, node)
     fields = {taken.producer.name: taken.fields for taken in node.inputs}
-    worker_id, files, records = random_id(), 0, 0
+    worker_id = random_id()
     async with ArchivingStore(url, into, SystemClock(), limits=limits) as store:
         deployed = await store.deploy(graph.spec())
         info = WorkerInfo(
@@ -73,22 +73,9 @@ async def erase_key(graph: Graph, archive: str, key: str, url: str, into: Archiv
             if len(grants) < node.intervals:
                 raise _taken_over(node.name)
             await store.read(grants, state_rows_max=1)  # settles what the archiver has left
-            is_whole, examined = False, set[str]()
-            while not is_whole:  # a file that is gone may be in another one now
-                is_whole = True
-                for grant, path in [(one, path) for one in grants for path in await store.listed(one)]:
-                    if path in examined:
-                        continue
-                    if beats.done():
-                        await beats
-                        raise _taken_over(node.name)
-                    examined.add(path)
-                    erased = await _erase_in(store, grant, path, fields, wanted)
-                    is_whole &= erased is not None
-                    if erased:
-                        files, records = files + 1, records + erased
+            found = await _erase_in_all(store, grants, beats, fields, wanted)
             await store.delete_garbage()
-            done = Erasure(node.name, files, records)
+            done = Erasure(node.name, len(found), sum(found))
             await store.record_events(deployed.graph_id, [Event("archive_erased", asdict(done))])
         except StaleSequencerError as error:
             raise _taken_over(node.name) from error
@@ -98,6 +85,35 @@ async def erase_key(graph: Graph, archive: str, key: str, url: str, into: Archiv
                 await store.release(worker_id, grants)
                 await store.unregister(worker_id)
     return done
+
+
+async def _erase_in_all(
+    store: ArchivingStore,
+    grants: Sequence[Grant],
+    beats: asyncio.Task[None],
+    fields: Mapping[str, tuple[str, ...]],
+    key: Key,
+) -> list[int]:
+    """Replace each file that has records of a key; return how many each of them had.
+
+    Raises:
+        StaleSequencerError: another process has taken the archive over.
+    """
+    found, examined, is_whole = list[int](), set[str](), False
+    while not is_whole:  # a file that is gone may be in another one now
+        is_whole = True
+        for grant, path in [(one, path) for one in grants for path in await store.listed(one)]:
+            if path in examined:
+                continue
+            if beats.done():
+                await beats  # raises what has failed
+                raise _taken_over(path.split("/")[1])
+            examined.add(path)
+            erased = await _erase_in(store, grant, path, fields, key)
+            is_whole &= erased is not None
+            if erased:
+                found.append(erased)
+    return found
 
 
 async def _erase_in(
