@@ -69,7 +69,7 @@ def run_file(path: Path, text: str | None = None) -> ModuleType:
     except MillError as error:
         error.message = f"{_place(error, path)}: {error.message}"
         raise
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         detail = error.msg if isinstance(error, SyntaxError) else error
         raise UsageError(f"{_place(error, path)}: {type(error).__name__}: {detail}", hint=_advice(error)) from error
     finally:
@@ -77,15 +77,17 @@ def run_file(path: Path, text: str | None = None) -> ModuleType:
     return module
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: BaseException) -> str:
     if isinstance(error, AttributeError) and isinstance(error.obj, Stream) and hasattr(KeyedStream, str(error.name)):
         return f'give the stream a key first: .key_by("device").{error.name}(…)'
+    if isinstance(error, SystemExit):
+        return 'leave the process to millpy: call sys.exit() below `if __name__ == "__main__":`'
     if isinstance(error, ModuleNotFoundError):
         return f"install {error.name} in {sys.prefix}, or correct the file"
     return "correct the file"
 
 
-def _place(error: Exception, path: Path) -> str:
+def _place(error: BaseException, path: Path) -> str:
     """Return the line of the user's file at which `error` was raised, as `file:line`; the file if no line is known."""
     if isinstance(error, SyntaxError):
         here = error.filename is None or Path(error.filename).resolve() == path.resolve()

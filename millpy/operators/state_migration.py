@@ -9,7 +9,9 @@ import msgspec
 
 from millpy.computation import Cell
 from millpy.errors import GraphError, RefusedValueError
+from millpy.model.dead_letter import error_text
 from millpy.model.deployment import StateRow
+from millpy.model.step_progress import is_user_error
 from millpy.operators.state import MapStore, store_of
 
 _ANY = ""  # any key will do: the stores are empty and only encode cells
@@ -39,9 +41,11 @@ class StateUpgrade:
         try:
             made = dict(self._function(_plain(rows)))
             return [row for name, value in made.items() for row in self._encoded(name, value)]
-        except Exception as error:
+        except BaseException as error:  # user code
+            if not is_user_error(error):
+                raise
             raise GraphError(
-                f"the upgrade of {self._computation!r} fails for key {key.decode()}: {type(error).__name__}: {error}",
+                f"the upgrade of {self._computation!r} fails for key {key.decode()}: {error_text(error)}",
                 hint="nothing was changed; correct the function given to graph.upgrade(…)",
             ) from error
 

@@ -19,6 +19,7 @@ from millpy.errors import (
     GraphError,
     GraphReplacedError,
     GraphVersionError,
+    MillError,
     NotMigratedError,
     SinkUnavailableError,
     TransientError,
@@ -28,10 +29,12 @@ from millpy.graph import Graph
 from millpy.hosting.failpoints import Failpoints, NoFailpoints
 from millpy.hosting.plan import plan
 from millpy.limits import Limits
+from millpy.model.dead_letter import error_text
 from millpy.model.time import Instant
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.lease import HeartbeatThread, Lease
 from millpy.runtime.observer import Observer, Observers
+from millpy.runtime.outbox_drain import DEFECTS
 from millpy.runtime.pauses import short_pauses
 from millpy.runtime.source_growth import SourceGrowth
 from millpy.runtime.worker import Worker
@@ -142,13 +145,17 @@ async def prepare_sinks(graph: Graph) -> None:
     """Let each sink get what its messages need, before the graph is deployed; one that cannot now, does so later.
 
     Raises:
-        ConfigError: the other side of a sink refuses, for example an incompatible schema.
+        ConfigError: the other side of a sink refuses, for example an incompatible schema; or the sink has a defect.
     """
     for node, sink in graph.sinks():
         try:
             await sink.prepare([taken.record_type for taken in node.inputs])
         except SinkUnavailableError as error:
             log.warning("sink %s: %s", node.name, error.message)
+        except DEFECTS as error:
+            if isinstance(error, MillError):
+                raise
+            raise ConfigError(f"sink {node.name} fails in `prepare`: {error_text(error)}", hint="correct it") from error
 
 
 async def _prepare_to_run(store: PostgresStore, graph: Graph, growth: SourceGrowth) -> None:

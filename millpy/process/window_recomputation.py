@@ -40,6 +40,7 @@ from millpy.model.dead_letter import error_text, payload_of
 from millpy.model.deployment import GraphSpec, TableSpec
 from millpy.model.keys import KEY_SPACE, Key, KeyHasher, key_from_text, key_hash
 from millpy.model.record import Records, RecordType
+from millpy.model.step_progress import is_user_error
 from millpy.model.time import INSTANT_MIN, Instant, to_datetime
 from millpy.store.archive.input import ArchivedInput, archived_input
 from millpy.store.archive.parquet import EVENT_TIME, ORDINAL, PARTITION, SEQ, WATERMARK
@@ -371,8 +372,8 @@ class _Task:
             for _, record, at in sorted(window.in_order, key=lambda entry: entry[0]):
                 window.content.add(record, at)
             results = self._accumulators.results(window.content.values)
-        except Exception as error:  # user code
-            if not self._accumulators.calls_user:
+        except BaseException as error:  # user code
+            if not (self._accumulators.calls_user and is_user_error(error)):
                 raise
             return f"your code fails with its records: {error_text(error)}"
         difference = difference_of(self._columns, results, read_row(row, self._result_types))

@@ -49,7 +49,7 @@ from millpy.store.protocol import SinkReport, Store
 log = logging.getLogger(__name__)
 CLOSE_S_MAX = 5.0
 """Seconds that a connection may take to close; then it is left to itself."""
-DEFECTS = (Exception, BaseExceptionGroup)
+DEFECTS = (Exception, BaseExceptionGroup, SystemExit, GeneratorExit)
 """What a sink may raise that has a defect."""
 
 

@@ -122,7 +122,7 @@ class PaneTriggers:
         self.now_us = INSTANT_MIN
         self.latest_end = INSTANT_MIN
         self.expected_end = INSTANT_MIN
-        self._failed: list[tuple[DuePane, Exception]] = []
+        self._failed: list[tuple[DuePane, BaseException]] = []
 
     def add(self, pane: OpenPane, count: int, late: int) -> None:
         """Take note of records that have been added to a pane, and how many of them are late."""
@@ -196,7 +196,7 @@ class PaneTriggers:
         """Whether a percentile decides when it fires."""
         return bool(self._trigger.percentiles)
 
-    def take_failed(self) -> list[tuple[DuePane, Exception]]:
+    def take_failed(self) -> list[tuple[DuePane, BaseException]]:
         """Return (pane, error) of predicates that raised since the last call; of a window once until one answers."""
         failed, self._failed = self._failed, []
         return failed
@@ -227,9 +227,9 @@ class PaneTriggers:
         assert self._view is not None, predicate
         view = self._view
         answer = answer_of(lambda: predicate(view(due, timing)))
-        if isinstance(answer, Exception) and not firing.failing:
+        if isinstance(answer, BaseException) and not firing.failing:
             self._failed.append((due, answer))
-        firing.failing = isinstance(answer, Exception)
+        firing.failing = isinstance(answer, BaseException)
         return answer is True
 
     @staticmethod

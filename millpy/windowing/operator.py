@@ -495,7 +495,7 @@ class WindowedInterval(ResidentInterval, Generic[OpenT]):
         width = len(self._input.key_fields)
         return next_pane(self._output, self._accumulators, width, self._rules, due, timing)
 
-    def _letter_of(self, due: DuePane, error: Exception) -> DeadLetter:
+    def _letter_of(self, due: DuePane, error: BaseException) -> DeadLetter:
         """Return a dead letter for a pane without a result, or on which a predicate raises.
 
         It has the pane as JSON, and cannot be replayed.

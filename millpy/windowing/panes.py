@@ -132,7 +132,7 @@ class Emission:
         self._open: list[DuePane] = []
         self._gone: list[DuePane] = []
         self._retractions: list[tuple[list[Column], int, Instants | None]] = []
-        self.failed: list[tuple[DuePane, Exception]] = []
+        self.failed: list[tuple[DuePane, BaseException]] = []
         self.retracted = 0
         self.withheld: set[int] = set()
         self.times: Instants | None = None

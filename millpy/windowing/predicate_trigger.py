@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from millpy.model.arguments import check_function
 from millpy.model.identity import Identity, identity_of_function
+from millpy.model.step_progress import is_user_error
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.windowing.triggers import FiringMoment, Predicate, State, Trigger
 
@@ -76,9 +77,11 @@ class When(Trigger):
         return INSTANT_MAX
 
 
-def answer_of(ask: Callable[[], object]) -> bool | Exception:
+def answer_of(ask: Callable[[], object]) -> bool | BaseException:
     """Return what a predicate says, or what it raises."""
     try:
         return bool(ask())
-    except Exception as error:  # user code: the pane is dead-lettered
+    except BaseException as error:  # user code: the pane is dead-lettered
+        if not is_user_error(error):
+            raise
         return error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from millpy import Computation, Context, EventTime, Graph, seconds
-from millpy.errors import GraphError, SegmentChecksumError, SinkUnavailableError
+from millpy.errors import ConfigError, GraphError, SegmentChecksumError, SinkUnavailableError
 from millpy.limits import Limits
-from millpy.process.assembly import run_worker
+from millpy.process.assembly import deploy, run_worker
 from millpy.sinks.messages import SinkMessages
 from millpy.sinks.protocol import SendBound, Sink, SinkSetup
 from millpy.store.postgres.store import PostgresStore
@@ -300,6 +300,31 @@ async def test_a_damaged_outbox_ends_its_worker_with_the_reason(database_url: st
     with pytest.raises(SegmentChecksumError, match="the messages at position 0 of an outbox are damaged"):
         async with asyncio.timeout(30):
             await run_worker(outbox_graph(feed, sink), database_url, limits=LIMITS, stop=asyncio.Event())
+
+
+class Unprepared(Recorder):
+    """A place whose `prepare` fails: a defect, not an outage."""
+
+    def __init__(self, failures: list[BaseException]) -> None:
+        super().__init__()
+        self.failures = failures
+
+    async def prepare(self, record_types: Sequence[Any]) -> None:
+        if self.failures:
+            raise self.failures.pop()
+
+
+async def test_a_sink_whose_prepare_has_a_defect_is_not_deployed_and_ends_no_worker_of_a_deployed_graph(
+    database_url: str,
+) -> None:
+    feed = Feed()
+    with pytest.raises(ConfigError, match="sink out fails in `prepare`: SystemExit: 0"):
+        await deploy(outbox_graph(feed, Unprepared([SystemExit(0)])), database_url)
+    await deploy(outbox_graph(feed, Unprepared([])), database_url)
+    sink = Unprepared([SystemExit(0), ValueError("a"), SystemExit(1)])
+    async with working(database_url, lambda: outbox_graph(feed, sink)):
+        feed.push(reading("a", 1.0))
+        await until_true(lambda: sink.values() == [1.0], lambda: sink.failures)
 
 
 async def test_messages_that_wait_at_a_switch_are_the_old_generations_and_a_drop_says_how_many_it_deletes(

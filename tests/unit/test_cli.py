@@ -64,6 +64,7 @@ NO_DATABASE = "no database is configured and there is none in .millpy"
         (["run", "graph.py"], None, "there is no file graph.py", "name the Python file"),
         (["run", "graph.py"], EMPTY, "graph.py defines no graph", "define one at module level"),
         (["run", "graph.py"], BROKEN, "graph.py:2: NameError: name 'undefined' is not defined", "correct the file"),
+        (["run", "graph.py"], "import sys\nsys.exit(0)\n", "graph.py:2: SystemExit: 0", "leave the process to millpy"),
         (["run", "graph.py"], RESERVED, "graph.py:2: 'mill' is a reserved schema", "another name"),
         (["run", "graph.py", "--workers", "0"], EMPTY, "invalid number of workers: 0", "from 1 to"),
         (

@@ -275,11 +275,13 @@ class CombinerAccumulator(Accumulator):
             encode_value(result)
 
 
-def failure_of(accumulators: AccumulatorSet, values: Sequence[Any]) -> Exception | None:
+def failure_of(accumulators: AccumulatorSet, values: Sequence[Any]) -> BaseException | None:
     """Return the error if a combiner has no result that its column can hold, else None. It calls user code."""
     try:
         accumulators.check(values)
-    except Exception as error:  # user code: the pane is dead-lettered
+    except BaseException as error:  # user code: the pane is dead-lettered
+        if not is_user_error(error):
+            raise
         return error
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from millpy.model.timer import Timer
 from millpy.sources.files.source import File
 from millpy.store.memory.store import MemoryDatabase, MemoryStore
 from millpy.windowing.aggregates.combiner import Combiner
+from millpy.windowing.triggers import AfterCount
 from millpy.windowing.window import FixedWindows
+from millpy.windowing.window_function import WindowFunction
 from tests.crash import memory_world
 
 BAD, RECORDS = 7, 40
@@ -172,19 +175,28 @@ class Sum(Combiner[int]):
         return accumulator
 
 
-def windowed(where: str) -> Callable[[Stream], None]:
+def windowed(where: str, windows: Any = None, **rules: Any) -> Callable[[Stream], None]:
     combiner = Sum()
     combiner.where = where
 
     def build(stream: Stream) -> None:
         # One record a window, so that the accumulator is its value.
-        stream.key_by("device").window(FixedWindows(milliseconds(1))).aggregate(value=combiner).to_table("out")
+        stepped = stream.key_by("device").window(windows or FixedWindows(milliseconds(1)), **rules)
+        stepped.aggregate(value=combiner).to_table("out")
 
     return build
 
 
 def computed(computation: Computation) -> Callable[[Stream], None]:
     return lambda stream: stream.key_by("device").process(computation, name="stage", output=Out).to_table("out")
+
+
+class Own(WindowFunction):
+    """A window for each record, by a function that is asked about it."""
+
+    def assign(self, record: Any, at: datetime, key: Any) -> list[tuple[datetime, datetime]]:
+        check(record.value)
+        return [(at, at + milliseconds(1))]
 
 
 def through(operator: Callable[[Stream], Stream]) -> Callable[[Stream], None]:
@@ -220,6 +232,8 @@ PLACES: dict[str, tuple[type[msgspec.Struct], Callable[[Stream], None]]] = {
     "split": (Reading, through(lambda s: s.split(lambda r: "all" if filtered(r) else None, into=["all"])["all"])),
     "Combiner.add": (Reading, windowed("add")),
     "Combiner.result": (Reading, windowed("result")),
+    "Combiner.result of a trigger": (Reading, windowed("result", trigger=AfterCount(1))),
+    "WindowFunction.assign": (Reading, windowed("", Own())),
     "hook of the record class": (Hooked, computed(Passes())),
 }
 CASES = [

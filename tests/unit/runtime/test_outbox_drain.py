@@ -240,11 +240,13 @@ class UnprintableCancelledError(asyncio.CancelledError):
         UnprintableError(),
         UnprintableCancelledError(),
         BaseExceptionGroup("both", [asyncio.CancelledError()]),
+        SystemExit(0),
+        GeneratorExit(),
         SinkUnavailableError(5),  # type: ignore[arg-type]
         SinkUnavailableError("a", hint=5),  # type: ignore[arg-type]
         SinkUnavailableError("a\0b\ud800"),
     ],
-    ids=["unprintable", "unprintable cancellation", "group", "number", "number as a hint", "surrogate"],
+    ids=["unprintable", "unprintable cancellation", "group", "exit", "no Exception", "number", "hint", "surrogate"],
 )
 async def test_no_exception_of_a_sink_ends_its_drain(
     error: BaseException, where: str, caplog: pytest.LogCaptureFixture

@@ -134,11 +134,12 @@ def test_after_it_has_fired_it_fires_again_only_with_new_records() -> None:
     assert told(subject.feed([], watermark=110)) == []
 
 
+@pytest.mark.parametrize("error", [ValueError("no answer"), SystemExit("no answer")])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_predicate_that_raises_makes_one_dead_letter_until_it_answers(restarts: bool) -> None:
+def test_a_predicate_that_raises_makes_one_dead_letter_until_it_answers(restarts: bool, error: BaseException) -> None:
     def fails(pane: Any) -> bool:
         if pane.n in (1, 2, 4):
-            raise ValueError("no answer")
+            raise error
         return False
 
     subject = driver(AfterWatermark(early=When(fails)))
