@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from millpy.errors import BrokenFileError
 from millpy.ingest.protocol import Source, SourceSetup
+from millpy.model.dead_letter import error_text
 
 log = logging.getLogger(__name__)
 CHECK_S = 5.0
@@ -76,6 +77,8 @@ class EndedSources:
             self.defect = error
             setup.ready.set()
             return
+        except (SystemExit, KeyboardInterrupt) as error:  # of a task, they would end the worker
+            raise RuntimeError(error_text(error)) from error
         if not unread:
             return
         if not why_not:

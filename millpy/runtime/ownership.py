@@ -31,6 +31,7 @@ from millpy.model.time import Instant, describe
 from millpy.runtime.balance import moves
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.ended_sources import EndedSources
+from millpy.runtime.guarded_injector import GuardedInjector
 from millpy.runtime.owned_interval import OwnedInterval, owned
 from millpy.store.protocol import Event, OwnerSnapshot, WorkerInfo
 
@@ -277,7 +278,7 @@ class OwnedIntervals:
         node, intake = interval.plan.node, interval.intake
         assert isinstance(node, InjectorNode)
         assert intake is not None
-        injector = node.source.connect(self._setup(node, interval.deployed, intake))
+        injector = GuardedInjector(node.source, self._setup(node, interval.deployed, intake))
         connection = self._connection_of(node, interval.deployed)
         try:
             async with AsyncExitStack() as opening:

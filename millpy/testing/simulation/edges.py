@@ -28,6 +28,7 @@ from millpy.operators.gap_filling import GapFilling
 from millpy.operators.parking import ParkedRow
 from millpy.operators.pattern_matching import PatternMatching
 from millpy.runtime.guarded_clock import ClockGuard
+from millpy.runtime.guarded_injector import GuardedInjector
 from millpy.runtime.ownership import OwnedIntervals
 from millpy.runtime.skew import Skew
 from millpy.runtime.turn import Turn, TurnCycle
@@ -72,7 +73,7 @@ class _ExtraAcknowledgement(TurnCycle):
     async def _commit_when_trusted(self, turn: Turn, stepped: tuple[float, float]) -> None:
         await super()._commit_when_trusted(turn, stepped)
         for injector, token in turn.tokens:
-            if isinstance(injector, SimulatedInjector):
+            if isinstance(injector, GuardedInjector) and isinstance(injector.injector, SimulatedInjector):
                 await injector.acknowledge(token + 1)
 
 

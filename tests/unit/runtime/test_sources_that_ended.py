@@ -65,6 +65,20 @@ def windowed(path: Path, records: Sequence[Reading], windows: Windows, lateness:
     return graph
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+async def test_no_exception_of_the_look_at_an_ended_source_ends_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def fails(_source: object, _setup: object) -> Sequence[str]:
+        raise error
+
+    path, database = tmp_path / "in.ndjson", MemoryDatabase()
+    await run(two_stages(path, readings(10)), database)
+    monkeypatch.setattr(Files, "unread", fails)
+
+    assert await run(two_stages(path, readings(10)), database) == []
+
+
 async def test_a_grown_file_is_read_on_by_the_next_worker_exactly_once(tmp_path: Path) -> None:
     path, database = tmp_path / "in.ndjson", MemoryDatabase()
     records = readings(200)

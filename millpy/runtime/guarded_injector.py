@@ -1,0 +1,112 @@
+"""GuardedInjector: an injector whose defects end no worker, because a source may be somebody else's code.
+
+An exception that is no MillError counts as an outage of its source partition: it is logged, and told as the reason. The
+partition then has nothing to take. After a pause, which grows with the failures in a row, `take` raises
+SourceUnavailableError: the worker recovers, and connects to the source again at the stored position. Between two
+attempts the worker takes turns with everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from millpy.errors import MillError, SourceUnavailableError
+from millpy.ingest.protocol import Injector, Source, SourceBatch, SourceSetup
+from millpy.model.dead_letter import error_text
+from millpy.model.step_progress import is_user_error
+
+log = logging.getLogger(__name__)
+PAUSE_S_MAX = 60.0
+_DEFECT = "the source has a defect: "
+
+
+class GuardedInjector:
+    """An injector that connects when it is opened, and never raises what is no MillError.
+
+    Attributes:
+        injector: the source's own; None before it is open.
+    """
+
+    def __init__(self, source: Source, setup: SourceSetup) -> None:
+        self._source = source
+        self._setup = setup
+        self.injector: Injector | None = None
+        self._why = ""
+        self._again_at = 0.0
+
+    async def open(self, position: bytes | None) -> None:
+        """Connect, and open at a position. Raises what `Injector.open` may raise."""
+        with self._guarded("open"):
+            self.injector = self._source.connect(self._setup)
+            await self.injector.open(position)
+
+    async def take(self) -> SourceBatch | None:
+        """Return what is waiting; None after a failure.
+
+        Raises:
+            SourceUnavailableError: the pause after a failure is over.
+        """
+        if self._why and self._setup.clock.monotonic() >= self._again_at:
+            raise SourceUnavailableError(self._why)
+        taken = None
+        if self.injector is not None and not self._why:
+            with self._guarded("take"):
+                taken = await self.injector.take()
+                if not isinstance(taken, SourceBatch | None):
+                    raise TypeError(f"it returned {type(taken).__name__}, not a SourceBatch")
+        if taken is not None:
+            self._recovered()
+        return taken
+
+    async def acknowledge(self, token: Any) -> None:
+        """Acknowledge a batch; after a failure it comes again."""
+        if self.injector is not None and not self._why:
+            with self._guarded("acknowledge"):
+                await self.injector.acknowledge(token)
+
+    def quiet(self) -> bool:
+        """Tell whether nothing waits; after a failure that is not known."""
+        is_quiet = False
+        if self.injector is not None and not self._why:
+            with self._guarded("quiet"):
+                is_quiet = self.injector.quiet()
+        if is_quiet:
+            self._recovered()
+        return is_quiet
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self.injector is not None:
+            with self._guarded("close"):
+                await self.injector.close()
+
+    @contextmanager
+    def _guarded(self, call: str) -> Iterator[None]:
+        """Run a call of the source inside the block; after a defect, note it and leave the block."""
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, MillError) or not is_user_error(error) or _is_cancelled(error):
+                raise
+            setup, connection = self._setup, self._setup.connection
+            log.exception("source %s (%s) fails in %s", setup.stream, setup.partition, call)
+            self._why = f"{_DEFECT}{call} raises {error_text(error)}"
+            connection.hold(self._why)
+            connection.disconnected(self._why, attempted=True)
+            pause_s = min(PAUSE_S_MAX, setup.limits.retry_s_min * 2 ** min(connection.attempts, 32))
+            self._again_at = setup.clock.monotonic() + pause_s
+
+    def _recovered(self) -> None:
+        """Note that the source works, if it had failed."""
+        if self._setup.connection.held.startswith(_DEFECT):
+            self._setup.connection.release()
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Tell whether an error is the cancellation of this task, not only of what the source waits for."""
+    task = asyncio.current_task() if isinstance(error, asyncio.CancelledError) else None
+    return task is not None and task.cancelling() > 0
