@@ -2,7 +2,7 @@
 
 The server's files live in one directory and outlive every process:
 
-    data/  the cluster     run/  its socket     log     version     password     *.lock
+    data/  the cluster     run/  its socket     log     log.old     version     password     *.lock
 
 The socket trusts the owner of `run/`, because only the owner can open it. TCP, which any local user can reach, requires
 a password.

@@ -4,6 +4,8 @@ It runs as a script with the standard library only, so that it stays small. Ever
 shared lock on `holders.lock`; the kernel releases it when the process ends, even by SIGKILL. This process waits for the
 exclusive lock, that is for the last holder's end, and then stops the server. It keeps the exclusive lock while it stops
 the server, so a new holder waits, finds the server stopped, and starts it with a new supervisor.
+
+Meanwhile it keeps the server's log short. PostgreSQL itself bounds only the age of the files of a log, not their size.
 """
 
 from __future__ import annotations
@@ -12,13 +14,19 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PROC = Path("/proc")
 MARK = "millpy.data"
 """A setting without effect that marks a server process with its data directory."""
 STARTING_S_MAX = 1.0
+LOG_BYTES_MAX = 10_000_000
+"""The size above which the log is moved to `log.old`, of which it replaces the content."""
+LOG_EVERY_S = 2.0
+"""Seconds between two looks at the log's size."""
 OPENED_DATA = "@data"
 """Placeholder for the data directory, as an open descriptor, in the command that stops the server."""
 
@@ -48,6 +56,19 @@ def runs(pid: int, program: str, argument: str) -> bool:
     return os.fsencode(program) in found and os.fsencode(argument) in found
 
 
+def keep_log_short(log: Path) -> None:
+    """Look at the log's size for ever. The server appends to it, so it continues at the beginning of an empty one."""
+    pause = threading.Event()
+    while not pause.wait(LOG_EVERY_S):
+        with suppress(OSError):
+            size = log.stat().st_size
+            if size > LOG_BYTES_MAX:
+                with suppress(OSError), log.open("rb") as file:  # the disk may be full
+                    file.seek(size - LOG_BYTES_MAX)
+                    log.with_suffix(".old").write_bytes(file.read(LOG_BYTES_MAX))
+                os.truncate(log, 0)
+
+
 def main(directory: str, command: list[str]) -> int:
     """Wait for the last holder to end, then run the command that stops the server."""
     # supervisor.lock is released first: the next holder of `holders.lock` must find it free.
@@ -56,6 +77,7 @@ def main(directory: str, command: list[str]) -> int:
             fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return 0  # another supervisor is waiting
+        threading.Thread(target=keep_log_short, args=(Path(directory, "log"),), daemon=True).start()
         fcntl.flock(holders, fcntl.LOCK_EX)
         code = 0
         deadline = time.monotonic() + STARTING_S_MAX

@@ -27,8 +27,10 @@ from millpy.embedded.server_user import (
     server_user,
     within_reach,
 )
+from millpy.embedded.supervise import LOG_BYTES_MAX
 from millpy.errors import ConfigError
 from tests.processes import is_gone
+from tests.waiting import await_true
 
 HOLDER = """
 import sys
@@ -135,6 +137,22 @@ def test_committed_rows_survive_sigkill_of_server_and_holder(directory: Path) ->
 
     with server:
         assert list(values(server)) == [7]
+
+
+def test_log_has_a_bound_and_keeps_its_newest_lines(directory: Path) -> None:
+    def newest() -> str:
+        return (directory / "log").read_text()[-1_000:]
+
+    with EmbeddedPostgres(directory) as server, psycopg.connect(server.url(), autocommit=True) as connection:
+        warn = "DO $$BEGIN RAISE WARNING '% %', repeat('x', 1000000), '{}'; END$$"
+        for number in range(LOG_BYTES_MAX // 1_000_000 + 2):
+            connection.execute(warn.format(f"warning {number}"))
+        await_true(lambda: (directory / "log").stat().st_size < 100_000, "the log is moved")
+        moved = (directory / "log.old").read_text()
+        connection.execute(warn.format("last"))
+        assert (len(moved), "warning 0" in moved, "warning 11" in moved) == (LOG_BYTES_MAX, False, True)
+        await_true(lambda: "last" in newest(), "the server writes on")
+        assert (directory / "log").stat().st_size < 1_100_000
 
 
 def test_a_table_without_a_schema_is_in_public_beside_the_views(directory: Path) -> None:
