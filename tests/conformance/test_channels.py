@@ -36,6 +36,15 @@ async def test_no_channel_may_idle_in_a_transaction_longer_than_the_lease(databa
     assert 0 < row[0] < limits.lease_ttl_s * 1000
 
 
+async def test_channel_keeps_no_notice_to_which_a_function_of_a_user_listens(database_url: str) -> None:
+    async with PostgresStore(database_url) as store, store._commit.use() as connection:
+        await connection.execute("LISTEN storm")
+        await connection.execute("SELECT pg_notify('storm', number::text) FROM generate_series(1, 1000) AS number")
+        kept = len(connection._notifies_backlog or ())
+
+    assert kept == 0
+
+
 async def test_a_server_that_ends_before_it_answers_is_not_taken_for_a_full_pool(database_url: str) -> None:
     async def end_server(connection: Connection) -> None:
         hang_up(connection)  # no error of the server comes, as when it is killed

@@ -12,7 +12,7 @@ from millpy.process.assembly import deploy
 from millpy.store.postgres.statement_runs import StatementRunner
 from tests.crash.graph_files import rows
 from tests.crash.test_lookups import execute, until
-from tests.crash.test_sinks import LIMITS, reading, readings, statement_graph, working
+from tests.crash.test_sinks import LIMITS, reading, readings, statement_graph, until_true, working
 from tests.feed import Feed
 
 SCHEMA = """
@@ -187,6 +187,22 @@ async def test_a_statement_that_spoils_its_turn_is_named_until_it_is_corrected(
         refused = f"why LIKE '%to_app% cannot run:%{said}%' AND hint LIKE '{hint}%'"
         events = "jsonb_to_record(detail) AS d (why text, hint text) WHERE kind = 'results_refused'"
         await until(database_url, f"SELECT DISTINCT {refused} FROM millpy.events, {events}", [(True,)])
+        body = SCHEMA[SCHEMA.index("CREATE FUNCTION app.log(") : SCHEMA.index("CREATE PROCEDURE")]
+        execute(database_url, body.format(change="NULL").replace("CREATE", "CREATE OR REPLACE"))
+        await until(database_url, "SELECT count(*), count(DISTINCT device) FROM app.log", [(20, 20)])
+        assert rows(database_url, "SELECT count(*) FROM millpy.dead_letters") == [(0,)]
+
+
+async def test_a_statement_that_ends_its_session_is_an_outage_that_names_its_sink(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server says the same when somebody else has ended the session, so no record is to blame."""
+    ends = "IF device = 'd7' THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF"
+    execute(database_url, SCHEMA.format(change=ends))
+    feed = Feed()
+    async with working(database_url, lambda: statement_graph(feed, FUNCTION)):
+        feed.push(*[reading(f"d{number}", 1.0) for number in range(20)])
+        await until_true(lambda: "in the statement of sink 'to_app'" in caplog.text, lambda: caplog.text)
         body = SCHEMA[SCHEMA.index("CREATE FUNCTION app.log(") : SCHEMA.index("CREATE PROCEDURE")]
         execute(database_url, body.format(change="NULL").replace("CREATE", "CREATE OR REPLACE"))
         await until(database_url, "SELECT count(*), count(DISTINCT device) FROM app.log", [(20, 20)])

@@ -49,6 +49,10 @@ def _no_answer() -> StoreUnavailableError:
     )
 
 
+def _forget(_notice: psycopg.Notify) -> None:
+    """Take a notice."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
     """Settings of the store's connections.
@@ -231,6 +235,8 @@ class Channel:
             known = self._group.server
             if self._serves_turns and known is not None and await server_of(connection) != known:
                 raise StoreUnavailableError("the database was restarted or replaced: soft state must be read again")
+            if self._answer_s is not None:  # a user's function may LISTEN, and psycopg keeps what comes for ever
+                connection.add_notify_handler(_forget)
             connection.answer_s, connection.on_silence = self._answer_s, self._group.hang_up_all
             connection.works = partial(self._works, connection.info.backend_pid)
             connection.on_progress = self._group.progressed if self._serves_turns else None

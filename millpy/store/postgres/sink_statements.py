@@ -16,11 +16,11 @@ from psycopg import AsyncRawCursor
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 
-from millpy.errors import GraphError, MillError, PoisonError, ResultTableError, TransientError
+from millpy.errors import GraphError, MillError, PoisonError, ResultTableError, StoreUnavailableError, TransientError
 from millpy.model.checkpoint import Checkpoint
 from millpy.model.deployment import GraphSpec
 from millpy.store.postgres.connection import Channel, Connection
-from millpy.store.postgres.errors import translate, translate_commit
+from millpy.store.postgres.errors import connection_lost, translate, translate_commit
 
 _HINTS = {
     "42P01": "create the table, and name its schema: the search path is pg_catalog alone",
@@ -146,6 +146,11 @@ async def _plans(connection: Connection, query: bytes) -> bool:
 def translate_statement(error: psycopg.Error, sink: str, *, commit_sent: bool) -> MillError:
     """Translate the error of a sink's statement inside a turn's transaction."""
     found = translate_commit(error, commit_sent=commit_sent, users=True, table=sink)
+    if isinstance(found, StoreUnavailableError) and connection_lost(error):
+        return StoreUnavailableError(
+            f"in the statement of sink {sink!r}, {found.message}",
+            hint="if that happens again and again, the statement ends its session: correct it",
+        )
     state = error.sqlstate or ""
     is_of_turn = state == _ENDS_TRANSACTION or (isinstance(found, TransientError) and state in _OF_TURN)
     if not is_of_turn and not isinstance(found, ResultTableError):
