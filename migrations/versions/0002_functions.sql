@@ -30,12 +30,16 @@ RETURN coalesce(CASE WHEN to_regrole('millpy_worker') IS NULL
                        OR pg_has_role(session_user, to_regrole('millpy_worker')::oid, 'MEMBER')
                      THEN nullif(current_setting('millpy.actor', true), '') END, session_user::text);
 
--- Tells whether a worker's lease has not expired, on the server's clock. A deadline further away than any lease was
--- set before the clock was set back; such a lease would keep a dead worker's intervals from the others until the clock
--- catches up, so it does not count.
+-- Tells whether a lease has not expired, on the server's clock. A deadline further away than any lease was set before
+-- the clock was set back; such a lease would keep a dead worker's intervals from the others until the clock catches up,
+-- so it does not count. No lease is false.
+CREATE FUNCTION mill.alive(p_deadline timestamptz, p_lease_s double precision) RETURNS boolean LANGUAGE sql VOLATILE
+RETURN coalesce(p_deadline > clock_timestamp()
+                AND p_deadline <= clock_timestamp() + 2 * make_interval(secs => p_lease_s), false);
+
+-- Tells whether a worker's lease has not expired.
 CREATE FUNCTION mill.alive(p_worker uuid) RETURNS boolean LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT EXISTS (SELECT FROM mill.workers WHERE worker_id = p_worker AND lease_deadline > clock_timestamp()
-                     AND lease_deadline <= clock_timestamp() + 2 * make_interval(secs => lease_s))
+    SELECT EXISTS (SELECT FROM mill.workers AS w WHERE w.worker_id = p_worker AND mill.alive(w.lease_deadline, w.lease_s))
 $$;
 
 -- Raises MW008 unless each statement sees what was committed before it. At a higher isolation level, a statement that

@@ -171,7 +171,7 @@ SELECT g.name AS graph, l.table_name, l.worker_id, l.version, l.rows, l.bytes, l
   FROM mill.lookups AS l
   JOIN mill.workers AS w USING (worker_id)
   JOIN mill.graphs AS g USING (graph_id)
- WHERE w.lease_deadline > clock_timestamp();
+ WHERE mill.alive(w.lease_deadline, w.lease_s);
 
 -- The versions that the last bundles saw, as they were committed with them. `unmatched` counts the records without a
 -- row, whatever became of them.
@@ -294,7 +294,7 @@ CREATE VIEW millpy.accounting AS SELECT * FROM mill.account();
 -- clock.
 CREATE VIEW millpy.watermarks AS
 SELECT p.graph, p.computation, p.interval_id, p.described AS part, p.worker_id,
-       coalesce(w.lease_deadline > clock_timestamp(), false) AS live, p.bundle,
+       mill.alive(w.lease_deadline, w.lease_s) AS live, p.bundle,
        mill.moment(p.input_watermark) AS input_watermark, mill.moment(p.low_watermark) AS low_watermark,
        mill.moment(p.oldest_work) AS oldest_work,
        CASE WHEN abs(p.low_watermark) < 4611686018427387904 THEN clock_timestamp() - mill.moment(p.low_watermark) END AS lag
@@ -304,7 +304,7 @@ SELECT p.graph, p.computation, p.interval_id, p.described AS part, p.worker_id,
  ORDER BY p.graph, c.place, p.place;
 
 CREATE VIEW millpy.workers AS
-SELECT g.name AS graph, w.worker_id, w.host, w.pid, w.lease_deadline > clock_timestamp() AS live, w.registered_at,
+SELECT g.name AS graph, w.worker_id, w.host, w.pid, mill.alive(w.lease_deadline, w.lease_s) AS live, w.registered_at,
        w.lease_deadline, w.computations,
        (SELECT count(*) FROM mill.intervals AS i WHERE i.worker_id = w.worker_id) AS intervals,
        w.graph_version AS version, d.requested_at AS drain_requested_at, w.memory_bytes,
@@ -345,7 +345,7 @@ SELECT g.name AS graph, c.name AS archive, u.streams, coalesce(f.files, 0) AS fi
        coalesce(f.bytes, 0) AS bytes, mill.moment(f.event_time_lo) AS first_event_time,
        mill.moment(f.event_time_hi) AS last_event_time, f.archived_at, u.pending, u.pending_bytes,
        EXISTS (SELECT FROM mill.intervals AS i JOIN mill.workers AS w USING (worker_id)
-                WHERE i.computation_id = c.computation_id AND w.lease_deadline > clock_timestamp()) AS live
+                WHERE i.computation_id = c.computation_id AND mill.alive(w.lease_deadline, w.lease_s)) AS live
   FROM mill.computations AS c
   JOIN mill.graphs AS g USING (graph_id)
  CROSS JOIN LATERAL (
@@ -495,7 +495,7 @@ BEGIN
     step := 0;
     LOOP
         step := step + 1;
-        SELECT p.*, coalesce(w.lease_deadline > clock_timestamp(), false) AS live INTO here
+        SELECT p.*, mill.alive(w.lease_deadline, w.lease_s) AS live INTO here
           FROM mill.places AS p LEFT JOIN mill.workers AS w USING (worker_id) WHERE p.interval_id = next_interval;
         computation := here.computation;
         part := here.described;
@@ -760,10 +760,10 @@ CREATE VIEW millpy.sources AS
 SELECT p.graph, p.computation AS stream, p.source_partition,
        CASE WHEN s.interval_id IS NOT NULL THEN 'paused'
             WHEN p.low_watermark >= 4611686018427387904 THEN 'ended'
-            WHEN w.lease_deadline > clock_timestamp()
+            WHEN mill.alive(w.lease_deadline, w.lease_s)
             THEN CASE WHEN c.worker_id = p.worker_id AND NOT c.connected THEN 'disconnected' ELSE 'running' END
             ELSE 'without a worker' END AS state,
-       CASE WHEN w.lease_deadline > clock_timestamp() THEN CASE WHEN c.worker_id = p.worker_id THEN c.connected END
+       CASE WHEN mill.alive(w.lease_deadline, w.lease_s) THEN CASE WHEN c.worker_id = p.worker_id THEN c.connected END
             ELSE false END AS connected,
        c.since AS connection_since, CASE WHEN NOT c.connected THEN c.why END AS disconnected_because,
        CASE WHEN NOT c.connected THEN c.attempts END AS attempts,
@@ -781,7 +781,7 @@ SELECT p.graph, p.computation AS stream, p.source_partition,
 CREATE VIEW millpy.sinks AS
 SELECT p.graph, p.computation AS sink, p.described AS part,
        g.description -> 'computations' -> p.computation -> 'identity' ->> 'kind' AS kind,
-       CASE WHEN w.lease_deadline IS NULL OR w.lease_deadline <= clock_timestamp() THEN 'without a worker'
+       CASE WHEN NOT mill.alive(w.lease_deadline, w.lease_s) THEN 'without a worker'
             WHEN d.sequencer = i.sequencer AND NOT d.connected THEN 'disconnected' ELSE 'running' END AS state,
        coalesce(o.records, 0) AS messages, coalesce(o.bytes, 0) AS bytes, o.waiting_since, coalesce(d.delivered, 0) AS delivered,
        d.delivered_at, d.since AS connection_since, CASE WHEN NOT d.connected THEN d.why END AS disconnected_because,
@@ -1381,5 +1381,6 @@ END $$;
 -- beside result tables run with their caller's rights.
 REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA mill, millpy FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea),
+      mill.alive(timestamptz, double precision),
       millpy.as_of(anyelement, timestamptz, jsonb), millpy.as_of(text, timestamptz, jsonb), millpy.history_of(regclass)
    TO PUBLIC;

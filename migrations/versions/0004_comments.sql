@@ -481,7 +481,7 @@ BEGIN
         SELECT p.oid::regprocedure AS name, t.meaning
           FROM (VALUES
             ('mill', 'account', 'The numbers behind millpy.accounting.'),
-            ('mill', 'alive', 'Whether the lease of a worker has not expired.'),
+            ('mill', 'alive', 'Whether the lease of a worker, or a lease by its end and its length, has not expired.'),
             ('mill', 'check_cursors', 'Raises MW006 unless every cursor moved forward, and not past its producer.'),
             ('mill', 'check_isolation', 'Raises MW008 unless the transaction is READ COMMITTED.'),
             ('mill', 'check_outbox', 'Raises MW006 unless the messages of each bundle follow those before them.'),

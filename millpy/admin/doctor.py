@@ -137,7 +137,7 @@ def _settings(facts: Facts, _: Limits) -> Found:
 def _connections(facts: Facts, _: Limits) -> Found:
     server = facts.server
     free = server["max_connections"] - server["reserved_connections"] - server["connections"]
-    live = sum(1 for row in facts.workers if row["lease_left_s"] >= 0)
+    live = sum(1 for row in facts.workers if row["live"])
     found = f"{server['connections']} of {server['max_connections']} in use, {live} workers"
     if free < 2 * CONNECTIONS_PER_WORKER:
         yield Finding(
@@ -395,12 +395,14 @@ def _result_tables(facts: Facts, _: Limits) -> Found:
 
 def _workers(facts: Facts, _: Limits) -> Found:
     for row in facts.workers:
-        if row["lease_left_s"] < 0:
+        if not row["live"]:
+            left_s = row["lease_left_s"]  # above 0 if the server's clock was set back: nobody knows how long ago
+            ended = f"{format_duration(-left_s)} ago" if left_s < 0 else "before the server's clock was set back"
             yield Finding(
                 Severity.WARNING if row["intervals"] else Severity.NOTE,
                 "expired lease",
                 f"worker {row['worker'][:8]} of {row['graph']} (pid {row['pid']} on {row['host']}), "
-                f"{format_duration(-row['lease_left_s'])} ago, {row['intervals']} intervals",
+                f"{ended}, {row['intervals']} intervals",
                 "it was killed or is frozen; another worker, if any, takes its intervals over",
                 "start a worker of that graph" if row["intervals"] else "nothing",
             )

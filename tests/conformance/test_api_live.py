@@ -387,10 +387,10 @@ def await_lock(url: str) -> None:
 
 
 LATENT_WORKER = """
-INSERT INTO mill.workers (worker_id, graph_id, graph_version, computations, host, pid, lease_deadline, turn_p50_s,
-                          turn_p99_s, commit_p50_s, commit_p99_s)
-SELECT gen_random_uuid(), graph_id, version, '{}', 'here', 1, clock_timestamp() + s.lease, s.p50, s.p99, s.p50 / 2,
-       s.p99 / 2
+INSERT INTO mill.workers (worker_id, graph_id, graph_version, computations, host, pid, lease_deadline, lease_s,
+                          turn_p50_s, turn_p99_s, commit_p50_s, commit_p99_s)
+SELECT gen_random_uuid(), graph_id, version, '{}', 'here', 1, clock_timestamp() + s.lease, 3600, s.p50, s.p99,
+       s.p50 / 2, s.p99 / 2
   FROM mill.graphs,
        (VALUES (interval '1 hour', 0.004, 0.5), ('1 hour', 0.02, 0.1), ('-1 hour', 9, 9)) AS s (lease, p50, p99)
 """

@@ -68,7 +68,7 @@ COLUMNS = {
 }
 # Pattern of a function -> who may call it, besides the owner.
 FUNCTIONS = {
-    r"mill\.(moment|instant|readable)\(.*": {"worker", "reader", "stranger"},
+    r"mill\.(moment|instant|readable)\(.*|mill\.alive\(p_deadline .*": {"worker", "reader", "stranger"},
     r"mill\.(account|devices|silent_devices|has_read)\(.*": {"worker", "reader"},
     r"millpy\.(as_of|history_of)\(.*": {"worker", "reader", "stranger"},  # they read with their caller's rights
     r"millpy\.trim_\w+\(.*": {"worker"},

@@ -9,10 +9,14 @@ from typing import Any
 import psycopg
 import pytest_asyncio
 
+from millpy.admin.diagnosis import read_facts
+from millpy.admin.doctor import examine
+from millpy.clock import SystemClock
+from millpy.limits import Limits
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.store.postgres.store import PostgresStore
 from millpy.store.protocol import SourceReport
-from tests.conformance.store_builders import Owner, a_graph
+from tests.conformance.store_builders import LEASE_S, Owner, a_graph
 
 LIVE = "SELECT DISTINCT live FROM millpy.watermarks WHERE computation = 'readings'"
 WORKERS = "SELECT live FROM millpy.workers"
@@ -42,6 +46,21 @@ async def test_interval_is_live_while_its_owners_lease_is_valid(owner: Owner, da
     await owner.expire()
 
     assert (column(database_url, LIVE), column(database_url, WORKERS)) == ([False], [False])
+
+
+async def test_a_lease_from_before_the_clock_was_set_back_counts_nowhere(owner: Owner, database_url: str) -> None:
+    await owner.claim()
+    assert await owner.store.heartbeat(owner.worker_id, 2 * LEASE_S + 30), "as if the clock had been ahead"
+
+    assert (column(database_url, LIVE), column(database_url, WORKERS)) == ([False], [False])
+    assert column(database_url, STATES) == ["without a worker"] * 2
+    assert column(database_url, "SELECT detail FROM millpy.explain_watermark('factory', 'sums')") == [
+        "no live worker owns this interval"
+    ]
+    judged = {finding.check: finding.found for finding in examine(read_facts(database_url, SystemClock()), Limits())}
+    assert "before the server's clock was set back" in judged["expired lease"]
+    assert "0 workers" in judged["connections"]
+    assert "have no owner" in judged["graph"]
 
 
 async def test_source_runs_while_its_worker_lives_and_until_its_input_ends(owner: Owner, database_url: str) -> None:

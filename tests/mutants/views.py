@@ -14,7 +14,9 @@ OF_SUBSCRIPTION = (
     "produced + coalesce(added, 0)",
     "coalesce(filtered, 0) + consumed + late + dead_lettered + coalesce(parked, 0) + pending",
 )
-LIVE = "coalesce(w.lease_deadline > clock_timestamp(), false) AS live"
+ALIVE = "mill.alive(w.lease_deadline, w.lease_s)"
+LIVE = f"{ALIVE} AS live"
+OF_CLOCK = (f"{JUDGED}test_a_lease_from_before_the_clock_was_set_back_counts_nowhere",)
 
 MUTANTS = [
     *(Mutant(VIEWS, "injected = accepted + duplicate + dead_lettered AS balanced", f"{other} AS balanced", ACCOUNT)
@@ -28,11 +30,11 @@ MUTANTS = [
            ACCOUNT),
     Mutant(VIEWS, f"{LIVE}, p.bundle,", "true AS live, p.bundle,", OF_LIFE),
     Mutant(VIEWS, f"{LIVE}, p.bundle,", "w.lease_deadline IS NOT NULL AS live, p.bundle,", OF_LIFE),
-    Mutant(VIEWS, "w.lease_deadline > clock_timestamp() AS live, w.registered_at,", "true AS live, w.registered_at,", OF_LIFE),
-    Mutant(VIEWS, "w.lease_deadline > clock_timestamp() AS live, w.registered_at,",
-           "w.lease_deadline < clock_timestamp() AS live, w.registered_at,", OF_LIFE),
+    *(Mutant(VIEWS, f"{LIVE}, w.registered_at,", f"{other} AS live, w.registered_at,", of)
+      for other, of in (("true", OF_LIFE), ("w.lease_deadline < clock_timestamp()", OF_LIFE),
+                        ("w.lease_deadline > clock_timestamp()", OF_CLOCK))),
     Mutant(VIEWS, f"{LIVE} INTO here", "true AS live INTO here", EXPLAINED),
-    Mutant(VIEWS, "WHEN w.lease_deadline > clock_timestamp()\n            THEN CASE", "WHEN true\n            THEN CASE", OF_SOURCES),
+    Mutant(VIEWS, f"WHEN {ALIVE}\n            THEN CASE", "WHEN true\n            THEN CASE", OF_SOURCES),
     Mutant(VIEWS, "WHEN p.low_watermark >= 4611686018427387904 THEN 'ended'",
            "WHEN p.low_watermark > 4611686018427387904 THEN 'ended'", OF_SOURCES),
     Mutant(VIEWS, "name = family AS current", "true AS current", (f"{JUDGED}test_only_the_generation_with_the_graphs_name_is_current",)),

@@ -53,6 +53,7 @@ SELECT 'prepared transaction', gid, owner::text, '', 'prepared in database ' || 
 -- name: look_at_workers
 -- Reads workers and the number of intervals that each owns. Zero rows: no worker has run, or all have left.
 SELECT g.name AS graph, w.worker_id::text AS worker, w.host, w.pid,
+       mill.alive(w.lease_deadline, w.lease_s) AS live,
        extract(epoch FROM w.lease_deadline - clock_timestamp())::double precision AS lease_left_s,
        (SELECT count(*) FROM mill.intervals AS i WHERE i.worker_id = w.worker_id)::integer AS intervals
   FROM mill.workers AS w JOIN mill.graphs AS g USING (graph_id)
@@ -68,14 +69,14 @@ SELECT g.name AS graph, w.worker_id::text AS worker, w.host, said.kind, (said.de
  CROSS JOIN LATERAL (SELECT e.kind, e.detail, e.at FROM mill.events AS e
                       WHERE e.graph_id = w.graph_id AND starts_with(e.kind, 'clock_') AND e.detail ->> 'worker' = w.worker_id::text
                       ORDER BY e.event_id DESC LIMIT 1) AS said
- WHERE w.lease_deadline > clock_timestamp() AND said.kind IN ('clock_refused', 'clock_doubted')
+ WHERE mill.alive(w.lease_deadline, w.lease_s) AND said.kind IN ('clock_refused', 'clock_doubted')
  ORDER BY g.name, w.registered_at;
 
 -- name: look_at_graphs
 -- Reads each graph with its intervals without an owner and its unfolded deltas, apart from archives. Zero rows: no graph
 -- is deployed.
 SELECT g.name AS graph, g.generation, g.name <> g.family AS beside, count(*)::integer AS intervals,
-       count(*) FILTER (WHERE w.worker_id IS NULL OR w.lease_deadline < clock_timestamp())::integer AS ownerless,
+       count(*) FILTER (WHERE NOT mill.alive(w.lease_deadline, w.lease_s))::integer AS ownerless,
        bool_and(i.low_watermark >= 4611686018427387904) AS finished,
        coalesce(sum(d.bytes), 0)::bigint AS unfolded_bytes
   FROM mill.graphs AS g
@@ -290,7 +291,7 @@ SELECT 'keys', graph, computation, count(*)::bigint, min(detail) FROM millpy.par
 SELECT 'engine', g.name, '', 1, '' FROM mill.graphs AS g
  WHERE g.engine = 'spark' AND NOT EXISTS (SELECT FROM mill.workers AS w
                                            WHERE w.graph_id = g.graph_id AND w.engine = 'spark'
-                                              AND w.lease_deadline > clock_timestamp())
+                                              AND mill.alive(w.lease_deadline, w.lease_s))
  ORDER BY kind DESC, graph, name;
 
 -- name: look_at_balance

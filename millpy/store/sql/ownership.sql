@@ -61,16 +61,11 @@ DELETE FROM mill.workers WHERE worker_id = %(worker_id)s;
 
 -- name: read_ownership
 -- Reads live workers (interval_id null) and intervals (computations null) in one snapshot, with the graph's version.
--- Live by the same rule as in mill.alive.
 SELECT w.worker_id, w.computations, NULL::bigint AS interval_id, true AS live, w.graph_version
   FROM mill.workers AS w
- WHERE w.graph_id = %(graph_id)s AND w.lease_deadline > clock_timestamp()
-   AND w.lease_deadline <= clock_timestamp() + 2 * make_interval(secs => w.lease_s)
+ WHERE w.graph_id = %(graph_id)s AND mill.alive(w.lease_deadline, w.lease_s)
 UNION ALL
-SELECT i.worker_id, NULL, i.interval_id,
-       coalesce(w.lease_deadline > clock_timestamp()
-                AND w.lease_deadline <= clock_timestamp() + 2 * make_interval(secs => w.lease_s), false),
-       i.graph_version
+SELECT i.worker_id, NULL, i.interval_id, mill.alive(w.lease_deadline, w.lease_s), i.graph_version
   FROM mill.intervals AS i LEFT JOIN mill.workers AS w USING (worker_id)
  WHERE i.graph_id = %(graph_id)s
  ORDER BY interval_id;

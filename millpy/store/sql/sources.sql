@@ -16,7 +16,7 @@ ON CONFLICT (interval_id) DO UPDATE
 SELECT s.interval_id, s.address
   FROM mill.source_connections AS s
   JOIN mill.intervals AS i ON i.interval_id = s.interval_id AND i.worker_id = s.worker_id
-  JOIN mill.workers AS w ON w.worker_id = i.worker_id AND w.lease_deadline > clock_timestamp()
+  JOIN mill.workers AS w ON w.worker_id = i.worker_id AND mill.alive(w.lease_deadline, w.lease_s)
  WHERE s.interval_id = ANY (%(intervals)s::bigint[]) AND s.address <> '';
 
 -- name: look_at_connections

@@ -27,7 +27,7 @@ TEXTUAL = ("json", "jsonb", "timestamptz", "uuid", "numeric")
 
 INTERVALS: LiteralString = """
     SELECT i.interval_id, c.name, c.kind = 'injector', i.bundle, i.low_watermark >= 4611686018427387904, w.pid,
-           coalesce(w.lease_deadline > clock_timestamp(), false)
+           mill.alive(w.lease_deadline, w.lease_s)
       FROM mill.intervals AS i JOIN mill.computations AS c USING (computation_id)
       LEFT JOIN mill.workers AS w ON w.worker_id = i.worker_id
      ORDER BY i.interval_id

@@ -37,7 +37,7 @@ READ_ONLY = (
 )
 """Tables that workers only read: the catalog of deployed graphs, the slots of the rings, the tokens of the API."""
 _EVERYBODYS = sql.SQL(
-    "mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea),"
+    "mill.moment(bigint), mill.instant(timestamptz), mill.readable(bytea), mill.alive(timestamptz, double precision),"
     " millpy.as_of(anyelement, timestamptz, jsonb), millpy.as_of(text, timestamptz, jsonb), millpy.history_of(regclass)"
 )
 """Functions that only compute, or read with their caller's rights."""
