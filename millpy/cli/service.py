@@ -84,6 +84,8 @@ def install(
             hint=f"set {DATABASE_URL}, or write it to {environment}; or use --user with the embedded database",
         )
     _check_ours(unit)
+    if other := made.same_address():
+        raise UsageError(f"{other} has the address {http}, too", hint="give another one: --http 127.0.0.1:8081")
     if problem := verify(made):
         raise ConfigError(f"systemd does not accept the unit: {problem}", hint="look at it with --dry-run")
     verbs = (("daemon-reload",), ("enable", "--now", made.unit))

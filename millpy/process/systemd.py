@@ -115,9 +115,17 @@ class Service:
 
     def unit_path(self) -> Path:
         """Return the file of the unit."""
-        if self.user:
-            return _configuration() / "systemd" / "user" / self.unit
-        return self.root / "etc" / "systemd" / "system" / self.unit
+        return self._units(user=self.user) / self.unit
+
+    def _units(self, *, user: bool) -> Path:
+        return _configuration() / "systemd" / "user" if user else self.root / "etc" / "systemd" / "system"
+
+    def same_address(self) -> Path | None:
+        """Return the unit of another service of millpy that would serve at the same address; None without one."""
+        own, option = self.unit_path(), f" --http {quoted(self.http)}\n"
+        units = [unit for user in (False, True) for unit in sorted(self._units(user=user).glob("millpy-*.service"))]
+        texts = {unit: unit.read_text(errors="replace") for unit in units if unit != own and os.access(unit, os.R_OK)}
+        return next((u for u, text in texts.items() if self.http and text.startswith(MARK) and option in text), None)
 
     def environment_path(self) -> Path:
         """Return the file of its settings and secrets."""

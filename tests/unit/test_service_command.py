@@ -92,6 +92,20 @@ def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
         environment_text({"MILLPY_X": "a\nMILLPY_Y=b"})
 
 
+def test_two_services_cannot_have_one_address(home: Path) -> None:
+    install = ["service", "install", str(home / "plant.py"), "--user"]
+    millpy(*install)
+    millpy(*install, "--workers", "3")
+
+    status, error = run_millpy(*install, "--name", "other")
+    assert status == 2
+    assert "millpy-plant.service has the address 127.0.0.1:8080, too" in error
+    assert "--http" in error
+    millpy(*install, "--name", "other", "--http", "127.0.0.1:8081")
+    millpy(*install, "--name", "silent", "--http", "")
+    millpy(*install, "--name", "mute", "--http", "")
+
+
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "x" * 65])
 def test_name_that_systemd_would_not_take_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="cannot name a service"):
