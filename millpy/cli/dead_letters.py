@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -146,20 +147,20 @@ def _replay(
             tables.say(
                 f"the others are requested, settled, no records, or missing: see `millpy {table.command} show ID`"
             )
-    states = _await(partial(table.states, admin, ids), wait_s) if ids and wait_s else None
+    states = _await(partial(table.states, admin, ids), wait_s) if ids else {}
     document, lines = more()
     if as_json:
-        print_json({"requested": requested, "of": len(ids), "states": states, **document})
-    elif states:
+        print_json({"requested": requested, "of": len(ids), "states": states if ids and wait_s else None, **document})
+    elif states and wait_s:
         tables.say(_counted(states))
         if states.get("requested"):
             tables.say("some requests still wait: check with `millpy status` that a worker of this graph runs")
     for line in () if as_json else lines:
         tables.say(line)
-    states = states or {}
+    if not wait_s:  # another command may have requested them before
+        return 0 if not ids or requested or states.get("requested") or states.get("replayed") else EXIT_FAILED
     unsettled = states.get("requested") or states.get("open")
-    done = requested or not ids or states.get("replayed")
-    return 0 if done and not unsettled else EXIT_FAILED
+    return 0 if not ids or (not unsettled and (requested or states.get("replayed"))) else EXIT_FAILED
 
 
 def _late_of_letters(admin: Admin, ids: Sequence[int], wait_s: float) -> tuple[Mapping[str, Any], Sequence[str]]:
@@ -204,6 +205,11 @@ def _read(payload: str) -> bytes:
 
 def _chosen(table: RecordTable, admin: Admin, wanted: RecordFilter) -> list[int]:
     return list(wanted.ids) or table.ids(admin, wanted)
+
+
+def _with_requested(table: RecordTable, admin: Admin, wanted: RecordFilter, chosen: Sequence[int]) -> list[int]:
+    """Return what to request, and with --all what was requested before: by a command that was killed, for example."""
+    return [*chosen, *([] if wanted.ids else table.ids(admin, replace(wanted, state="requested")))]
 
 
 def _discard(table: RecordTable, ids: Sequence[int], admin: Admin, *, as_json: bool) -> int:
@@ -270,15 +276,17 @@ def replay_dead_letters(
     _check_why(why, into_window=into_window)
     with _opened(words or [], database) as (admin, graph, ids):
         wanted = RecordFilter(graph=graph or "", computation=computation, stream=stream, reason=reason)
-        chosen = _chosen(DEAD_LETTERS, admin, _wanted(ids, everything, wanted))
+        wanted = _wanted(ids, everything, wanted)
+        chosen = _chosen(DEAD_LETTERS, admin, wanted)
         if payload and len(chosen) != 1:
             raise UsageError(f"--payload replays one record, not {len(chosen)}", hint="give the id of one dead letter")
         mended = _read(payload) if payload else None
+        waiting = _with_requested(DEAD_LETTERS, admin, wanted, chosen)
         requested = request_letters(admin, chosen, mended, into_window=into_window, why=why)
         if not into_window:
-            return _replay(DEAD_LETTERS, chosen, admin, requested, wait_s, as_json=as_json)
-        more = partial(_late_of_letters, admin, chosen, wait_s)
-        return _replay(DEAD_LETTERS, chosen, admin, requested, wait_s, as_json=as_json, more=more)
+            return _replay(DEAD_LETTERS, waiting, admin, requested, wait_s, as_json=as_json)
+        more = partial(_late_of_letters, admin, waiting, wait_s)
+        return _replay(DEAD_LETTERS, waiting, admin, requested, wait_s, as_json=as_json, more=more)
 
 
 @dead_letters.command("discard")
@@ -357,16 +365,18 @@ def replay_late(
         raise UsageError("--archive needs the graph's file, to recompute windows", hint="name it: graph.py")
     with _opened(words or [], database) as (admin, graph, ids):
         wanted = RecordFilter(graph=graph or "", computation=computation, stream=stream)
-        chosen = _chosen(LATE_RECORDS, admin, _wanted(ids, everything, wanted))
+        wanted = _wanted(ids, everything, wanted)
+        chosen = _chosen(LATE_RECORDS, admin, wanted)
+        waiting = _with_requested(LATE_RECORDS, admin, wanted, chosen)
         if not into_window:
             requested = request_late(admin, chosen)
-            return _replay(LATE_RECORDS, chosen, admin, requested, wait_s, as_json=as_json)
+            return _replay(LATE_RECORDS, waiting, admin, requested, wait_s, as_json=as_json)
         if archive:
             requested, document = replay_recomputed(admin, files[0], archive, chosen, why)
         else:
             requested, document = request_into_window(admin, chosen, why, {}), {}
-        more = partial(_refusals, admin, chosen, document)
-        return _replay(LATE_RECORDS, chosen, admin, requested, wait_s, as_json=as_json, more=more)
+        more = partial(_refusals, admin, waiting, document)
+        return _replay(LATE_RECORDS, waiting, admin, requested, wait_s, as_json=as_json, more=more)
 
 
 @late.command("discard")

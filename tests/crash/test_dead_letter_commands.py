@@ -16,6 +16,8 @@ import psycopg
 from millpy.admin.dead_letters import DEAD_LETTERS, LATE_RECORDS, RecordFilter, request_late
 from millpy.admin.queries import Admin
 from millpy.process.assembly import run_worker
+from tests.commands import millpy as run
+from tests.commands import run_millpy
 from tests.crash.memory_world import LIMITS
 from tests.crash.test_replay import Faults, a_graph, payload
 from tests.feed import Feed
@@ -103,3 +105,31 @@ async def test_dead_letters_are_listed_replayed_corrected_and_discarded(database
     finally:
         stop.set()
         await worker
+
+
+def test_a_replay_of_what_another_command_has_requested_says_so_and_waits_for_it(database_url: str) -> None:
+    Faults.decoding = Faults.computing = Faults.mapping = False
+    feed = Feed()
+    feed.push(b"{", payload(1, at=9_000_000), payload(2, at=0))
+
+    async def run_until(holds: Callable[[], bool]) -> None:
+        stop = asyncio.Event()
+        worker = asyncio.create_task(run_worker(a_graph(feed), database_url, limits=LIMITS, stop=stop))
+        await until(holds, worker)
+        stop.set()
+        await worker
+
+    admin, of_windows = Admin(database_url), RecordFilter(computation="windows")
+    asyncio.run(run_until(lambda: bool(not feed.unacknowledged and LATE_RECORDS.ids(admin, of_windows))))
+    letters, late = DEAD_LETTERS.ids(admin, RecordFilter()), LATE_RECORDS.ids(admin, of_windows)
+    for command, ids, some in (("dead-letters", letters, []), ("late", late, ["--computation", "windows"])):
+        replay, of = [command, "replay", "--database", database_url], len(ids)
+        assert f"requested {of} of {of}" in run(*replay, "--all", *some)
+        # Now no worker runs.
+        for again in ([*replay, "--all", *some], [*replay, *map(str, ids)]):
+            assert f"requested 0 of {of}" in run(*again)
+            waited = run_millpy(*again, "--json", "--wait", "0.1")
+            assert waited[0] == 1, waited
+        assert "requested 0 of 0" in run(*replay, "--all", "--stream", "none")
+    asyncio.run(run_until(lambda: DEAD_LETTERS.states(admin, letters) == {"open": 1}))
+    assert LATE_RECORDS.states(admin, late) == {"open": len(late)}
