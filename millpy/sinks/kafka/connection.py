@@ -24,6 +24,7 @@ from aiokafka.client import ConnectionGroup, CoordinationType
 from aiokafka.errors import (
     ConcurrentTransactions,
     GroupAuthorizationFailedError,
+    InvalidProducerIdMapping,
     InvalidTimestampError,
     KafkaConnectionError,
     KafkaError,
@@ -69,12 +70,13 @@ RETRY_MS = 10
 """Milliseconds until a request is repeated, for example while the coordinator still ends the transaction before."""
 KNOWN_KEYS_MAX = 100_000
 SECRET_CHARACTERS = 12
-RIGHTS = {
+HINTS = {
     TopicAuthorizationFailedError: "grant the user Read, Write and Describe on the topic",
     TransactionalIdAuthorizationFailed: "grant the user Write and Describe on the transactional ids of the sink",
     GroupAuthorizationFailedError: "grant the user Read on the groups of the sink",
+    InvalidProducerIdMapping: "do nothing: the brokers forget the id of a sink that was idle, and it begins anew",
 }
-"""What a user lacks. The position is an offset of the topic: only with Read on the topic, too, may it be stored."""
+"""What to do. The position is an offset of the topic: only with Read on the topic, too, may a user store it."""
 _OF_TRANSACTIONS = (AddOffsetsToTxnRequest, AddPartitionsToTxnRequest, EndTxnRequest, TxnOffsetCommitRequest)
 
 
@@ -286,7 +288,7 @@ class KafkaConnection:
             if isinstance(cause, UnknownOutcomeError):
                 raise SinkUnavailableError(f"Kafka: {cause}", hint="check that the broker runs") from error
             refusal = cause if isinstance(cause, KafkaError) else error  # aiokafka wraps those that it does not expect
-            hint = RIGHTS.get(type(refusal), "check the topic, the user and the rights")
+            hint = HINTS.get(type(refusal), "check the topic, the user and the rights")
             raise SinkUnavailableError(f"Kafka: {refusal!r}", hint=hint) from error
 
 
