@@ -11,6 +11,8 @@ from pathlib import Path
 
 RECORD_BYTES_MAX = 1_000_000
 """Bytes of a payload; a larger one is dead-lettered."""
+NAME_BYTES_MAX = 63
+"""PostgreSQL cuts longer names."""
 KEY_BYTES_MAX = 1_024
 """Bytes of a key as JSON text, and of a timer's name: a database index holds them with room to spare."""
 KEY_INTERVALS_DEFAULT = 4

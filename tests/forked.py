@@ -215,10 +215,12 @@ def tell_ends(running: dict[int, int]) -> None:
 if __name__ == "__main__":
     import pyarrow as pa
 
+    from millpy import public  # noqa: F401
     from millpy.cli import app
     from millpy.process import launcher, worker_process  # noqa: F401 - what most commands import later
     from millpy.testing import crash_worker
 
+    dict(app.NamedCommands())  # imports all of them
     pa.array([0.0])  # loads pandas, which takes a third of what a short test's worker needs
     gc.collect()
     gc.freeze()  # no fork scans what all have in common, which would also copy it

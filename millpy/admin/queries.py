@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import psycopg
@@ -27,11 +27,13 @@ from millpy.errors import (
     UsageError,
 )
 from millpy.model.time import Instant
-from millpy.store.archive.reader import ListedFile
 from millpy.store.postgres.engine import make_engine
 from millpy.store.postgres.statements import statement
 from millpy.store.postgres.unreachable import is_standby, standby_error, unreachable_error
 from millpy.store.revision import check_revision
+
+if TYPE_CHECKING:
+    from millpy.store.archive.reader import ListedFile
 
 Row = Mapping[str, Any]
 NO_TABLE = "42P01"
@@ -218,6 +220,8 @@ class Admin:
 
     def archive_files(self, graph: str, archive: str) -> list[ListedFile]:
         """Return what the manifest of an archive lists, in the order of the paths."""
+        from millpy.store.archive.reader import ListedFile  # imported here: few calls need Parquet
+
         found = self.ask(ARCHIVE_FILES, graph=graph, archive=archive)
         return [ListedFile(row["path"], Instant(row["lo"]), Instant(row["hi"]), row["partitions"]) for row in found]
 

@@ -19,7 +19,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from millpy.errors import UsageError
-from millpy.model.lookup import NAME_BYTES_MAX
+from millpy.limits import NAME_BYTES_MAX
 
 READ_ONLY = "25006"
 SYNTAX_ERROR = "42601"

@@ -1,1 +1,1 @@
-"""The commands of the command line, one module each; `millpy.cli.app` registers them."""
+"""The commands of the command line, one module each; `millpy.cli.app` imports those that are named."""

@@ -1,67 +1,118 @@
-"""The command line: the app and a short command; every other command has a module in `millpy.cli`."""
+"""The command line: the app, whose commands have a module each in `millpy.cli`, which is imported when it is named."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
+from typer.main import get_group
 
-from millpy.admin.queries import Admin, Row
-from millpy.cli import (
-    analytics,
-    api,
-    archive,
-    audit,
-    backfill,
-    corrections,
-    crash_test,
-    db,
-    dead_letters,
-    demo,
-    deploy,
-    doctor,
-    events,
-    explanation,
-    generations,
-    init,
-    migrate,
-    parked,
-    repair,
-    report,
-    run,
-    service,
-    sources,
-    spark,
-    sql,
-    state,
-    status,
-    transcripts,
-    ui,
-    windows,
-    workers,
-)
-from millpy.cli.options import (
-    DatabaseOption,
-    GraphArgument,
-    JsonOption,
-    connected_to,
-    graph_in,
-    handle_errors,
-    settings_of,
-    show,
-)
 from millpy.cli.text_table import say
 from millpy.errors import MillError, UsageError
 from millpy.process.exit import report_error
 
+COMMANDS: dict[str, dict[str, str]] = {
+    "Run a graph": {
+        "init": "init.init",
+        "demo": "demo.demo",
+        "run": "run.run",
+        "archive": "archive.archive",
+        "deploy": "deploy.deploy",
+        "backfill": "backfill.backfill",
+        "switch": "generations.switch",
+        "drop": "generations.drop",
+        "migrate": "migrate.migrate",
+        "db": "db.db",
+        "service": "service.service",
+    },
+    "See its results": {
+        "windows": "windows.windows",
+        "sql": "sql.sql",
+        "report": "report.report",
+        "analytics": "analytics.analytics",
+        "spark": "spark.spark",
+        "state": "state.state",
+    },
+    "Monitor it": {
+        "status": "status.status",
+        "graphs": "generations.graphs",
+        "watermarks": "watermarks.watermarks",
+        "events": "events.events",
+        "sources": "sources.sources",
+        "fleet": "sources.fleet",
+        "workers": "workers.workers",
+        "doctor": "doctor.doctor",
+        "api": "api.api",
+        "ui": "ui.ui",
+        "token": "api.token",
+    },
+    "Replay or discard": {
+        "repair": "repair.repair",
+        "dead-letters": "dead_letters.dead_letters",
+        "late": "dead_letters.late",
+        "parked": "parked.parked",
+        "correct": "corrections.correct",
+        "corrections": "corrections.corrections",
+    },
+    "Test it": {
+        "audit": "audit.audit",
+        "crash-test": "crash_test.command",
+        "test": "transcripts.test",
+    },
+}
+"""The commands and groups of commands, as MODULE.NAME, in the order and under the headings of `millpy --help`."""
+HEADINGS = {name: heading for heading, commands in COMMANDS.items() for name in commands}
+
+
+class NamedCommands(Mapping[str, Any]):
+    """The commands by name; one is imported when it is asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            heading = HEADINGS[name]
+            module, _, attribute = COMMANDS[heading][name].partition(".")
+            command = getattr(import_module(f"millpy.cli.{module}"), attribute)
+            alone = typer.Typer(pretty_exceptions_enable=False)
+            if isinstance(command, typer.Typer):
+                alone.add_typer(command, name=name, rich_help_panel=heading)
+            else:
+                alone.command(name, rich_help_panel=heading)(command)
+            self._made[name] = get_group(alone).commands[name]
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(HEADINGS)
+
+    def __len__(self) -> int:
+        return len(HEADINGS)
+
+
+class CommandLine(TyperGroup):
+    """The group of all commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = NamedCommands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands, in their order."""
+        return list(self.commands)
+
+
 app = typer.Typer(
     name="millpy",
+    cls=CommandLine,
     help="Exactly-once stream processing on PostgreSQL.\n\n"
     "`millpy init` writes an example, `millpy run` runs it, `millpy windows` shows its results.",
     epilog="The database is --database, else MILLPY_DATABASE_URL, else an embedded one in .millpy/. Exit status: 0 "
@@ -85,105 +136,6 @@ def _main(
     ] = False,
 ) -> None:
     """Handle the options before a command."""
-
-
-@handle_errors
-def watermarks(
-    graph: GraphArgument = None,
-    explain: Annotated[
-        str, typer.Option("--explain", metavar="[GRAPH.]COMPUTATION", help="Explain what holds back its watermark.")
-    ] = "",
-    disorder: Annotated[
-        bool, typer.Option("--disorder", help="Show how far the records of each source lie behind the newest one.")
-    ] = False,
-    sites: Annotated[
-        bool, typer.Option("--sites", help="Show the watermark of each site of sources with watermark_by.")
-    ] = False,
-    database: DatabaseOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show the watermarks: how far event time has come, and what holds it back."""
-    if sum((disorder, sites, bool(explain))) > 1:
-        raise UsageError("--disorder and --sites show sources, --explain one computation", hint="give one of the three")
-
-    def ask(admin: Admin, name: str | None) -> dict[str, list[Row]]:
-        if disorder:
-            return {"disorder": admin.disorder(name)}
-        if sites:
-            return {"site_watermarks": admin.site_watermarks(name)}
-        if not explain:
-            return {"watermarks": admin.watermarks(name)}
-        return {"explanation": _explained(admin, name, explain)}
-
-    if explain and not as_json:
-        with connected_to(settings_of(database), graph) as admin:
-            steps = _explained(admin, graph_in(admin, graph), explain)
-        explanation.echo(steps)
-        return
-    show(graph, database, as_json, ask)
-
-
-def _explained(admin: Admin, graph: str | None, computation: str) -> list[Row]:
-    named = computation if graph is None or "." in computation else f"{graph}.{computation}"
-    return admin.explain_watermark(named)
-
-
-COMMANDS: dict[str, dict[str, Callable[..., object] | typer.Typer]] = {
-    "Run a graph": {
-        "init": init.init,
-        "demo": demo.demo,
-        "run": run.run,
-        "archive": archive.archive,
-        "deploy": deploy.deploy,
-        "backfill": backfill.backfill,
-        "switch": generations.switch,
-        "drop": generations.drop,
-        "migrate": migrate.migrate,
-        "db": db.db,
-        "service": service.service,
-    },
-    "See its results": {
-        "windows": windows.windows,
-        "sql": sql.sql,
-        "report": report.report,
-        "analytics": analytics.analytics,
-        "spark": spark.spark,
-        "state": state.state,
-    },
-    "Monitor it": {
-        "status": status.status,
-        "graphs": generations.graphs,
-        "watermarks": watermarks,
-        "events": events.events,
-        "sources": sources.sources,
-        "fleet": sources.fleet,
-        "workers": workers.workers,
-        "doctor": doctor.doctor,
-        "api": api.api,
-        "ui": ui.ui,
-        "token": api.token,
-    },
-    "Replay or discard": {
-        "repair": repair.repair,
-        "dead-letters": dead_letters.dead_letters,
-        "late": dead_letters.late,
-        "parked": parked.parked,
-        "correct": corrections.correct,
-        "corrections": corrections.corrections,
-    },
-    "Test it": {
-        "audit": audit.audit,
-        "crash-test": handle_errors(crash_test.command),
-        "test": transcripts.test,
-    },
-}
-"""The commands and groups of commands, in the order and under the headings of `millpy --help`."""
-for _heading, _commands in COMMANDS.items():
-    for _name, _command in _commands.items():
-        if isinstance(_command, typer.Typer):
-            app.add_typer(_command, name=_name, rich_help_panel=_heading)
-        else:
-            app.command(_name, rich_help_panel=_heading)(_command)
 
 
 def _open_closed_streams() -> None:

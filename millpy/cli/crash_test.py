@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from millpy.cli import text_table as tables
-from millpy.cli.options import JsonOption
+from millpy.cli.options import JsonOption, handle_errors
 from millpy.clock import SystemClock
 from millpy.config.settings import Settings, configure_logging
 from millpy.embedded import EMBEDDED_DIRECTORY
@@ -19,6 +19,7 @@ from millpy.testing.crash_test.options import FaultKind, Options, fault_kinds
 LEASE_S = 1.0
 
 
+@handle_errors
 def command(
     graph: Annotated[str, typer.Argument(metavar="GRAPH.py", help="Python file that defines a Graph.")],
     inputs: Annotated[

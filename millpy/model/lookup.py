@@ -21,12 +21,11 @@ import numpy as np
 import pyarrow as pa
 
 from millpy.errors import GraphError, TableLoadError
+from millpy.limits import NAME_BYTES_MAX
 from millpy.model.keys import Key, KeyHasher
 from millpy.model.record import Records, RecordType
 from millpy.model.time import check_length
 
-NAME_BYTES_MAX = 63
-"""PostgreSQL cuts longer names."""
 REFRESH_MIN = timedelta(milliseconds=100)
 PUBLIC = "public"
 

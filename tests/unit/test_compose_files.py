@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from millpy import Kafka, KafkaTopic
-from millpy.cli.app import app
+from millpy.cli.app import HEADINGS
 from millpy.graph import StageNode
 from millpy.graph.loader import load_graph
 from millpy.sinks.outbox import OutboxLogic
@@ -71,8 +71,7 @@ def test_mounted_files_exist(service: dict[str, Any]) -> None:
 def test_commands_exist_in_the_image(name: str) -> None:
     command = SERVICES[name]["command"]
     if command[0] == "millpy":
-        named = {group.name for group in app.registered_groups} | {one.name for one in app.registered_commands}
-        assert command[1] in named
+        assert command[1] in HEADINGS
         return
     assert command[:2] == ["python", "-m"]
     assert (ROOT / command[2].replace(".", "/")).with_suffix(".py").is_file()

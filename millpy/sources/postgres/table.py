@@ -10,10 +10,10 @@ from typing import Any
 from millpy.errors import ConfigError, GraphError
 from millpy.formats.message import check_field
 from millpy.ingest.protocol import Injector, Source, SourceSetup
+from millpy.limits import NAME_BYTES_MAX
 from millpy.model.arguments import check_flags, check_instance
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
-from millpy.model.lookup import NAME_BYTES_MAX
 from millpy.model.record import RecordType
 
 OPERATIONS = ("snapshot", "insert", "update", "delete", "truncate")

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import SourceSetup
-from millpy.model.lookup import NAME_BYTES_MAX
+from millpy.limits import NAME_BYTES_MAX
 from millpy.sources.postgres import column_json
 from millpy.sources.postgres.column_json import ToJson
 from millpy.sources.postgres.pgoutput import Begin
