@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from millpy.clock import SystemClock
 from millpy.embedded import EmbeddedPostgres
 from millpy.errors import ConfigError
 from tests.conformance.table_reading import reader
@@ -120,3 +121,18 @@ async def test_restored_log_that_has_all_that_was_read_is_followed(server: Embed
     insert_each(server, range(15, 18))
     more, _ = await read(server, secret, position, 3)
     assert [record["id"] for record in records + more] == [12, 13, 14, 15, 16, 17]
+
+
+async def test_reader_waits_for_the_promotion_of_a_standby_and_reads_on(server: EmbeddedPostgres, secret: str) -> None:
+    _, position = await read(server, secret, None, 0)
+    run(server, "INSERT INTO public.t VALUES (1)")
+    records, position = await read(server, secret, position, 1)
+    with stopped(server):
+        (server.data / "standby.signal").touch()
+    async with reader(server.url(), position, secret=secret, database=server.url()) as found:
+        while "is a standby" not in found.setup.connection.why:
+            await SystemClock().sleep(0.02)
+        run(server, "SELECT pg_promote()")
+        run(server, "INSERT INTO public.t VALUES (2)")
+        records += await found.records(1)
+    assert [record["id"] for record in records] == [1, 2]

@@ -154,8 +154,11 @@ def look_at_table(
             hint="create it, or correct the name in the graph: views and foreign tables are not read",
         )
     wal_level, is_standby, is_partitioned, columns, is_filtered, operations, identity, keys = found
-    if is_standby:
-        raise ConfigError("the database of the table is a standby", hint="give the URL of the primary")
+    if is_standby:  # it may be promoted at any moment
+        raise SourceUnavailableError(
+            f"the database of table {table} is a standby, and is read when it is promoted",
+            hint="give the URL of the primary; with several hosts, add target_session_attrs=read-write",
+        )
     if wal_level != "logical":
         raise ConfigError(
             f"the changes of {table} are not in the log: wal_level is {wal_level}",

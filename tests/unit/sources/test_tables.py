@@ -293,7 +293,7 @@ FACTS = ("logical", False, False, ["id"], False, ["insert", "update", "delete"],
     ("place", "value", "error", "said"),
     [
         (0, "replica", ConfigError, "wal_level is replica"),
-        (1, True, ConfigError, "is a standby"),
+        (1, True, SourceUnavailableError, "is a standby"),
         (3, None, SourceUnavailableError, "does not have table public.t"),
         (4, True, ConfigError, "lacks the rows that its filter leaves out"),
         (5, ["insert"], ConfigError, "lacks each update and delete of table public.t"),
