@@ -151,6 +151,28 @@ async def test_reader_stops_when_its_publication_leaves_out_changes(
     assert "new generation" in (stopped.value.hint or "")
 
 
+@pytest.mark.usefixtures("looks_often")
+@pytest.mark.parametrize(
+    "unlogged",
+    [
+        "ALTER TABLE t_1 SET UNLOGGED",
+        "CREATE UNLOGGED TABLE t_2 PARTITION OF t FOR VALUES FROM (10) TO (20)",
+    ],
+)
+async def test_reader_stops_when_a_partition_is_not_in_the_log(database_url: str, secret: str, unlogged: str) -> None:
+    with table_of(database_url, "id int PRIMARY KEY) PARTITION BY RANGE (id") as connection:
+        connection.execute("CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (10)")
+        connection.execute(f"{PUBLICATION} FOR TABLE t WITH (publish_via_partition_root)")
+        async with reader(database_url, secret=secret) as found:
+            assert await found.take() == []
+            connection.execute(unlogged)  # type: ignore[call-overload]
+            with pytest.raises(ConfigError, match=r"table public\.t_[12] is unlogged, so changes are missing"):
+                await found.take()
+        with pytest.raises(ConfigError, match=r"table public\.t_[12] is unlogged, so its changes are not in the log"):
+            async with reader(database_url, secret=f"{secret} anew") as found:
+                await found.take()
+
+
 async def test_changes_are_read_that_the_table_had_under_another_name(database_url: str, secret: str) -> None:
     with table_of(database_url, "id int PRIMARY KEY") as connection:
         async with reader(database_url, secret=secret) as found:

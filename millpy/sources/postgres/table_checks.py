@@ -153,17 +153,13 @@ def look_at_table(
             f"there is no table {table}",
             hint="create it, or correct the name in the graph: views and foreign tables are not read",
         )
-    wal_level, is_standby, is_partitioned, columns, is_filtered, operations, identity, keys = found
+    wal_level, is_standby, is_partitioned, columns, is_filtered, operations, identity, keys, unlogged = found
     if is_standby:  # it may be promoted at any moment
         raise SourceUnavailableError(
             f"the database of table {table} is a standby, and is read when it is promoted",
             hint="give the URL of the primary; with several hosts, add target_session_attrs=read-write",
         )
-    if wal_level != "logical":
-        raise ConfigError(
-            f"the changes of {table} are not in the log: wal_level is {wal_level}",
-            hint="as an administrator: ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
-        )
+    _check_logged(table, wal_level, unlogged, has_read=bool(published))
     key = look_at_key(connection, source.schema, source.name)
     if not key:
         raise (SourceUnavailableError if published else ConfigError)(  # it may get another one soon
@@ -194,6 +190,22 @@ def look_at_table(
     _check_publication(source, lacking, is_filtered, [column.name for column in key if column.name not in columns])
     partition_keys = tuple(keys or ()) if is_partitioned else None
     return TableFacts(key, tuple(columns), is_partitioned, identity, partition_keys)
+
+
+def _check_logged(table: str, wal_level: str, unlogged: str | None, *, has_read: bool) -> None:
+    """Check that the log has the changes of a table and its partitions. Raises ConfigError."""
+    if wal_level != "logical":
+        raise ConfigError(
+            f"the changes of {table} are not in the log: wal_level is {wal_level}",
+            hint="as an administrator: ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
+        )
+    if unlogged and has_read:
+        raise _misses_changes(f"table {unlogged} is unlogged")
+    if unlogged:
+        raise ConfigError(
+            f"table {unlogged} is unlogged, so its changes are not in the log",
+            hint=f"ALTER TABLE {unlogged} SET LOGGED",
+        )
 
 
 def _misses_changes(why: str) -> ConfigError:
@@ -251,12 +263,8 @@ def _check_publishable(connection: Connection, source: PostgresTable) -> None:
     """
     table = f"{source.schema}.{source.name}"
     named = {"schema": source.schema, "table": source.name}
-    found = connection.execute(statement("look_at_identity"), named).fetchone() or (False, False, False)
-    is_unlogged, lacks_identity, is_virtual = found
-    if is_unlogged:
-        raise ConfigError(
-            f"table {table} is unlogged, so its changes are not in the log", hint=f"ALTER TABLE {table} SET LOGGED"
-        )
+    found = connection.execute(statement("look_at_identity"), named).fetchone() or (False, False)
+    lacks_identity, is_virtual = found
     if lacks_identity:
         raise ConfigError(
             f"table {table} has no replica identity: PostgreSQL would refuse to update its rows once it is published",

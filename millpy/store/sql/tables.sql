@@ -1,8 +1,8 @@
 -- name: look_at_table
 -- Reads what has to be so for the changes of a table, and what its publication has of it. Before version 16, that names
--- generated columns, too, which are not in the log. The last but one identifies the table and its place in the
--- publication: another one means that either was made anew. The last one has the columns of the replica identities of its
--- partitions; NULL if all are FULL. Zero rows: there is no such table.
+-- generated columns, too, which are not in the log. One identifies the table and its place in the publication: another one
+-- means that either was made anew. Behind it are the columns of the replica identities of its partitions, NULL if all are
+-- FULL, and the table or partition that is unlogged, if any. Zero rows: there is no such table.
 SELECT current_setting('wal_level'), pg_is_in_recovery(), c.relkind = 'p',
        (SELECT array_agg(a.attname::text ORDER BY a.attnum) FROM pg_attribute AS a
          WHERE a.attrelid = c.oid AND a.attname = ANY (p.attnames)
@@ -25,7 +25,11 @@ SELECT current_setting('wal_level'), pg_is_in_recovery(), c.relkind = 'p',
           JOIN pg_index AS i
             ON i.indrelid = r.oid
            AND CASE r.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
-          JOIN pg_attribute AS a ON a.attrelid = r.oid AND a.attnum = ANY (i.indkey::int2[]))
+          JOIN pg_attribute AS a ON a.attrelid = r.oid AND a.attnum = ANY (i.indkey::int2[])),
+       (SELECT min(r.oid::regclass::text)
+          FROM pg_class AS r
+         WHERE r.relkind = 'r' AND r.relpersistence <> 'p'
+           AND r.oid IN (SELECT c.oid UNION ALL SELECT t.relid FROM pg_partition_tree(c.oid) AS t))
   FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
   LEFT JOIN pg_publication_tables AS p
     ON p.pubname = %(publication)s AND p.schemaname = n.nspname AND p.tablename = c.relname
@@ -35,7 +39,7 @@ SELECT current_setting('wal_level'), pg_is_in_recovery(), c.relkind = 'p',
 -- Reads what would forbid to publish a table: without a replica identity, the server refuses to update and delete rows of
 -- a table that is published, and with a virtual column in the identity, too, as virtual columns are never published. Zero
 -- rows: there is no such table.
-SELECT coalesce(bool_or(r.relpersistence <> 'p'), false), coalesce(bool_or(r.relreplident <> 'f' AND NOT EXISTS (
+SELECT coalesce(bool_or(r.relreplident <> 'f' AND NOT EXISTS (
            SELECT FROM pg_index AS i
             WHERE i.indrelid = r.oid AND i.indisvalid AND i.indimmediate
               AND CASE r.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END)), false),

@@ -286,7 +286,7 @@ class Answer:
         return self.key
 
 
-FACTS = ("logical", False, False, ["id"], False, ["insert", "update", "delete"], "1/2/3", None)
+FACTS = ("logical", False, False, ["id"], False, ["insert", "update", "delete"], "1/2/3", None, None)
 
 
 @pytest.mark.parametrize(
