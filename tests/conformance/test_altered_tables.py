@@ -13,7 +13,7 @@ from millpy import PolledTable, milliseconds
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError
 from millpy.limits import Limits
-from millpy.sources.postgres import table_thread
+from millpy.sources.postgres import polled_thread, table_thread
 from tests.conformance.table_reading import followed, reader, reader_of, table_of
 
 _secrets = itertools.count(1)
@@ -290,6 +290,92 @@ async def test_polling_follows_an_altered_table_unless_its_order_is_another_one(
     large = [(3, 5000000000), (4, 5000000001), (5, 5000000002)]
     assert [(record["id"], record["n"]) for record in read] == [(1, 9), (2, 10), *large]
     assert [record.get("price") for record in read[-2:]] == [None, 7]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "values"),
+    [
+        ("numeric(10, 2)", "numeric(12, 4)", ("1.25", "1.2645", "1.3")),
+        ("varchar(3)", "varchar(9)", ("aaa", "aaab", "aaac")),
+    ],
+)
+async def test_polling_reads_each_row_once_when_values_become_longer(
+    database_url: str, secret: str, before: str, after: str, values: tuple[str, ...]
+) -> None:
+    source = PolledTable("t", column="n", lag=timedelta(0), every=milliseconds(10))
+    first, *others = values
+    read = []
+    with table_of(database_url, f"id int PRIMARY KEY, n {before}") as connection:
+        connection.execute("INSERT INTO t VALUES (1, %s)", [first])
+        async with reader_of(source, database_url, secret=secret) as found:
+            read += await found.records(1)
+            connection.execute(f"ALTER TABLE t ALTER n TYPE {after}")  # type: ignore[call-overload]
+            for number, value in enumerate(others, start=2):
+                connection.execute("INSERT INTO t VALUES (%s, %s)", [number, value])
+                read += await found.records(1)
+
+    assert [record["id"] for record in read] == [1, 2, 3]
+
+
+async def test_polling_follows_a_text_that_gets_another_bound(database_url: str, secret: str) -> None:
+    source = PolledTable("t", column="n", lag=timedelta(0), every=milliseconds(10))
+    with table_of(database_url, "id text PRIMARY KEY, n varchar(3)") as connection:
+        connection.execute("INSERT INTO t VALUES ('1', 'a')")
+        async with reader_of(source, database_url, secret=secret) as found:
+            read = await found.records(1)
+        connection.execute(
+            "ALTER TABLE t ALTER n TYPE text, ALTER id TYPE varchar(9); INSERT INTO t VALUES ('2', 'abcd')"
+        )
+        async with reader_of(source, database_url, found.position, secret=secret) as again:
+            read += await again.records(1)
+
+    assert [record["id"] for record in read] == ["1", "2"]
+
+
+async def test_polling_stops_when_values_get_another_order_while_no_row_is_new(
+    database_url: str, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server converts them by the time zone of the session that alters the table, so new values may be smaller."""
+    monkeypatch.setattr(polled_thread, "_LOOK_EVERY_S", 0.05)
+    source = PolledTable("t", column="at", lag=timedelta(0), every=milliseconds(10))
+    with table_of(database_url, "id int PRIMARY KEY, at timestamp") as connection:
+        connection.execute("INSERT INTO t VALUES (1, '2026-01-01 10:00')")
+        async with reader_of(source, database_url, secret=secret) as found:
+            assert [record["id"] for record in await found.records(1)] == [1]
+            connection.execute("SET timezone TO 'Europe/Berlin'; ALTER TABLE t ALTER at TYPE timestamptz")
+            connection.execute("INSERT INTO t VALUES (2, '2026-01-01 10:30')")
+            with pytest.raises(ConfigError, match="was changed, so its order is another one"):
+                await found.take()
+
+
+@pytest.mark.parametrize(
+    ("breaks", "said", "repairs"),
+    [
+        ("ALTER TABLE t RENAME TO base; CREATE VIEW t AS SELECT * FROM base", "there is no table public.t",
+         "DROP VIEW t; ALTER TABLE base RENAME TO t"),
+        ("ALTER TABLE t RENAME TO base; CREATE MATERIALIZED VIEW t AS SELECT * FROM base", "there is no table public.t",
+         "DROP MATERIALIZED VIEW t; ALTER TABLE base RENAME TO t"),
+        ("ALTER TABLE t DROP CONSTRAINT t_pkey", "lacks a primary key", "ALTER TABLE t ADD PRIMARY KEY (id)"),
+        ("ALTER TABLE t RENAME n TO m", "lacks column 'n'", "ALTER TABLE t RENAME m TO n"),
+    ],
+    ids=["view", "materialized view", "primary key", "column"],
+)  # fmt: skip
+async def test_polling_waits_for_a_table_that_it_cannot_read_for_a_while(
+    database_url: str, secret: str, monkeypatch: pytest.MonkeyPatch, breaks: str, said: str, repairs: str
+) -> None:
+    monkeypatch.setattr(polled_thread, "_LOOK_EVERY_S", 0.05)
+    source = PolledTable("t", column="n", lag=timedelta(0), every=milliseconds(10))
+    with table_of(database_url, "id int PRIMARY KEY, n int") as connection:
+        connection.execute("INSERT INTO t VALUES (1, 1)")
+        async with reader_of(source, database_url, secret=secret) as found:
+            read = await found.records(1)
+            connection.execute(breaks)  # type: ignore[call-overload]
+            while said not in found.setup.connection.why:
+                await SystemClock().sleep(0.02)
+            connection.execute(f"{repairs}; INSERT INTO t VALUES (2, 2)")  # type: ignore[call-overload]
+            read += await found.records(1)
+
+    assert [record["id"] for record in read] == [1, 2]
 
 
 async def test_missing_right_names_the_table(database_url: str, secret: str) -> None:

@@ -62,6 +62,7 @@ KEYS: dict[str, list[tuple[Any, ...]]] = {
         ("\\x00", "1 day"),
         ("\\x", "1 s"),
     ],
+    "a bit(2), b bit varying(3), PRIMARY KEY (a, b)": [("10", "1"), ("01", "10"), ("10", "0"), ("00", "111")],
     "a inet, b boolean, PRIMARY KEY (a, b)": [("10.0.0.2", True), ("9.0.0.1", True), ("9.0.0.1", False), ("::1", True)],
 }
 

@@ -34,6 +34,8 @@ from millpy.store.postgres.statements import statement
 log = logging.getLogger(__name__)
 TOPS_MAX = 10_000
 """Rows that are kept until they are safe; with more, some are left out, and reading lags a little more."""
+_LOOK_EVERY_S = 1.0
+"""How often to look whether a table without new rows still has its order."""
 
 
 def poll_table(setup: SourceSetup, source: PolledTable) -> PageReader:
@@ -51,11 +53,13 @@ def poll_table(setup: SourceSetup, source: PolledTable) -> PageReader:
     return PageReader(setup, begin)
 
 
-def look_at_polled_table(connection: psycopg.Connection[Any], source: PolledTable) -> TableFacts:
+def look_at_polled_table(
+    connection: psycopg.Connection[Any], source: PolledTable, *, has_read: bool = False
+) -> TableFacts:
     """Read the table: its order is the column, and then the primary key.
 
     Raises:
-        SourceUnavailableError: it is not there.
+        SourceUnavailableError: it is not there, or it was read and lacks what it had.
         ConfigError: it lacks the column, or a primary key.
     """
     (schema, name), wanted = table_name(source.table, "PolledTable"), source.column
@@ -68,7 +72,9 @@ def look_at_polled_table(connection: psycopg.Connection[Any], source: PolledTabl
     key = look_at_key(connection, schema, name, wanted)
     if len(key) < 2 or key[0].name != wanted or wanted not in found[0]:
         lacks = f"column {wanted!r}" if wanted not in found[0] else "a primary key"
-        raise ConfigError(f"table {schema}.{name} lacks {lacks}", hint="add it, or choose another table or column")
+        raise (SourceUnavailableError if has_read else ConfigError)(  # it may get it again
+            f"table {schema}.{name} lacks {lacks}", hint="add it, or choose another table or column"
+        )
     return TableFacts(key, ())  # all: one that is added while we read has its values from the first row on
 
 
@@ -98,6 +104,7 @@ class PolledThread(PageThread):
         lag_s, every_s = self._source.lag.total_seconds(), self._source.every.total_seconds()
         self._connected()
         done: Key | None = None
+        checked_at = self.now
         while not self.stopped():
             looked_at, top = self.now, self._top(connection, facts)
             if top is not None and len(tops) < TOPS_MAX and (not tops or tops[-1][1] != top):
@@ -108,12 +115,15 @@ class PolledThread(PageThread):
             if safe is not None:
                 self._read_to(connection, facts, records, safe)
                 done = safe
+            if self.now - checked_at >= _LOOK_EVERY_S:
+                checked_at = self.now
+                self._check_order(connection, facts)
             if top == done and not self.stopped():
                 self.drained_at = looked_at
             self._wait(every_s)
 
     def _look_at_table(self, connection: psycopg.Connection[Any]) -> TableFacts:
-        facts = look_at_polled_table(connection, self._source)
+        facts = look_at_polled_table(connection, self._source, has_read=self._position is not None)
         if self._position is not None and self._position.order != facts.order:
             raise ConfigError(
                 f"column {self._source.column} or the primary key of table {self._schema}.{self._name} was changed, so"
@@ -121,6 +131,16 @@ class PolledThread(PageThread):
                 hint="deploy a new generation of the graph, which reads the table anew",
             )
         return facts
+
+    def _check_order(self, connection: psycopg.Connection[Any], facts: TableFacts) -> None:
+        """Check that the table still has the order in which it was read.
+
+        Raises:
+            SourceUnavailableError: its columns have other types: the reader begins again.
+            ConfigError: its order is another one.
+        """
+        if self._look_at_table(connection) != facts:
+            raise SourceUnavailableError(f"table {self._table} was altered")
 
     def _top(self, connection: psycopg.Connection[Any], facts: TableFacts) -> Key | None:
         key = [sql.SQL("t.{}").format(sql.Identifier(name)) for name in facts.key_names]
@@ -142,12 +162,14 @@ class PolledThread(PageThread):
         if self._position is not None:  # of the value that is about to be passed
             after, position = position.key, position.begin_pass()
             for late in late_rows(connection, table, facts, position, rows_max=rows_max, bytes_max=bytes_max):
+                self._check_order(connection, facts)  # of the rows
                 position = self._put_rows(records, late.piece, late.seen, late.behind, position.pass_late)
                 if self.stopped():
                     return
             self._position = position = position.end_late()
         for piece in pieces(connection, table, facts, KeyRange(after, upto), rows_max=rows_max, bytes_max=bytes_max):
             begins = find_begins(connection, facts.key[0], after, piece.keys)
+            self._check_order(connection, facts)
             advance, counts = partial(position.advance, begins=begins), range(1, len(piece.keys) + 1)
             position, after = self._put_rows(records, piece, piece.keys, counts, advance), piece.keys[-1]
             if self.stopped():

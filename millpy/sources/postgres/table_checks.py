@@ -27,8 +27,7 @@ Connection = psycopg.Connection[Any]
 OWN, FAR = "millpy_own_", "millpy_far_"
 """Prefixes of slots in the workers' database, which are dropped with their source, and of those in others."""
 _SLOTS_FULL = "53400"
-_SIZE = re.compile(r"\([0-9,]+\)")
-_WHOLE_NUMBERS = ("smallint", "integer", "bigint")
+_KINDS = {**dict.fromkeys(("smallint", "bigint"), "integer"), "character varying": "text"}
 _INVALIDATED_BY = {"wal_removed": "max_slot_wal_keep_size", "idle_timeout": "idle_replication_slot_timeout"}
 _OLDER_STATE = (
     "the database of the table is an older state (a backup was restored, or a standby without the last commits was"
@@ -43,7 +42,7 @@ class SortColumn(NamedTuple):
 
     Attributes:
         name: its name.
-        type: its type in SQL.
+        type: its type in SQL, without a size, to which a cast would cut longer values.
         collation: its collation in SQL; None for a type without one.
         operators: the schema of the operators that compare its values as ORDER BY does.
     """
@@ -55,8 +54,8 @@ class SortColumn(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The type without a size; one name for all whole numbers."""
-        return "integer" if self.type in _WHOLE_NUMBERS else _SIZE.sub("", self.type)
+        """The type; one name for all whole numbers, and for all texts."""
+        return _KINDS.get(self.type, self.type)
 
     @property
     def order(self) -> str:

@@ -116,10 +116,10 @@ SELECT r.rolname::text,
  WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND r.rolname = coalesce(%(role)s::text, current_user);
 
 -- name: look_at_key
--- Reads a column, if one is given, and those of the primary key: the type, the collation, and the schema of the operators
--- that compare its values in the order of ORDER BY. Zero rows: the table has neither.
+-- Reads a column, if one is given, and those of the primary key: the type without a size, the collation, and the schema of
+-- the operators that compare its values in the order of ORDER BY. Zero rows: the table has neither.
 WITH RECURSIVE key AS (
-    SELECT k.place, a.attname, a.atttypid, a.atttypmod, a.attcollation
+    SELECT k.place, a.attname, a.atttypid, a.attcollation
       FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
      CROSS JOIN LATERAL (
            SELECT 0 AS place, a.attnum FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attname = %(column)s
@@ -134,7 +134,7 @@ WITH RECURSIVE key AS (
      UNION ALL
     SELECT b.place, t.typbasetype FROM base AS b JOIN pg_type AS t ON t.oid = b.type WHERE t.typtype = 'd'
 )
-SELECT k.attname::text, format_type(k.atttypid, k.atttypmod), quote_ident(cn.nspname) || '.' || quote_ident(co.collname),
+SELECT k.attname::text, format_type(k.atttypid, -1), quote_ident(cn.nspname) || '.' || quote_ident(co.collname),
        coalesce((SELECT pn.nspname::text FROM base AS b
                    JOIN pg_opclass AS c ON c.opcintype = b.type AND c.opcdefault
                    JOIN pg_am AS m ON m.oid = c.opcmethod AND m.amname = 'btree'
