@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import psycopg
@@ -10,9 +10,10 @@ import psycopg
 from millpy.errors import ConfigError, MillError
 from millpy.graph import Graph
 from millpy.model.finding import Finding, Severity
+from millpy.sources.postgres.change_records import unfilled
 from millpy.sources.postgres.polled import PolledTable
 from millpy.sources.postgres.polled_thread import look_at_polled_table
-from millpy.sources.postgres.table import PostgresTable, table_name
+from millpy.sources.postgres.table import NO_CHANGE_FIELDS, PostgresTable, table_name
 from millpy.sources.postgres.table_checks import (
     Connection,
     check_changeable,
@@ -28,6 +29,7 @@ from millpy.store.postgres.statements import statement
 CHECK = "source"
 UNREAD = "its records are not read, and windows that depend on them stay open"
 SEE_ALL = "ALTER ROLE … BYPASSRLS, for the role by which the workers log in"
+RENAMED = "correct the field or its name (rename=), or remove it, if the column was renamed or dropped"
 LIMITS = {"lock_timeout": "5000"}
 """From PostgreSQL 16 on, what a publication has of a table is seen under a lock on the table."""
 Table = PostgresTable | PolledTable
@@ -46,20 +48,26 @@ def examine_tables(url: str, graph: Graph, worker: str | None) -> Iterator[Findi
         if not isinstance(source, Table):
             continue
         try:
-            rights = _examine(graph.permanent_name, node.name, source, url, worker)
+            rights, columns = _examine(graph.permanent_name, node.name, source, url, worker)
         except (MillError, psycopg.Error) as error:
             wrong = error if isinstance(error, MillError) else translate(error)
             yield Finding(Severity.ERROR, CHECK, f"{node.name}: {wrong.message}", UNREAD, wrong.hint)
             continue
+        filled = source.fields if isinstance(source, PostgresTable) else NO_CHANGE_FIELDS
+        if lacking := unfilled(node.record_type, filled, columns):
+            found = f"{node.name}: table {source.table} has no column for field {', '.join(lacking)}"
+            yield Finding(Severity.WARNING, CHECK, found, "each record has the default of the field", RENAMED)
         if isinstance(source, PolledTable) and not rights.sees_all:
             found = f"{node.name}: row security of table {source.table} applies to role {rights.role}"
             yield Finding(Severity.WARNING, CHECK, found, "rows that its policies hide are not read", SEE_ALL)
-        else:
+        elif not lacking:
             yield Finding(Severity.OK, CHECK, f"{node.name}: {rights.role} may read table {source.table}")
 
 
-def _examine(graph: str, stream: str, source: Table, own: str, worker: str | None) -> _TableRights:
-    """Return what the role of the workers may do with the table; it may read it.
+def _examine(
+    graph: str, stream: str, source: Table, own: str, worker: str | None
+) -> tuple[_TableRights, Sequence[str]]:
+    """Return what the role of the workers may do with the table, which it may read, and the columns that are read.
 
     Raises:
         MillError: it may not read it, or something is wrong.
@@ -71,15 +79,18 @@ def _examine(graph: str, stream: str, source: Table, own: str, worker: str | Non
     named = {"schema": schema, "table": table, "role": worker if is_own else None, "slot": slot}
     with connect(url, LIMITS, application_name="millpy doctor") as connection:
         if isinstance(source, PolledTable):
-            look_at_polled_table(connection, source)
+            columns: Sequence[str] = look_at_polled_table(connection, source).columns
             rights = _rights(connection, named)
             _check_readable(rights.may_read_each, rights, f"{schema}.{table}")
         else:
             check_changeable(connection, source)
             facts = look_at_table(connection, source, creates=False)
+            columns = facts.columns
             rights = _rights(connection, named)
             _check_followed(connection, source, rights, is_published=bool(facts.published))
-        return rights
+        if not columns:  # all
+            columns = (connection.execute(statement("look_at_polled_table"), named).fetchone() or ([],))[0]
+        return rights, columns
 
 
 class _TableRights(NamedTuple):

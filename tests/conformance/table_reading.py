@@ -14,6 +14,7 @@ from millpy import ChangeFields, PostgresTable
 from millpy.clock import SystemClock
 from millpy.ingest.protocol import Source, SourceSetup, TakeBound
 from millpy.limits import Limits
+from millpy.model.record import RecordType
 from millpy.sources.postgres.table_reader import PageReader
 
 EVERY = ("snapshot", "insert", "update", "delete", "truncate")
@@ -86,11 +87,12 @@ async def reader_of(
     secret: str,
     limits: Limits | None = None,
     bound: TakeBound | None = None,
+    record_type: RecordType | None = None,
     within_s: float = 25.0,
 ) -> AsyncIterator[Reader]:
     setup = SourceSetup(
         graph="g", stream="s", partition="public.t", limits=limits or Limits(), clock=SystemClock(),
-        ready=asyncio.Event(), secret=secret, database=url, bound=bound,
+        ready=asyncio.Event(), secret=secret, database=url, bound=bound, record_type=record_type,
     )  # fmt: skip
     found = Reader(source.connect(setup), setup)  # type: ignore[arg-type]
     async with asyncio.timeout(within_s):

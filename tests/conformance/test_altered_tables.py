@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 from datetime import timedelta
 
+import msgspec
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from millpy import PolledTable, milliseconds
+from millpy import ChangeFields, PolledTable, PostgresTable, milliseconds
 from millpy.clock import SystemClock
 from millpy.errors import ConfigError
+from millpy.ingest.protocol import Source
 from millpy.limits import Limits
+from millpy.model.record import RecordType
 from millpy.sources.postgres import polled_thread, table_thread
 from tests.conformance.table_reading import followed, reader, reader_of, table_of
 
@@ -395,3 +398,36 @@ async def test_missing_right_names_the_table(database_url: str, secret: str) -> 
             assert "SELECT on the table" in str(caught.value.hint)
         finally:
             connection.execute("DROP OWNED BY table_guest; DROP ROLE table_guest")
+
+
+class Item(msgspec.Struct):
+    id: int
+    n: int = 0
+    operation: str = ""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        PostgresTable("t", fields=ChangeFields(operation="operation")),
+        PolledTable("t", column="id", lag=timedelta(0), every=milliseconds(10)),
+    ],
+    ids=["changes", "polled"],
+)
+async def test_field_that_no_column_fills_any_more_is_warned_of_once(
+    database_url: str, secret: str, caplog: pytest.LogCaptureFixture, source: Source
+) -> None:
+    with table_of(database_url, "id int PRIMARY KEY, n int, operation text") as connection:
+        connection.execute("INSERT INTO t VALUES (1, 1)")
+        async with reader_of(source, database_url, secret=secret, record_type=RecordType(Item)) as found:
+            read = await found.records(1)
+            assert caplog.messages == []
+            connection.execute("ALTER TABLE t RENAME n TO m; INSERT INTO t VALUES (2, 2)")
+            read += await found.records(1)
+            connection.execute("ALTER TABLE t ADD more int; INSERT INTO t VALUES (3, 3)")
+            read += await found.records(1)
+
+    assert [record.get("n") for record in read] == [1, None, None]
+    assert [message for message in caplog.messages if "default" in message] == [
+        "table t has no column for field n of Item, so each record has its default"
+    ]

@@ -56,7 +56,7 @@ def test_doctor_says_what_a_table_lacks_and_creates_nothing(database_url: str, t
         assert status == 1
         assert "changes: table public.t has no primary key" in said
         assert "polled: table public.t lacks column 'n'" in said
-        connection.execute("ALTER TABLE t ADD PRIMARY KEY (id), ADD n int, REPLICA IDENTITY NOTHING")
+        connection.execute("ALTER TABLE t ADD PRIMARY KEY (id), ADD n int, ADD at float8, REPLICA IDENTITY NOTHING")
         status, said = examined()
         assert "changes: table public.t has no replica identity" in said
         connection.execute("ALTER TABLE t REPLICA IDENTITY DEFAULT")
@@ -67,13 +67,30 @@ def test_doctor_says_what_a_table_lacks_and_creates_nothing(database_url: str, t
         assert found == []
 
 
+def test_doctor_warns_of_fields_that_no_column_fills(database_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "stock.py"
+    file.write_text(GRAPH)
+    lacks = "table t has no column for field"
+    with table_of(database_url, "id int PRIMARY KEY, n int") as connection:
+        unpublished = [finding.found for finding in examine_tables(database_url, load_graph(str(file)), None)]
+        connection.execute("ALTER TABLE t ADD at float8; CREATE PUBLICATION millpy_public_t FOR TABLE t (id, at)")
+        published = [finding.found for finding in examine_tables(database_url, load_graph(str(file)), None)]
+
+    assert unpublished == [f"changes: {lacks} at", f"polled: {lacks} at"]
+    assert published[0] == f"changes: {lacks} n"
+    assert "may read table t" in published[1]
+
+
 def test_doctor_does_not_wait_for_a_table_that_is_locked(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(doctor_tables.LIMITS, "lock_timeout", "50")
     file = tmp_path / "stock.py"
     file.write_text(GRAPH)
-    with table_of(database_url, "id int PRIMARY KEY, n int") as connection, psycopg.connect(database_url) as other:
+    with (
+        table_of(database_url, "id int PRIMARY KEY, n int, at float8") as connection,
+        psycopg.connect(database_url) as other,
+    ):
         connection.execute(PUBLISHED)
         other.execute("LOCK TABLE public.t IN ACCESS EXCLUSIVE MODE")
         found = [finding.found for finding in examine_tables(database_url, load_graph(str(file)), None)]
@@ -94,7 +111,7 @@ def test_doctor_does_not_wait_for_a_table_that_is_locked(
             "may not read table public.t",
             "may not read table public.t",
         ),
-        (f"GRANT SELECT (id, n) ON t TO {{role}}; {PUBLISHED}", "may not read table public.t", ""),
+        (f"GRANT SELECT (id, n, at) ON t TO {{role}}; {PUBLISHED}", "may not read table public.t", ""),
         (
             f"GRANT SELECT ON t TO {{role}}; ALTER TABLE t ENABLE ROW LEVEL SECURITY; {PUBLISHED}",
             "hides rows",
@@ -109,7 +126,7 @@ def test_doctor_says_what_would_stop_the_first_worker(
     database_url: str, tmp_path: Path, given: str, changes: str, polled: str
 ) -> None:
     (tmp_path / "stock.py").write_text(GRAPH)
-    with table_of(database_url, "id int PRIMARY KEY, n int") as connection:
+    with table_of(database_url, "id int PRIMARY KEY, n int, at float8") as connection:
         names = {"role": "table_reader", "database": connection.info.dbname}
         connection.execute("CREATE ROLE table_reader LOGIN REPLICATION PASSWORD 'table_reader'")
         try:

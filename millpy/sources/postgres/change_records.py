@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -37,6 +37,13 @@ class Layout:
     taken: Sequence[Member]
     image: Sequence[Member]
     beside_key: Sequence[int]
+
+
+def unfilled(record_type: RecordType, fields: ChangeFields, columns: Iterable[str]) -> list[str]:
+    """Return the fields that have their default in each record: neither a column nor the change itself fills them."""
+    filled = {*fields.names()}
+    names, there = encoded_names(record_type), set(columns)
+    return [name for name in record_type.defaults if name not in filled and names[name] not in there]
 
 
 class ChangeRecords:

@@ -15,8 +15,9 @@ import psycopg
 
 from millpy.errors import ConfigError, CorruptionError, MillError, SourceUnavailableError, TransientError
 from millpy.ingest.protocol import SourceSetup
-from millpy.sources.postgres.change_records import ChangeRecords
+from millpy.sources.postgres.change_records import ChangeRecords, Columns, Layout, unfilled
 from millpy.sources.postgres.replication import SETTINGS, ReplicationError
+from millpy.sources.postgres.table import NO_CHANGE_FIELDS
 from millpy.sources.postgres.table_copy import CopyPiece
 from millpy.store.postgres.errors import translate
 from millpy.store.postgres.session import connect
@@ -69,6 +70,8 @@ class PageThread(threading.Thread, ABC):
 
     _also_locks = ""
     """What else the reader locks."""
+    _change_fields = NO_CHANGE_FIELDS
+    """The fields that a change itself fills."""
 
     def __init__(self, setup: SourceSetup, table: str, url: str, call: Callable[[Callable[[], None]], object]) -> None:
         super().__init__(name=f"millpy-table-{setup.stream}", daemon=True)
@@ -80,6 +83,7 @@ class PageThread(threading.Thread, ABC):
         self._put = self._committed = 0  # records; a page without any counts as one
         self._stopping = threading.Event()
         self._connection: psycopg.Connection[Any] | None = None
+        self._unfilled: list[str] = []
 
     @property
     def now(self) -> float:
@@ -193,6 +197,18 @@ class PageThread(threading.Thread, ABC):
     def _wait(self, seconds: float) -> None:
         self._stopping.wait(seconds)
 
+    def _layout_of(self, records: ChangeRecords, columns: Columns) -> Layout:
+        """Return the layout of rows with these columns. Warn of fields that none of them fills."""
+        if self._setup.record_type is not None:
+            found = unfilled(self._setup.record_type, self._change_fields, [name for name, _, _ in columns])
+            if found and found != self._unfilled:
+                log.warning(
+                    "table %s has no column for field %s of %s, so each record has its default",
+                    self._table, ", ".join(found), self._setup.record_type.struct.__name__,
+                )  # fmt: skip
+            self._unfilled = found
+        return records.layout(columns)
+
     def _copied_page(
         self, records: ChangeRecords, piece: CopyPiece, at: int, position: Callable[[tuple[str, ...]], Any]
     ) -> TablePage:
@@ -204,7 +220,7 @@ class PageThread(threading.Thread, ABC):
             at: their time, in µs.
             position: returns the position behind a key.
         """
-        layout, keys = records.layout(piece.columns), piece.keys
+        layout, keys = self._layout_of(records, piece.columns), piece.keys
         return TablePage(
             [records.of_row(layout, row, at) for row in piece.rows],
             [at] * len(piece.rows),

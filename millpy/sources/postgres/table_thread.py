@@ -68,6 +68,7 @@ class TableThread(PageThread):
     ) -> None:
         super().__init__(setup, source.table, url, call)
         self._source, self._slot = source, slot
+        self._change_fields = source.fields
         self._is_new = position is None
         self._position = position or TablePosition(copied=not source.copy)
         self._committed_lsn = self._position.lsn
@@ -311,9 +312,11 @@ class TableThread(PageThread):
         self, connection: psycopg.Connection[Any], facts: TableFacts, records: ChangeRecords, relation: Relation
     ) -> Layout:
         """Return the layout of a table that is new in the stream, or was altered, as may be one of its partitions."""
-        if relation.relation_id == facts.oid and facts.is_partitioned:
+        if relation.relation_id != facts.oid:
+            return records.layout(relation.columns)
+        if facts.is_partitioned:
             records.partition_keys = self._look_at_table(connection).partition_keys
-        return records.layout(relation.columns)
+        return self._layout_of(records, relation.columns)
 
     def _reached(self, stream: ReplicationStream, position: TablePosition) -> tuple[TablePosition, TablePage | None]:
         """Return the position behind what has no changes of the table, and a page that commits it if that is much."""
