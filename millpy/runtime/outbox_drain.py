@@ -78,7 +78,7 @@ class OutboxDrain:
         waiting: the rows that are not delivered.
         refused: the messages that the other side refuses, and those behind them.
         is_full: whether the interval takes no input: more waits than the limits allow, until it is half of that, or the
-            sink is not prepared.
+            sink is not prepared, or was not asked yet what it has, or has messages that were never committed.
         connection: whether the sink is connected, and why not.
     """
 
@@ -101,7 +101,9 @@ class OutboxDrain:
         self.refused = RefusedMessages(sink.refusals, context.limits, context.rng, state.refused)
         self.is_full = self._closing = False
         self._prepared = type(sink).prepare is Sink.prepare  # which does nothing
-        self._stores_positions = False
+        self._stores_positions = self._is_ahead = self._has_asked = False
+        self._known_max = state.head
+        """The greatest position that the other side may have: of what was committed at the takeover, or sent since."""
         self._bound = sink.bound
         self._news = asyncio.Event()
         self._recorded = state.delivered
@@ -138,6 +140,7 @@ class OutboxDrain:
         """Continue under another grant of the same worker, after a commit whose outcome was not known."""
         if grant != self.grant:  # under the same one nothing was committed
             self.refused.reconcile(state.refused)
+            self._known_max = max(self._known_max, state.head)
         self.grant = grant
         if state.head > self.waiting.head:
             self.waiting.add(state.head, max(0, state.size - self.waiting.size))
@@ -265,6 +268,10 @@ class OutboxDrain:
     def _lost(self, why: str) -> None:
         known = self.connection.why
         self.connection.disconnected(why, attempted=True)
+        if not self._has_asked:
+            self._has_asked = True  # it may be away for long: messages wait in the outbox
+            self._judge()
+            self._context.wake()
         if known != self.connection.why:
             log.warning("sink %s, interval %d: %s; trying again", self._setup.sink, self._setup.interval, why)
 
@@ -275,7 +282,7 @@ class OutboxDrain:
         self._open_connection = None
         try:
             known = _position(await connection.open())
-            if known is not None and known > self.waiting.head:  # by a new owner, or the database is an old one
+            if known is not None and known > self._known_max:  # by a new owner, or the database is an old one
                 await self._context.store.record_delivered([self._report({})])
             self._begin(known)
             while not self._closing:
@@ -309,10 +316,14 @@ class OutboxDrain:
         Raises:
             SinkUnavailableError: the other side has messages that were never committed.
         """
-        if known is not None and known > self.waiting.head:
+        self._is_ahead = known is not None and known > self._known_max
+        self._has_asked = True
+        if self._is_ahead:
+            self._judge()
             raise SinkUnavailableError(
-                f"the other side has messages up to {known}, but only {self.waiting.head} are committed",
-                hint="was the database restored from a backup? Deploy the sink under another name",
+                f"the other side has messages up to {known}, but only {self._known_max} are committed",
+                hint="was the database restored from a backup? Delete the position that the other side stores,"
+                " such as the group's offsets of the topic in Kafka; the sink then begins where the database says",
             )
         self._stores_positions = known is not None
         if self._stores_positions:
@@ -350,6 +361,7 @@ class OutboxDrain:
         """Send messages, and hold those back that are refused. Return False if the other side has taken none."""
         bound = self._bound
         self._bound = SendBound(max(1, len(messages) // 2), max(1, messages.size // 2))  # unless it succeeds
+        self._known_max = max(self._known_max, messages.end)
         try:
             await connection.send(messages)
         except MessagesRefusedError as error:
@@ -420,6 +432,9 @@ class OutboxDrain:
         messages = waiting.head - waiting.delivered
         self.is_full = (
             not self._prepared
+            # With more messages, the next owner would take those of the other side for them.
+            or not self._has_asked
+            or self._is_ahead
             or waiting.size * share > limits.outbox_bytes_max
             or messages * share > limits.outbox_records_max
         )

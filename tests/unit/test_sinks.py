@@ -350,12 +350,19 @@ async def test_a_drain_delivers_everything_in_order_through_failures_and_takeove
     assert drain.waiting.size <= 0 or not drain.is_full
 
 
-async def test_a_sink_that_knows_of_more_than_was_committed_is_not_overwritten() -> None:
+@pytest.mark.parametrize("meanwhile", [False, True])
+async def test_a_sink_that_knows_of_more_than_was_committed_is_not_overwritten(meanwhile: bool) -> None:
+    """Not even when the messages that are committed afterwards are more, also before the sink has told."""
     sink = Shelf(SendBound(), remembers=True, fails=0)
     sink.known = 5
-    context = DrainContext(Outbox(), Limits(), QuickClock(), random.Random(1), lambda: None, lambda: None)  # type: ignore[arg-type]
+    outbox = Outbox()
+    context = DrainContext(outbox, Limits(), QuickClock(), random.Random(1), lambda: None, lambda: None)  # type: ignore[arg-type]
     drain = OutboxDrain(context, Grant(1, 1), sink, SinkSetup("g", "s", 0, 1, 1, QuickClock()), OutboxState(3, 3, 0))
-    for _ in range(100):
+    for moment in range(100):
+        if moment == (0 if meanwhile else 50):
+            assert drain.is_full, "it takes no input, so that the next owner finds the same"
+            outbox.rows = [SinkMessages(3, [b"k"] * 4, [b"v"] * 4, [0] * 4).encode()]
+            drain.committed(outbox.rows[0])
         await asyncio.sleep(0)
     await drain.close()
     assert "only 3 are committed" in drain.connection.why

@@ -118,6 +118,23 @@ async def pass_turns(drain: OutboxDrain, turns: int = 60) -> list[bool | None]:
     return said
 
 
+async def test_an_interval_takes_no_input_until_the_first_attempt_to_connect_has_ended() -> None:
+    answers = asyncio.Event()
+
+    async def fail() -> None:
+        await answers.wait()
+        raise SinkUnavailableError("away")
+
+    drain = drain_of(Place(open=fail))
+    await pass_turns(drain)
+    before = drain.is_full
+    answers.set()
+    await pass_turns(drain)
+    await drain.close()
+
+    assert (before, drain.is_full) == (True, False)
+
+
 async def test_a_place_that_takes_connections_and_no_messages_is_disconnected_throughout() -> None:
     fails = True
 
