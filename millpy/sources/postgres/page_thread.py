@@ -178,7 +178,8 @@ class PageThread(threading.Thread, ABC):
 
     def _translated(self, error: psycopg.Error) -> MillError:
         if isinstance(error, ReplicationError) or error.sqlstate is None:
-            return SourceUnavailableError(f"the database of {self._table} does not answer: {error}")
+            said = " ".join(str(error).split())  # libpq's has lines
+            return SourceUnavailableError(f"the database of {self._table} does not answer: {said}")
         said = error.diag.message_primary or str(error)
         if error.sqlstate == "42501":
             return ConfigError(

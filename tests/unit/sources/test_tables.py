@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
 
 from millpy import ChangeFields, PolledTable, PostgresTable, milliseconds
@@ -268,6 +269,16 @@ def test_lag_begins_when_a_value_was_seen_not_when_the_look_began() -> None:
     thread._read(None)  # type: ignore[arg-type]
 
     assert thread.read_at == [begun_at + 5.0]  # seen at 1.5, safe at the look that began at 3.5
+
+
+def test_reason_of_an_outage_is_one_line() -> None:
+    refused = psycopg.OperationalError('connection to server on socket "/s" failed\n\tIs the server running locally?\n')
+
+    found = SlowPolling(ManualClock())._translated(refused)
+
+    assert found.message == (
+        'the database of t does not answer: connection to server on socket "/s" failed Is the server running locally?'
+    )
 
 
 class Answer:
