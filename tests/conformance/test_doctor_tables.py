@@ -67,6 +67,26 @@ def test_doctor_says_what_a_table_lacks_and_creates_nothing(database_url: str, t
         assert found == []
 
 
+@pytest.mark.parametrize(("published", "said"), [(PUBLISHED, True), (f"{PUBLISHED} WITH (publish = 'insert')", False)])
+def test_doctor_says_that_rows_cannot_be_updated_without_a_replica_identity(
+    database_url: str, tmp_path: Path, published: str, said: bool
+) -> None:
+    file = tmp_path / "stock.py"
+    file.write_text(GRAPH.replace('PostgresTable("t")', 'PostgresTable("t", operations=("insert",))'))
+    with table_of(database_url, "id int PRIMARY KEY, n int, at float8") as connection:
+        connection.execute(published)  # type: ignore[call-overload]
+        connection.execute("ALTER TABLE t REPLICA IDENTITY NOTHING; INSERT INTO t VALUES (1)")
+        refuses = False
+        try:
+            connection.execute("DELETE FROM t")
+        except psycopg.Error:
+            refuses = True
+        found = next(examine_tables(database_url, load_graph(str(file)), None))
+
+    assert (refuses, found.severity.value == "error") == (said, said)
+    assert ("refuses to update and delete rows of table public.t: it has no replica identity" in found.found) == said
+
+
 def test_doctor_warns_of_fields_that_no_column_fills(database_url: str, tmp_path: Path) -> None:
     file = tmp_path / "stock.py"
     file.write_text(GRAPH)

@@ -33,6 +33,10 @@ _OLDER_STATE = (
     "the database of the table is an older state (a backup was restored, or a standby without the last commits was"
     " promoted), so changes are missing"
 )
+_IDENTIFY = (
+    "ALTER TABLE … REPLICA IDENTITY DEFAULT; with a primary key that is DEFERRABLE, REPLICA IDENTITY FULL; each"
+    " partition has its own"
+)
 NEW_GENERATION = "deploy a new generation of the graph, which copies the table anew"
 COPY_ANEW = f"{NEW_GENERATION}; or reset the source with all its readers: millpy deploy GRAPH.py --reset SOURCE …"
 
@@ -261,14 +265,12 @@ def _check_publishable(connection: Connection, source: PostgresTable) -> None:
         ConfigError: it would.
     """
     table = f"{source.schema}.{source.name}"
-    named = {"schema": source.schema, "table": source.name}
-    found = connection.execute(statement("look_at_identity"), named).fetchone() or (False, False)
-    lacks_identity, is_virtual = found
-    if lacks_identity:
+    unidentified, is_virtual, _ = _look_at_identity(connection, source)
+    if unidentified:
         raise ConfigError(
-            f"table {table} has no replica identity: PostgreSQL would refuse to update its rows once it is published",
-            hint="ALTER TABLE … REPLICA IDENTITY DEFAULT; with a primary key that is DEFERRABLE, REPLICA IDENTITY FULL;"
-            " each partition has its own",
+            f"table {unidentified} has no replica identity: PostgreSQL would refuse to update its rows once it is"
+            " published",
+            hint=_IDENTIFY,
         )
     if is_virtual:
         raise ConfigError(
@@ -278,12 +280,23 @@ def _check_publishable(connection: Connection, source: PostgresTable) -> None:
         )
 
 
+def _look_at_identity(connection: Connection, source: PostgresTable) -> tuple[str | None, bool, bool]:
+    named = {"schema": source.schema, "table": source.name, "publication": publication_name(source)}
+    return connection.execute(statement("look_at_identity"), named).fetchone() or (None, False, False)
+
+
 def check_changeable(connection: Connection, source: PostgresTable) -> None:
     """Check that no publication forbids to update and delete rows of the table.
 
     Raises:
-        ConfigError: one does, because it lacks a generated column of the replica identity.
+        ConfigError: one does: the table has no replica identity, or the publication lacks a generated column of that.
     """
+    unidentified, _, is_published = _look_at_identity(connection, source)
+    if unidentified and is_published:
+        raise ConfigError(
+            f"PostgreSQL refuses to update and delete rows of table {unidentified}: it has no replica identity",
+            hint=_IDENTIFY,
+        )
     named = {"schema": source.schema, "table": source.name}
     for publication, table, column, is_virtual in connection.execute(statement("find_unpublished_identity"), named):
         raise ConfigError(

@@ -37,14 +37,16 @@ SELECT current_setting('wal_level'), pg_is_in_recovery(), c.relkind = 'p',
 
 -- name: look_at_identity
 -- Reads what would forbid to publish a table: without a replica identity, the server refuses to update and delete rows of
--- a table that is published, and with a virtual column in the identity, too, as virtual columns are never published. Zero
--- rows: there is no such table.
-SELECT coalesce(bool_or(r.relreplident <> 'f' AND NOT EXISTS (
+-- a table that is published, and with a virtual column in the identity, too, as virtual columns are never published. The
+-- first one names the table, or the partition, without an identity; the last one says whether its publication is there
+-- already, and has updates or deletes. Always one row.
+SELECT min(r.oid::regclass::text) FILTER (WHERE r.relreplident <> 'f' AND NOT EXISTS (
            SELECT FROM pg_index AS i
             WHERE i.indrelid = r.oid AND i.indisvalid AND i.indimmediate
-              AND CASE r.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END)), false),
+              AND CASE r.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END)),
        coalesce(bool_or(r.relreplident = 'f' AND EXISTS (
-           SELECT FROM pg_attribute AS a WHERE a.attrelid = r.oid AND a.attgenerated = 'v' AND NOT a.attisdropped)), false)
+           SELECT FROM pg_attribute AS a WHERE a.attrelid = r.oid AND a.attgenerated = 'v' AND NOT a.attisdropped)), false),
+       EXISTS (SELECT FROM pg_publication AS o WHERE o.pubname = %(publication)s AND (o.pubupdate OR o.pubdelete))
   FROM pg_class AS r
  WHERE r.relkind = 'r' AND r.oid IN (
        SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
