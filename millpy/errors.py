@@ -245,7 +245,7 @@ class CursorGapError(CorruptionError):
 
 
 class WatermarkRegressedError(CorruptionError):
-    """A low watermark would regress (I5, SQLSTATE MW005)."""
+    """A watermark would regress (I5, SQLSTATE MW005)."""
 
 
 class PaneOrderError(CorruptionError):

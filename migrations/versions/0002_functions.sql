@@ -54,10 +54,10 @@ END $$;
 
 -- The fence: advances the checkpoint headers, which holds the grants until this transaction ends (I1, I2). A row does not match
 -- when its sequencer is newer, when this bundle is committed already, when it runs another version of the graph, or
--- when its watermark would regress (I5). The function then raises, because the statements behind it in the pipeline
--- have been sent already:
+-- when one of its watermarks would regress (I5). The function then raises, because the statements behind it in the
+-- pipeline have been sent already:
 --   MW001 stale grants (DETAIL: their ids)    MW002 another graph version runs (DETAIL: which)
---   MW005 a low watermark would move back (DETAIL: ids)
+--   MW005 a watermark would move back (DETAIL: ids)
 CREATE FUNCTION mill.hold_grants(
     p_graph_version integer, p_intervals bigint[], p_sequencers bigint[], p_bundles bigint[],
     p_input_watermarks bigint[], p_low_watermarks bigint[], p_oldest_works bigint[], p_floors bigint[]
@@ -82,10 +82,11 @@ BEGIN
        AND i.sequencer = e.sequencer
        AND i.bundle = e.bundle - 1
        AND i.low_watermark <= e.low_watermark
+       AND i.input_watermark <= e.input_watermark
        AND i.graph_version = p_graph_version;
     GET DIAGNOSTICS held = ROW_COUNT;
     IF held <> cardinality(p_intervals) THEN
-        PERFORM mill.refuse(p_graph_version, p_intervals, p_sequencers, p_bundles, p_low_watermarks);
+        PERFORM mill.refuse(p_graph_version, p_intervals, p_sequencers, p_bundles, p_input_watermarks, p_low_watermarks);
     END IF;
 END $$;
 
@@ -104,7 +105,8 @@ END $$;
 
 -- Raises the error that says why the fence refused a commit. The caller has locked the headers.
 CREATE FUNCTION mill.refuse(
-    p_graph_version integer, p_intervals bigint[], p_sequencers bigint[], p_bundles bigint[], p_low_watermarks bigint[]
+    p_graph_version integer, p_intervals bigint[], p_sequencers bigint[], p_bundles bigint[],
+    p_input_watermarks bigint[], p_low_watermarks bigint[]
 ) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     running integer;
@@ -123,14 +125,16 @@ BEGIN
                         OR i.bundle NOT IN (e.bundle - 1, e.bundle)
                         OR (i.bundle = e.bundle AND i.xmin <> pg_current_xact_id()::xid)),
            array_agg(e.interval_id ORDER BY e.interval_id)
-             FILTER (WHERE i.sequencer = e.sequencer AND i.bundle = e.bundle - 1 AND i.low_watermark > e.low_watermark)
+             FILTER (WHERE i.sequencer = e.sequencer AND i.bundle = e.bundle - 1
+                       AND (i.input_watermark > e.input_watermark OR i.low_watermark > e.low_watermark))
       INTO stale, regressed
-      FROM unnest(p_intervals, p_sequencers, p_bundles, p_low_watermarks) AS e (interval_id, sequencer, bundle, low_watermark)
+      FROM unnest(p_intervals, p_sequencers, p_bundles, p_input_watermarks, p_low_watermarks)
+        AS e (interval_id, sequencer, bundle, input_watermark, low_watermark)
       LEFT JOIN mill.intervals AS i ON i.interval_id = e.interval_id;
     IF stale IS NOT NULL THEN
         RAISE EXCEPTION 'stale grants %', stale USING ERRCODE = 'MW001', DETAIL = array_to_string(stale, ',');
     ELSIF regressed IS NOT NULL THEN
-        RAISE EXCEPTION 'the low watermark of intervals % would move back', regressed
+        RAISE EXCEPTION 'a watermark of intervals % would move back', regressed
               USING ERRCODE = 'MW005', DETAIL = array_to_string(regressed, ',');
     END IF;
     RAISE EXCEPTION 'the fence did not match all of %', p_intervals

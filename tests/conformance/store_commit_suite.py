@@ -139,15 +139,17 @@ class FenceSuite:
         assert polled.head_seq == 0
         assert contents((await owner.opened(world.a)).recovered) == {}
 
-    async def test_watermarks_cannot_go_back(self, world: World) -> None:
+    @pytest.mark.parametrize(("input_watermark", "low_watermark"), [(10, 9), (9, 10)], ids=["low", "input"])
+    async def test_watermarks_cannot_go_back(self, world: World, input_watermark: int, low_watermark: int) -> None:
         owner = await world.owner(world.a)
         await owner.commit(owner.checkpoint(world.a, input_watermark=Instant(10), low_watermark=Instant(10)))
 
+        back = {"input_watermark": Instant(input_watermark), "low_watermark": Instant(low_watermark)}
         with pytest.raises(WatermarkRegressedError):
-            await owner.commit(owner.checkpoint(world.a, input_watermark=Instant(10), low_watermark=Instant(9)))
+            await owner.commit(owner.checkpoint(world.a, **back))
 
         recovered = (await owner.opened(world.a)).recovered
-        assert (recovered.bundle, recovered.low_watermark) == (1, 10)
+        assert (recovered.bundle, recovered.input_watermark, recovered.low_watermark) == (1, 10, 10)
 
     @pytest.mark.parametrize("further", [-1, 1])
     async def test_another_version_of_the_graph_cannot_commit(self, world: World, further: int) -> None:

@@ -23,6 +23,7 @@ MUTANTS = [
            "test_bundle_number_cannot_be_skipped"),
     _store(FUNCTIONS, "       AND i.low_watermark <= e.low_watermark\n", "", "test_watermarks_cannot_go_back",
            line="Watermarks, sequencers and positions never go back"),
+    _store(FUNCTIONS, "       AND i.input_watermark <= e.input_watermark\n", "", "test_watermarks_cannot_go_back"),
     _store(FUNCTIONS, "       AND i.low_watermark <= e.low_watermark\n", "       AND i.low_watermark < e.low_watermark\n",
            "test_turn_of_several_intervals_commits_completely", "test_pane_replaces_the_pane_before_it"),
     _store(FUNCTIONS, "       AND i.graph_version = p_graph_version;", ";", "test_another_version_of_the_graph_cannot_commit"),
