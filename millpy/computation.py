@@ -203,7 +203,6 @@ class Context:
 
     __slots__ = (
         "_chain",
-        "_chains",
         "_due",
         "_firing",
         "_late",
@@ -242,9 +241,7 @@ class Context:
         self._produced_before = 0
         self._timers: dict[TimerId, Timer] | None = None
         self._firing: Timer | None = None
-        # A timer may set timers that are due at once, in a chain: (timers before this one, fire time of the first).
-        self._chain: tuple[int, Instant] = (0, INSTANT_MIN)
-        self._chains: dict[TimerId, tuple[int, Instant]] = {}
+        self._chain: tuple[int, Instant] = (0, INSTANT_MIN)  # of the timer that fires: see `Timer.chain`
         self._due: DueTimers | None = None
         self._undo: list[tuple[TimerId, Timer | None]] | None = None
         self._late: bool | None = None
@@ -385,7 +382,9 @@ class Context:
         else:
             time = self.event_time_us if processing else at_us
         holds = hold and not (processing and self.late)
-        self._set(Timer(name, "processing" if processing else "event", at_us, time, holds))
+        behind, latest = self._chain
+        chain = (behind + 1, latest) if self._firing is not None and at_us <= latest else None
+        self._set(Timer(name, "processing" if processing else "event", at_us, time, holds, chain))
 
     def delete_timer(self, name: str, *, processing: bool | None = None) -> None:
         """Delete a timer: it never fires (I6). A timer that is not set is ignored.
@@ -460,11 +459,6 @@ class Context:
         self._timers[timer.id] = timer
         if self._due is not None:
             self._due.add(timer)
-        behind, latest = self._chain
-        if self._firing is not None and timer.at_us <= latest:
-            self._chains[timer.id] = (behind + 1, latest)
-        elif self._chains:
-            self._chains.pop(timer.id, None)
 
     def _discard(self, timer_id: TimerId) -> None:
         if timer_id in self._pending():
@@ -496,7 +490,6 @@ class Context:
         self._late = None
         self._due = None
         self._undo = None
-        self._chains.clear()
 
 
 def _instant(at: datetime | int) -> Instant:

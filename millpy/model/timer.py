@@ -22,7 +22,7 @@ TimeDomain = Literal["event", "processing", "hold"]
 TimerId = tuple[TimeDomain, str]
 
 
-class Timer(msgspec.Struct, frozen=True):
+class Timer(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """A timer that is set, or that fires: the argument of `process_timer`.
 
     Attributes:
@@ -31,6 +31,8 @@ class Timer(msgspec.Struct, frozen=True):
         at_us: when the timer fires, in µs since the epoch.
         event_time_us: event time of the timer's productions.
         holds: whether the timer keeps the low watermark back.
+        chain: for a timer that a timer has set at a time that was already due: the number of timers before it in that
+            chain, and when the first of them fired.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Timer(msgspec.Struct, frozen=True):
     at_us: Instant
     event_time_us: Instant
     holds: bool = True
+    chain: tuple[int, Instant] | None = None
 
     @property
     def at(self) -> datetime:
@@ -67,16 +70,18 @@ class _StoredTimer(msgspec.Struct, omit_defaults=True):
 
     event_time: int | None = None
     holds: bool = True
+    chain: tuple[int, int] | None = None
 
 
 def encode_timer(timer: Timer) -> bytes:
     """Encode the value of a timer's entry as JSON: `{}` for a timer that holds the watermark at its fire time."""
     event_time = timer.event_time_us if timer.event_time_us != timer.at_us else None
-    return msgspec.json.encode(_StoredTimer(event_time, timer.holds))
+    return msgspec.json.encode(_StoredTimer(event_time, timer.holds, timer.chain))
 
 
 def decode_timer(domain: TimeDomain, name: str, at_us: int, value: bytes) -> Timer:
     """Decode a timer from its entry."""
     stored = msgspec.json.decode(value, type=_StoredTimer)
     event_time = at_us if stored.event_time is None else stored.event_time
-    return Timer(name, domain, Instant(at_us), Instant(event_time), stored.holds)
+    chain = None if stored.chain is None else (stored.chain[0], Instant(stored.chain[1]))
+    return Timer(name, domain, Instant(at_us), Instant(event_time), stored.holds, chain)

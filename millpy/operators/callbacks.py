@@ -33,7 +33,7 @@ from millpy.model.keys import Key, key_text
 from millpy.model.stage import StageBinding, Work
 from millpy.model.step_progress import UNRETURNED_MAX, Call, StepAbandonment, is_user_error
 from millpy.model.time import Instant
-from millpy.model.timer import Timer, TimerId
+from millpy.model.timer import Timer
 from millpy.operators.event_loop import PrivateLoop
 from millpy.operators.rows import RowColumns
 from millpy.operators.state import Store
@@ -151,7 +151,6 @@ class Calls:
         self._book = book
         self._loop = loop
         self._progress = binding.progress
-        self._chains: dict[Key, dict[TimerId, tuple[int, Instant]]] = {}
         self._context = self._fresh_context()
 
     def take_rows(self, step: CallbackStep, jobs: Iterable[Job]) -> None:
@@ -294,8 +293,6 @@ class Calls:
         code, mine = job
         place = 0
         applied = []
-        cut = False
-        context._chains.update(self._chains.get(context.key, {}))
         try:
             for row in mine:
                 context._row = row
@@ -306,24 +303,15 @@ class Calls:
                 place += 1
             if final:
                 context._row = len(step.rows)
-                cut = await self._fire(context, step, code, step.work.watermark, step.work.now_us, failures)
+                await self._fire(context, step, code, step.work.watermark, step.work.now_us, failures)
         except _StopKey as stop:
             step.stopped[code] = StoppedKey(stop.item, stop.error, mine[place:])
-        pending = context._pending() if cut or not final else {}
-        self._keep_chains(context.key, {timer: chain for timer, chain in context._chains.items() if timer in pending})
         self._finish(context, step, code, final)
         step.applied += applied
         context._firing = None
         context._late = None
         context._due = None
         context._undo = None
-        context._chains.clear()
-
-    def _keep_chains(self, key: Key, chains: dict[TimerId, tuple[int, Instant]]) -> None:
-        if chains:
-            self._chains[key] = chains
-        else:
-            self._chains.pop(key, None)
 
     async def _fire(
         self,
@@ -333,16 +321,16 @@ class Calls:
         watermark: Instant,
         now_us: Instant | None,
         failures: Failures | None,
-    ) -> bool:
-        """Fire the key's due timers in order, including those that they set; return whether the turn is full first."""
+    ) -> None:
+        """Fire the key's due timers in order, including those that they set, until the turn is full."""
         if context._due is None:
             context._due = DueTimers(context._pending())
         while (timer := context._due.next_to_fire(context._pending(), watermark, now_us)) is not None:
             if now_us is not None:
                 if step.is_full(context.key):
-                    return True
+                    return
                 step.count_timer(context.key)
-            context._chain = context._chains.pop(timer.id, (0, timer.at_us))
+            context._chain = timer.chain or (0, timer.at_us)
             if context._chain[0] < TIMER_CHAIN_MAX:
                 await self._take(context, step, code, timer, watermark, failures)
                 continue
@@ -351,7 +339,6 @@ class Calls:
                 context._firing = timer
                 raise error
             self._dead_letter(context, step, timer, error)
-        return False
 
     async def _take(
         self,

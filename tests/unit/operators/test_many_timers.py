@@ -144,12 +144,15 @@ def test_a_turn_fires_up_to_its_limit_and_leaves_the_rest_due(bound: str, what: 
     assert parted.stored == whole.stored
 
 
+@pytest.mark.parametrize("restarts", [False, True], ids=["one owner", "an owner a turn"])
 @pytest.mark.parametrize("domain", ["event", "processing"])
-def test_a_chain_of_timers_is_as_long_if_records_of_its_key_come_between_turns(domain: str) -> None:
+def test_a_chain_of_timers_is_as_long_if_records_of_its_key_come_between_turns(domain: str, restarts: bool) -> None:
     driver = subject()
     driver.timers_max = 300
     driver.feed([(Order("k", f"again {domain}"), 1_000_000)], now_us=1_000_000)
     for number in range(10):
+        if restarts:
+            driver.restart()
         driver.feed([(Order("k", "set", number), 1_500_000 + number)], now_us=2_000_000)
 
     dead_letters = [dead_letter for result in driver.results for dead_letter in result.dead_letters]
