@@ -115,8 +115,11 @@ class KeyedInterval(ResidentInterval):
         self._only_computes = computation.immediate and not self._calls.awaits
         self._hasher = KeyHasher()
         self._complete = recovered.state_complete
-        """Whether every stored value is in memory. Else `_known` has the keys in memory, least recently used first."""
-        self._known: dict[Key, None] = {}
+        """Whether every stored value is in memory. Else `_known` has the keys in memory, and `_idle` those of them that
+        may leave, least recently used first. A key that may not leave is removed from it when its turn comes, and
+        returns with its next step or fold: so a turn does not look at all keys."""
+        self._known: set[Key] = set()
+        self._idle: dict[Key, None] = {}
         self._unfolded: dict[Key, int] = {}
         self._parking = ParkedKeys(binding.inputs)
         self._absorb_parked([entries for entries in recovered.entries if entries.kind is Kind.PARKED])
@@ -125,6 +128,8 @@ class KeyedInterval(ResidentInterval):
                 self._absorb_timers(entries)
             elif entries.kind is Kind.STATE and self._complete:
                 self._absorb_state(entries)
+        self._unloaded: set[Key] = set() if self._complete else {*self._book.by_key, *self._parking.keys}
+        """Keys with timers or parked records whose values are not in memory; later ones get these in a step."""
 
     @property
     def immediate(self) -> bool:
@@ -135,8 +140,7 @@ class KeyedInterval(ResidentInterval):
         """Return the keys whose state has to be loaded: those with records, timers or parked records."""
         if self._complete:
             return ()
-        known = self._known
-        wanted = {key: None for key in (*self._book.by_key, *self._parking.keys) if key not in known}
+        known, wanted = self._known, dict.fromkeys(self._unloaded)
         for bundle in bundles:
             wanted.update({key: None for key in bundle.keys.keys if key not in known})
         return [key_text(key) for key in wanted]
@@ -148,7 +152,9 @@ class KeyedInterval(ResidentInterval):
         for part in entries:
             if part.kind is Kind.STATE:
                 self._absorb_state(part, fresh)
-        self._known.update(dict.fromkeys(key for key in found if key in fresh))
+        self._known |= fresh
+        self._idle.update(dict.fromkeys(key for key in found if key in fresh))
+        self._unloaded.difference_update(found)
 
     def step(self, work: Work) -> StepResult:
         """Apply one turn's work to the soft state and return what has to be committed for it."""
@@ -198,7 +204,11 @@ class KeyedInterval(ResidentInterval):
 
     def on_folded(self, bundle: int) -> None:
         """Allow the eviction of values last changed at or before `bundle`, which are rows now."""
-        self._unfolded = {key: changed for key, changed in self._unfolded.items() if changed > bundle}
+        folded = [key for key, changed in self._unfolded.items() if changed <= bundle]
+        for key in folded:
+            del self._unfolded[key]
+        if not self._complete:
+            self._idle.update(dict.fromkeys(folded))
 
     def _absorb_timers(self, entries: Entries) -> None:
         for text, name, value, at_us in zip(
@@ -389,26 +399,30 @@ class KeyedInterval(ResidentInterval):
 
     def _evict(self, step: CallbackStep) -> None:
         """If the cache is full, evict stored values, least recently used first, down to three quarters of the limit."""
-        limit = self._binding.limits.state_cache_bytes_max
-        used = sum(store.bytes for store in self._stores.values()) + len(self._known) * ENTRY_BYTES
-        if used <= limit // 2 and self._complete:
-            return
-        if not self._complete:
-            for key in step.keys:
-                self._known.pop(key, None)
-                self._known[key] = None
+        limit, used = self._binding.limits.state_cache_bytes_max, self._cached_bytes()
+        if self._complete:
+            if used <= limit:
+                return
+            self._complete = False
+            self._idle = dict.fromkeys(key for store in self._stores.values() for key in store.keys())
+            self._idle.update(dict.fromkeys(self._unfolded))  # rows still have the values that these have lost
+            self._known = set(self._idle)
+            self._unloaded = {key for key in (*self._book.by_key, *self._parking.keys) if key not in self._known}
+        for key in step.keys:
+            self._known.add(key)
+            self._idle.pop(key, None)
+            self._idle[key] = None
         if used <= limit:
             return
-        if self._complete:
-            self._known = dict.fromkeys(key for store in self._stores.values() for key in store.keys())
-            self._known.update(dict.fromkeys(self._unfolded))  # rows still have the values that these have lost
-            self._complete = False
         kept = set(step.keys)
-        for key in list(self._known):
-            if sum(store.bytes for store in self._stores.values()) + len(self._known) * ENTRY_BYTES <= limit * 3 // 4:
+        for key in list(self._idle):
+            if key in kept or self._cached_bytes() <= limit * 3 // 4:
                 break
-            if key in self._unfolded or key in self._book.by_key or key in kept or key in self._parking:
-                continue
-            for store in self._stores.values():
-                store.evict(key)
-            del self._known[key]
+            del self._idle[key]
+            if key not in self._unfolded and key not in self._book.by_key and key not in self._parking:
+                for store in self._stores.values():
+                    store.evict(key)
+                self._known.remove(key)
+
+    def _cached_bytes(self) -> int:
+        return sum(store.bytes for store in self._stores.values()) + len(self._known) * ENTRY_BYTES

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from millpy.computation import Computation, Context
+from millpy.computation import Computation, Context, Value
 from millpy.limits import Limits
 from millpy.model.record import RecordType
 from millpy.model.stage import Work
@@ -33,7 +33,10 @@ class Out(msgspec.Struct):
 
 
 class Timers(Computation):
+    seen = Value(int, default=0)
+
     def process_record(self, context: Context, record: Any) -> None:
+        context[self.seen] += 1
         if record.what == "set":
             context.set_timer(f"t{record.number}", at=1_000_000 + record.number % 7)
         elif record.what == "delete":
@@ -159,6 +162,21 @@ def test_a_chain_of_timers_is_as_long_if_records_of_its_key_come_between_turns(d
     assert len(dead_letters) == 1
     assert "again and again" in dead_letters[0].detail
     assert fired(driver).count(f"again {domain}") == TIMER_CHAIN_MAX
+
+
+def test_a_turn_does_not_look_at_all_keys_that_have_timers() -> None:
+    """Not even while their state takes more memory than it may, which keys with timers keep in memory."""
+
+    def seconds_of_turns(limits: Limits) -> float:
+        driver = StageDriver(ComputationLogic(Timers()), Order, outputs={"out": RecordType(Out)}, limits=limits)
+        driver.feed([(Order(f"k{n}", "set", n), n) for n in range(MANY)])
+        driver.fold()
+        started = time.process_time()
+        for number in range(50):
+            driver.feed([(Order("k0", "set", number), MANY)])
+        return time.process_time() - started
+
+    assert seconds_of_turns(Limits(state_cache_bytes_max=1)) < 2 * seconds_of_turns(Limits()) + 0.1
 
 
 @pytest.mark.parametrize("limits", [Limits(), Limits(state_cache_bytes_max=1)], ids=["in memory", "loaded"])
