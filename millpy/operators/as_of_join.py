@@ -81,8 +81,10 @@ class AsOfJoin(IntervalJoin):
         self._pending = [[], []]
         return 0
 
-    def _retract(self, side: int, removed: Rows) -> None:
-        """Retract nothing: what is removed in time was not used yet."""
+    @property
+    def _first_pending(self) -> int:
+        """Zero: a row that is still buffered has not been joined, so what is retracted in time was not used yet."""
+        return 0
 
     def _let_leave(self, watermark: Instant, unmatched_max: int) -> bool:
         """Join the left rows that the watermark has passed; return whether some have to wait for the next turn."""

@@ -8,10 +8,12 @@ which records are late, and on nothing else of their order. A record is late onc
 `allowed_lateness` past its event time: some of what it could match may then have left.
 
     step   judge late records -> dead-letter what cannot be buffered -> buffer the others, take back retracted ones
-           -> join what is not yet joined, in order of arrival -> let rows leave; those without a match pass alone
+           -> retract what was made of these -> join what is not yet joined, in order of arrival
+           -> let rows leave; those without a match pass alone
 
-A turn joins a bounded number of records. What is left is joined in the next turns, and holds the watermark meanwhile. A
-retraction takes back the joined records of its record; both are gone without a trace if the record was not joined yet.
+A turn makes and retracts a bounded number of joined records. What is left is done in the next turns, in the same order,
+and holds the watermark meanwhile. A retraction takes back the joined records of its record; both are gone without a
+trace if the record was not joined yet.
 
 What is buffered is logged like dedupe ids (`store/join_log.py`): a bundle appends what it changes, and the log
 expires with the watermark.
@@ -50,7 +52,7 @@ from millpy.operators.join_reach import LEFT, RIGHT, Reach
 from millpy.operators.join_refusals import JoinRefusals
 from millpy.operators.join_rows import BufferedSide, Integers, Rows, joined_rows, row_bytes
 from millpy.operators.outputs import outlets_of
-from millpy.store.join_log import Piece, PieceKind, matches_piece, pieces_of, records_piece, removed_piece
+from millpy.store.join_log import Piece, PieceKind, matches_piece, numbers_piece, pieces_of, records_piece
 
 REASON = "join"
 """The reason of dead letters for which a join has no room."""
@@ -159,6 +161,8 @@ class IntervalJoin(ResidentInterval):
         self._key_bytes_max = min(self._bytes_max, binding.limits.join_key_bytes_max)
         self._outlet = outlets_of(binding)[None]
         self._pending: list[list[Rows]] = [[], []]
+        self._retracted: list[tuple[int, Integers]] = []
+        """(side, numbers) of joined rows that are still to be removed, in order. Until then nothing is joined."""
         self._next_number = 0
         self._clock, self._stored_until = INSTANT_MIN, INSTANT_MIN
         self._place: _Place | None = None
@@ -197,7 +201,7 @@ class IntervalJoin(ResidentInterval):
 
     @property
     def _is_pending(self) -> bool:
-        return any(self._pending)
+        return bool(self._retracted) or any(self._pending)
 
     @property
     def buffered(self) -> tuple[int, int]:
@@ -216,8 +220,10 @@ class IntervalJoin(ResidentInterval):
         for arrival in work.arrived:
             if len(arrival.bundle):
                 self._take(result, arrival, work)
-        left = work.panes_max - self._join(work.panes_max)
-        result.unfinished = self._is_pending or self._let_leave(work.watermark, max(1, left))
+        made = self._retract(work.panes_max)
+        made += self._join(work.panes_max - made)
+        left = max(1, work.panes_max - made)
+        result.unfinished = self._is_pending or self._let_leave(work.watermark, left)
         self._emit(result)
         result.dedupe_run = self._take_run()
         result.delta = self._take_place()
@@ -285,26 +291,46 @@ class IntervalJoin(ResidentInterval):
         self._append(records_piece(side, rows.numbers, records), side, rows.times)
 
     def _take_back(self, side: int, retractions: Rows) -> None:
-        """Remove the rows that are retracted, and retract what was made of them."""
-        names = rows_taken_back(self._sides[side], retractions)
-        removed = self._sides[side].remove(names)
-        if removed is None:
-            return
-        self._keys.drop(removed.codes, row_bytes(removed.batch))
-        self._append(removed_piece(side, removed.numbers), side, removed.times)
-        self._retract(side, removed)
+        """Remove the rows that are retracted; those that are joined wait until what was made of them is retracted."""
+        waiting = [numbers for of_side, numbers in self._retracted if of_side == side]
+        numbers = rows_taken_back(self._sides[side], retractions, waiting)
+        is_joined = numbers < self._first_pending
+        joined, gone = numbers[is_joined], numbers[~is_joined]
+        if len(joined):
+            self._retracted.append((side, joined))
+            self._append(numbers_piece(PieceKind.RETRACTED, side, joined), side, retractions.times)
+        if len(gone):
+            self._pending[side] = [
+                kept for rows in self._pending[side] if len(kept := rows.take(~np.isin(rows.numbers, gone)))
+            ]
+            self._remove(side, gone)
 
-    def _retract(self, side: int, removed: Rows) -> None:
-        """Retract the joined records of rows that are removed."""
-        first_pending = self._first_pending
-        self._pending[side] = [
-            kept for rows in self._pending[side] if len(kept := rows.take(~np.isin(rows.numbers, removed.numbers)))
-        ]
-        joined = removed.take(removed.numbers < first_pending)
-        if not len(joined):
-            return
-        before = np.full(len(joined), first_pending)
-        self._make([(side, joined, self._candidates(side, joined).matches(before))], retracts=True)
+    def _remove(self, side: int, numbers: Integers) -> None:
+        """Remove buffered rows."""
+        removed = self._sides[side].remove(numbers)
+        assert removed is not None, numbers
+        self._keys.drop(removed.codes, row_bytes(removed.batch))
+        self._append(numbers_piece(PieceKind.REMOVED, side, removed.numbers), side, removed.times)
+
+    def _retract(self, pairs_max: int) -> int:
+        """Remove joined rows, and retract what was made of them, until `pairs_max` pairs are. Return their number."""
+        made = 0
+        while self._retracted and made < pairs_max:
+            side, numbers = self._retracted[0]
+            queue = self._candidates(side, self._sides[side].rows_of(numbers))
+            until = joined_at_once([queue], self._next_number)
+            rows = queue.rows.take(queue.rows.numbers < until)
+            matches = queue.matches(np.full(len(rows), self._first_pending))
+            cut = cut_of([(rows, matches)], pairs_max - made, until)
+            if cut < until:
+                rows, matches = before_cut(rows, matches, cut)
+            made += len(matches.triggers)
+            self._remove(side, rows.numbers)
+            self._make([(side, rows, matches)], retracts=True)
+            self._keys.sweep(np.unique(rows.codes))
+            left = numbers[numbers >= cut]
+            self._retracted[:1] = [(side, left)] if len(left) else []
+        return made
 
     @property
     def _first_pending(self) -> int:
@@ -467,6 +493,7 @@ class IntervalJoin(ResidentInterval):
             return
         self._next_number = 1 + max(int(piece.numbers.max()) for piece in pieces)
         pending = self._next_number if self._place is None or self._place.pending is None else self._place.pending
+        self._next_number = max(self._next_number, pending)
         hasher = KeyHasher()
         for side, buffered in enumerate(self._sides):
             mine = [piece for piece in pieces if piece.side == side]
@@ -484,6 +511,9 @@ class IntervalJoin(ResidentInterval):
             if any(map(len, waiting)):
                 queue = joined_rows(waiting)
                 self._pending[side] = [queue.take(np.argsort(queue.numbers, kind="stable"))]
+        for piece in pieces:
+            if piece.kind is PieceKind.RETRACTED and len(left := self._sides[piece.side].buffered(piece.numbers)):
+                self._retracted.append((piece.side, left))
 
     def _stored_rows(self, side: int, pieces: Sequence[Piece], hasher: KeyHasher) -> list[Rows]:
         """Return the rows of a side that have not left, and count them."""

@@ -140,13 +140,18 @@ def before_cut(rows: Rows, matches: Matches, cut: int) -> tuple[Rows, Matches]:
     return rows.take(np.arange(count)), kept
 
 
-def rows_taken_back(buffered: BufferedSide, retractions: Rows) -> Integers:
-    """Return the numbers of the rows that are retracted: of equal ones the last. Unknown ones have none."""
+def rows_taken_back(buffered: BufferedSide, retractions: Rows, but: Sequence[Integers] = ()) -> Integers:
+    """Return the numbers of the rows that are retracted: of equal ones the last. Unknown ones have none.
+
+    The rows with the numbers `but` are retracted already.
+    """
     codes, times = np.unique(np.stack([retractions.codes, retractions.times]), axis=1)
     numbers: dict[tuple[int, int, bytes], list[int]] = {}
     for tier in buffered.tiers:
         _, places = ranges_joined(*tier.ranges(codes, times, times))
         rows = tier.rows.take(places[tier.live[places]])
+        if but:
+            rows = rows.take(~np.isin(rows.numbers, np.concatenate(but)))
         for name, number in zip(_names(rows), rows.numbers.tolist(), strict=True):
             numbers.setdefault(name, []).append(number)
     for equal in numbers.values():

@@ -195,6 +195,16 @@ class BufferedSide:
             found, places = tier.find(numbers[newest])
             tier.matches[places] = counts[newest[found]]
 
+    def buffered(self, numbers: Integers) -> Integers:
+        """Return those of the numbers whose rows are buffered, in their order."""
+        live = [tier.rows.numbers[tier.live] for tier in self.tiers]
+        return numbers[np.isin(numbers, np.concatenate(live))] if live else numbers[:0]
+
+    def rows_of(self, numbers: Integers) -> Rows:
+        """Return the rows with these numbers, by number; they must be buffered."""
+        rows = joined_rows([tier.rows.take(tier.find(numbers)[1]) for tier in self.tiers])
+        return rows.take(np.argsort(rows.numbers, kind="stable"))
+
     def remove(self, numbers: Integers) -> Rows | None:
         """Remove rows by number; return them, None without any."""
         removed = []

@@ -5,7 +5,8 @@ several bundles may be concatenated.
 
     records   numbers int64[n], a checksum, and the records as a slice (`codec.py`)
     matches   numbers int64[n], match counts int64[n]: of a number that occurs several times the last one holds
-    removed   numbers int64[n]: rows that have been retracted
+    retracted numbers int64[n]: rows that are to be removed, in this order, and what was made of them retracted
+    removed   numbers int64[n]: rows for which that is done
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class PieceKind(IntEnum):
     RECORDS = 1
     MATCHES = 2
     REMOVED = 3
+    RETRACTED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,9 @@ def matches_piece(side: int, numbers: Integers, counts: Integers) -> bytes:
     return _piece(PieceKind.MATCHES, side, len(numbers), content)
 
 
-def removed_piece(side: int, numbers: Integers) -> bytes:
-    """Encode the numbers of rows that a bundle has removed."""
-    return _piece(PieceKind.REMOVED, side, len(numbers), numbers.astype("<i8").tobytes())
+def numbers_piece(kind: PieceKind, side: int, numbers: Integers) -> bytes:
+    """Encode the numbers of rows that a bundle has removed, or that it leaves to be removed."""
+    return _piece(kind, side, len(numbers), numbers.astype("<i8").tobytes())
 
 
 def _records_piece(side: int, numbers: Integers, piece: StoredSlice) -> bytes:
@@ -108,7 +110,7 @@ def log_without_fields(log: bytes, schema: pa.Schema, kept: int) -> bytes:
         elif piece.counts is not None:
             found.append(matches_piece(piece.side, piece.numbers, piece.counts))
         else:
-            found.append(removed_piece(piece.side, piece.numbers))
+            found.append(numbers_piece(piece.kind, piece.side, piece.numbers))
     return b"".join(found)
 
 

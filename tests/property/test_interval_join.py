@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from random import Random
 from typing import Any
 
 import msgspec
@@ -331,6 +332,37 @@ def test_a_retraction_takes_back_what_was_joined(
     assert not subject.live_runs()
 
 
+near = st.lists(st.tuples(st.sampled_from([LEFT, RIGHT]), st.sampled_from("aab"), st.integers(20, 24)), max_size=16)
+
+
+@settings(max_examples=100, deadline=None)
+@given(near, near, st.randoms(use_true_random=False), cuts, hows, st.integers(1, 3), st.integers(1, 3))
+def test_retractions_that_a_bounded_turn_leaves_for_the_next_survive_restarts(
+    drawn: Any, drawn_later: Any, random: Random, drawn_cuts: Any, how: How, panes_max: int, turns_of_an_owner: int
+) -> None:
+    first = [Event(side, key, number % 2, at) for number, (side, key, at) in enumerate(drawn)]  # some are equal
+    later = [Event(side, key, number, at) for number, (side, key, at) in enumerate(drawn_later, len(first))]
+    later += [replace(event, retracts=True) for event in first if random.random() < 0.8]
+    random.shuffle(later)
+    subject = Join(5, 5, how=how, takes_retractions=True)
+    subject.panes_max = panes_max
+    step = subject._step
+
+    def step_and_restart(arrived: Any, before: Any) -> None:
+        step(arrived, before)
+        if subject.bundle % turns_of_an_owner == 0:
+            due = subject.interval.next_due()[0] <= subject.watermark
+            subject.restart()
+            assert not due or subject.interval.next_due()[0] <= subject.watermark
+
+    subject._step = step_and_restart  # type: ignore[method-assign]
+    kept = run(subject, [*first, *later], ["none"] * (len(first) - 1) + ["cut"] * bool(first) + drawn_cuts)
+
+    assert subject.joined() == by_a_loop(kept, 5, 5, how)
+    assert subject.interval.buffered == (0, 0)
+    assert not subject.live_runs()
+
+
 @settings(max_examples=100, deadline=None)
 @given(drawn_events, cuts, bounds)
 def test_the_order_does_not_depend_on_bundles(drawn: Any, drawn_cuts: Any, within: tuple[int, int]) -> None:
@@ -494,6 +526,34 @@ def test_a_hot_key_is_joined_in_bounded_turns(monkeypatch: pytest.MonkeyPatch) -
     assert sum(made) == 10_000
     assert max(made) <= 1_000
     assert all(result.unfinished for result in subject.results[:-1])
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["one owner", "an owner a turn"])
+def test_what_a_hot_key_has_joined_is_retracted_in_bounded_turns(
+    monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    monkeypatch.setattr("millpy.operators.join_pairs.PAIRS_AT_ONCE", 500)
+    subject = Join(1_000, 1_000, takes_retractions=True)
+    lefts = [Event(LEFT, "a", number, 0) for number in range(100)]
+    subject.feed([*lefts, *(Event(RIGHT, "a", number, 0) for number in range(100))])
+    subject.results.clear()
+    subject.panes_max = 1_000
+    step = subject._step
+
+    def step_and_restart(arrived: Any, before: Any) -> None:
+        step(arrived, before)
+        if restarts:
+            subject.restart()
+
+    subject._step = step_and_restart  # type: ignore[method-assign]
+    subject.feed([replace(event, retracts=True) for event in lefts] + [Event(LEFT, "a", 100, 0)])
+
+    made = [records for r in subject.results if (records := r.productions.get("out")) is not None]
+    marks = np.concatenate([retractions_of(records) for records in made]).tolist()
+    assert marks == [True] * 10_000 + [False] * 100
+    assert max(len(records) for records in made) <= 1_000
+    assert all(result.unfinished for result in subject.results[:-1])
+    assert subject.interval.buffered == (1, 100)
 
 
 @pytest.mark.parametrize("text", ["\x00", "a\x00b"])
