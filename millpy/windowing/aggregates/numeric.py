@@ -369,11 +369,9 @@ class VarianceAccumulator(ArrayAccumulator):
         return [0, 0.0, 0.0]
 
     def add(self, accumulator: Any, value: Any, at: int) -> Any:
-        """Add one value, after Welford."""
-        count, mean, squares = accumulator
-        away = float(value) - mean
-        mean += away / (count + 1)
-        return [count + 1, mean, squares + away * (float(value) - mean)]
+        """Add one value. Welford's product would be 0 where the mean rounds to it, though the square overflows."""
+        number = float(value)
+        return self.merge(accumulator, [1, number, number - number])  # NaN for an infinity
 
     def merge(self, one: Any, other: Any) -> Any:
         """Combine two counts, means and sums of squares."""

@@ -239,6 +239,16 @@ def test_variance_of_large_equal_values_is_zero_in_any_bundles(few: int, missing
     assert merged_at_once([*missing, *rows], StandardDeviation("value")) == 0
 
 
+@paths
+def test_variance_that_overflows_is_nan_in_any_bundles(few: int) -> None:
+    """Of two neighbors at the end of the range, the mean is one of them, and the square of their distance infinite."""
+    rows = [(Reading(value=value), 0) for value in (sys.float_info.max, math.nextafter(sys.float_info.max, 0))]
+
+    for bundles in ([rows], [[row] for row in rows]):
+        assert math.isnan(result(few, bundles, Variance("value", population=True)))
+    assert math.isnan(merged_at_once(rows, Variance("value", population=True)))
+
+
 @pytest.mark.parametrize(
     "make",
     [
