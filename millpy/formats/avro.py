@@ -13,6 +13,7 @@ from typing import Any
 from millpy.config.extras import to_install
 from millpy.errors import ConfigError, GraphError
 from millpy.formats.avro_checking import message_check
+from millpy.formats.avro_exact import write_exactly
 from millpy.formats.binary import PLAIN, BinaryFormat
 from millpy.formats.binary_values import NUMBER_BYTES_MAX
 from millpy.formats.json_objects import Json
@@ -212,7 +213,10 @@ def parsed_to_write(text: str) -> AvroSchema:
     named: dict[str, Any] = {}
     try:
         found = parse_schema(json.loads(text), named_schemas=named)
-        return AvroSchema(found, message_check(found, named))
+        check = message_check(found, named)
+        for part in list(_parts(found, set())):
+            write_exactly(part)
+        return AvroSchema(found, check)
     except RecursionError:
         raise ValueError("it contains itself, or is nested too deeply") from None
     except Exception as error:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
+from io import BytesIO
 from typing import Any, Literal
 from uuid import UUID
 
+import fastavro
 import msgspec
 import pytest
 
 from millpy import Avro, EventTime, Graph, KafkaTopic, SchemaRegistry, seconds
 from millpy.errors import ConfigError, GraphError, SinkUnavailableError
 from millpy.formats import Json, Message
+from millpy.formats.avro_writing import writer_of
 from millpy.model.record import RecordType, WideInt
 from millpy.sinks import Sink
 from millpy.testing import GraphDriver, ManualSource
 from tests.schema_registry_server import RegistryServer, schema_registry
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, 123_456, tzinfo=UTC)
+SECOND = NOON.replace(microsecond=0)
 
 
 class Level(Enum):
@@ -217,7 +223,7 @@ def test_a_record_that_does_not_fit_a_given_schema_is_a_dead_letter() -> None:
         ],
     }
     driver = driver_of(Amount, Avro(schema, registry=SchemaRegistry(url="http://never-asked:1")))
-    driver.feed("records", [Amount("a", NOON, Decimal("1.25")), Amount("a", NOON, Decimal("1.255"))])
+    driver.feed("records", [Amount("a", SECOND, Decimal("1.25")), Amount("a", SECOND, Decimal("1.255"))])
 
     ((key, value),) = driver.sent("out")
     assert (key, value[:5]) == (b"a", b"\0\0\0\0\0")
@@ -267,6 +273,71 @@ def test_a_number_of_more_than_32_bits_is_no_int_of_a_given_schema() -> None:
     assert [key for key, _ in driver.sent("out")] == [b"a"]
     (letter,) = driver.dead_letters()
     assert "2147483648 is no int, which has 32 bits" in letter.detail
+
+
+class Measure(msgspec.Struct):
+    device: str
+    at: datetime
+    value: float = 0.0
+    values: list[float] = []
+    named: dict[str, float] = {}
+    maybe: float | None = None
+    seen: datetime = SECOND
+
+
+FLOATS = [
+    {"name": "value", "type": "float"},
+    {"name": "values", "type": {"type": "array", "items": "float"}},
+    {"name": "named", "type": {"type": "map", "values": {"type": "float"}}},
+    {"name": "maybe", "type": ["null", "float"]},
+]
+
+
+@pytest.mark.parametrize("unit", ["timestamp-millis", "local-timestamp-millis"])
+def test_what_a_given_schema_would_change_in_silence_is_a_dead_letter(unit: str) -> None:
+    time = {"type": "long", "logicalType": unit}
+    inner = {"type": "record", "name": "Measure", "fields": [
+        {"name": "device", "type": "string"}, {"name": "at", "type": time}, *FLOATS,
+        {"name": "seen", "type": ["null", time]},
+    ]}  # fmt: skip
+    exact = SECOND.replace(microsecond=123_000)
+    good = [
+        Measure("a", exact, 3.0e38, [-3.4e38], {"x": 0.5}, 0.25, exact),
+        Measure("a", SECOND, 0.5, [0.5], {}, None),
+    ]
+    bad = [
+        (Measure("b", SECOND, 1e39), "1e+39 is beyond the range of a float"),
+        (Measure("b", SECOND, 0.0, [0.0, -1e39]), "-1e+39 is beyond"),
+        (Measure("b", SECOND, named={"x": 1e300}), "1e+300 is beyond"),
+        (Measure("b", SECOND, maybe=1e39), "1e+39 is beyond"),
+        (Measure("b", SECOND + timedelta(microseconds=1)), "has microseconds"),
+        (Measure("b", SECOND, seen=SECOND + timedelta(microseconds=999)), "has microseconds"),
+    ]
+    driver = driver_of(Measure, Avro(inner))
+    driver.feed("records", [*good, *(record for record, _ in bad)])
+
+    infinite = writer_of(json.dumps(inner))(Measure("a", SECOND, math.inf))
+    sent: list[Any] = [
+        fastavro.schemaless_reader(BytesIO(message), fastavro.parse_schema(inner))
+        for message in (*(value for _, value in driver.sent("out")), infinite)
+    ]
+    assert [message["at"].replace(tzinfo=UTC) for message in sent] == [exact, SECOND, SECOND]
+    assert [message["value"] for message in sent] == [pytest.approx(3.0e38), 0.5, math.inf]
+    assert (sent[0]["maybe"], sent[1]["maybe"]) == (0.25, None)
+    letters = driver.dead_letters()
+    assert len(letters) == len(bad)
+    for letter, (_, said) in zip(letters, bad, strict=True):
+        assert said in letter.detail
+
+
+def test_a_time_is_not_cut_to_the_date_of_a_given_schema() -> None:
+    day = {"type": "int", "logicalType": "date"}
+    fields = [{"name": "device", "type": "string"}, {"name": "at", "type": day}, {"name": "count", "type": "int"}]
+    driver = driver_of(Counter, Avro({"type": "record", "name": "Counter", "fields": fields}))
+    driver.feed("records", [Counter("a", NOON, 1)])
+
+    assert not driver.sent("out")
+    assert "the schema has a date" in driver.dead_letters()[0].detail
 
 
 class Short(msgspec.Struct, omit_defaults=True):
