@@ -18,6 +18,7 @@ EXPANDED_BYTES_MAX = 4_000_000
 MEMBERS_MAX = 100
 """The most members of one message, each of which is compressed by itself (RFC 1952)."""
 _ANY_HEADER = 32 + 15  # gzip or zlib, as the bytes say
+_BARE = -15
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -68,15 +69,20 @@ class Gzip(Format):
         return read
 
 
-def expanded(payload: bytes) -> bytes:
-    """Decompress a payload. Raises ValueError if it is damaged, or too large."""
+def expanded(payload: bytes, *, may_be_bare: bool = False) -> bytes:
+    """Decompress a payload, also one of deflate without a header if `may_be_bare`.
+
+    Raises:
+        ValueError: it is damaged, or too large.
+    """
     found = b""
+    form = _BARE if may_be_bare and not _has_header(payload) else _ANY_HEADER
     for _ in range(MEMBERS_MAX):
-        machine = zlib.decompressobj(_ANY_HEADER)
+        machine = zlib.decompressobj(form)
         try:
             found += machine.decompress(payload, EXPANDED_BYTES_MAX + 1 - len(found))
         except zlib.error as error:
-            raise ValueError(f"neither gzip nor zlib: {error}") from error
+            raise ValueError(f"{'not deflate' if form == _BARE else 'neither gzip nor zlib'}: {error}") from error
         if len(found) > EXPANDED_BYTES_MAX:
             raise ValueError(f"expands to more than {EXPANDED_BYTES_MAX} bytes")
         if not machine.eof:
@@ -85,3 +91,9 @@ def expanded(payload: bytes) -> bytes:
         if not payload:
             return found
     raise ValueError(f"has more than {MEMBERS_MAX} members")
+
+
+def _has_header(payload: bytes) -> bool:
+    """Tell whether a payload begins as gzip or zlib does (RFC 1950: method 8, and a multiple of 31)."""
+    begin = payload[:2]
+    return begin == b"\x1f\x8b" or (len(begin) == 2 and begin[0] & 15 == 8 and int.from_bytes(begin) % 31 == 0)

@@ -162,9 +162,11 @@ class BodyReader:
                 raise RefusedRequestError(415, "the body is compressed: send the header Content-Encoding: gzip")
             return body.content
         if body.encoding not in ("gzip", "x-gzip", "deflate"):
-            raise RefusedRequestError(415, f"Content-Encoding {body.encoding[:40]!r} is not read: send gzip or deflate")
+            why = f"Content-Encoding {body.encoding[:40]!r} is not read: send gzip or deflate"
+            raise RefusedRequestError(415, why, headers={"Accept-Encoding": "gzip, deflate"})
         try:
-            return expanded(body.content)
+            # deflate is zlib, which some clients send without its header (RFC 9110, section 8.4.1.2)
+            return expanded(body.content, may_be_bare=body.encoding == "deflate")
         except ValueError as error:
             status = 413 if "more than" in str(error) else 400
             raise RefusedRequestError(status, f"the body cannot be decompressed: {error}") from None

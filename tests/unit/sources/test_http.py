@@ -90,7 +90,9 @@ async def test_formats_are_chosen_by_content_type_or_by_the_source() -> None:
         (b"{}", {"Content_Type": "application/json; charset=latin1"}, 415, "send UTF-8"),
         (b"{}", {"Content_Encoding": "br"}, 415, "send gzip"),
         (b"{}", {"Content_Encoding": "gzip"}, 400, "the body cannot be decompressed: neither gzip nor zlib"),
-        (zlib.compress(b"{}", wbits=-15), {"Content_Encoding": "deflate"}, 400, "decompressed: neither gzip nor zlib"),
+        (b"\xff", {"Content_Encoding": "deflate"}, 400, "the body cannot be decompressed: not deflate"),
+        (zlib.compress(b"{}", wbits=-15), {"Content_Encoding": "gzip"}, 400, "decompressed: neither gzip nor zlib"),
+        (zlib.compress(b"{}")[:-4], {"Content_Encoding": "deflate"}, 400, "is cut off"),
         (gzip.compress(b"{}", mtime=0), {}, 415, "Content-Encoding: gzip"),
         (gzip.compress(b" " * 5_000_000, mtime=0), {"Content_Encoding": "gzip"}, 413, "expands to more than"),
         (b"[" + b"{}," * 10_000 + b"{}]", {}, 413, "10000 records"),
@@ -110,6 +112,20 @@ async def test_body_that_cannot_be_read_is_refused(
         assert detail in answer.body["detail"]
         assert client.batches == []
         assert (await client.post(reading())).status == 200
+
+
+@pytest.mark.parametrize("wbits", [15, -15, 31], ids=["zlib", "bare", "gzip"])
+async def test_deflate_is_read_with_and_without_the_header_of_zlib(wbits: int) -> None:
+    async with accepting() as client:
+        for level in (0, 1, 6, 9):
+            body = zlib.compress(json.dumps([reading(n) for n in range(level + 1)]).encode(), level, wbits=wbits)
+
+            assert (await client.post(body, Content_Encoding="deflate")).body == {"records": level + 1}
+
+
+async def test_an_encoding_that_is_not_read_is_answered_with_those_that_are() -> None:
+    async with accepting() as client:
+        assert (await client.post(b"{}", Content_Encoding="br")).headers["Accept-Encoding"] == "gzip, deflate"
 
 
 async def test_bad_record_is_named_and_none_of_its_request_is_taken() -> None:
