@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from millpy.errors import ConfigError
+from millpy.model.arguments import check_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,9 @@ class Login:
 
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_texts('for example login=Login("me", secret)', username=self.username, password=self.password)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,9 @@ class Tls:
     key: str | Path | None = None
 
     def __post_init__(self) -> None:
+        for name, path in {"ca": self.ca, "certificate": self.certificate, "key": self.key}.items():
+            if not isinstance(path, str | Path | None):
+                raise ConfigError(f"{name}={path!r} is not the path of a file", hint='for example Tls(ca="ca.pem")')
         if self.key is not None and self.certificate is None:
             raise ConfigError("Tls(key=…) needs a certificate", hint="name it with certificate=")
 

@@ -27,6 +27,7 @@ from millpy.model.record import RecordType
 AVRO_BYTES_MAX = 1_000_000
 """The most bytes of one message: its values take many times as much in memory."""
 _DECIMAL = "millpy-decimal"
+_HINT = 'for example {"type": "record", "name": "Reading", "fields": [{"name": "device", "type": "string"}]}'
 VALUES_OF_A_BYTE = 16
 """Values that a byte of a message may make."""
 VALUES_MAX = 10_000
@@ -89,7 +90,7 @@ class Avro(BinaryFormat):
             try:
                 parsed(self.schema)
             except ValueError as error:
-                raise GraphError(f"the Avro schema is invalid: {error}") from error
+                raise GraphError(f"the Avro schema is invalid: {error}", hint=_HINT) from error
 
     def reader(self, record_type: RecordType) -> Reader:
         """Return a function that decodes a message and finds the records in it."""

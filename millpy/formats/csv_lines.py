@@ -88,7 +88,7 @@ class Csv(Format):
                 f"decimal={decimal!r} does not go with delimiter={delimiter!r}",
                 hint='for example decimal=",", delimiter=";"',
             )
-        quote = quote or None
+        quote = None if quote == "" else quote
         if quote is not None and (
             not isinstance(quote, str) or len(quote) != 1 or quote in (delimiter, decimal, "\n", "\r")
         ):
@@ -159,7 +159,10 @@ class Csv(Format):
         known = set(encoded_names(record_type).values())
         for column, name in self.rename.items():
             if name not in known:
-                raise GraphError(f"rename={{{column!r}: {name!r}}}: {record_type.struct.__name__} has no such field")
+                raise GraphError(
+                    f"rename={{{column!r}: {name!r}}}: {record_type.struct.__name__} has no such field",
+                    hint=f"its fields are {', '.join(record_type.fields)}",
+                )
         fields = {name: own for own, name in encoded_names(record_type).items()}
         for name in self.unpivot or ():
             if name in self.rename.values():
@@ -239,7 +242,7 @@ def _codec_of(encoding: str) -> str:
     try:
         name = codecs.lookup(encoding).name
         plain = is_wide(name) or "\n;A".encode(name) == b"\n;A"
-    except (LookupError, TypeError, UnicodeError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError):
         plain = False
     if not plain:
         raise GraphError(

@@ -155,7 +155,7 @@ def check_field(record_type: RecordType, name: str, setting: str) -> type:
     Raises:
         GraphError: the record class has no such field.
     """
-    if name not in record_type.annotations:
+    if not isinstance(name, str) or name not in record_type.annotations:
         struct = record_type.struct.__name__
         raise GraphError(
             f"{setting}: {struct} has no field {name!r}", hint=f"its fields are {', '.join(record_type.fields)}"

@@ -436,6 +436,7 @@ class KeyedStream(PerKeyTools, Windowing, Generic[T]):
         """
         if when_behind not in ("wait", "skip"):
             raise GraphError(f"unknown when_behind={when_behind!r} of an archive", hint='use "wait" or "skip"')
+        check_instance("name", name, str, 'for example archive("readings")')
         if not name and not self.stream.name.isidentifier():
             raise GraphError(
                 f"the archive of {self.stream.name!r} needs a name", hint='for example archive("readings")'

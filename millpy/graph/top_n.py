@@ -20,7 +20,7 @@ from millpy.graph.names import checked_name
 from millpy.graph.nodes import StageNode
 from millpy.graph.refusals import refuse_repeated_panes
 from millpy.limits import KEY_INTERVALS_DEFAULT
-from millpy.model.arguments import check_instance, is_whole
+from millpy.model.arguments import check_flags, check_instance, is_whole
 from millpy.model.keys import key_text
 from millpy.model.record import column_name
 from millpy.windowing.accumulation import Accumulation
@@ -85,6 +85,7 @@ class TopOfPanes:
         step, logic = _windowed(stream)
         if not is_whole(parts, 1, PARTS_MAX):
             raise GraphError(f"parts={parts!r} of top_n is not a number from 1 to {PARTS_MAX:,}", hint="leave it out")
+        check_flags(smallest=smallest)
         if trigger is not None:
             check_instance("trigger", trigger, Trigger, "for example trigger=AfterWatermark(early=Every(seconds(10)))")
         panes = _Panes(stream, step, logic, field_names("per", per), by, parts)

@@ -173,9 +173,13 @@ class EventTime:
         check_length("max_disorder", timedelta(0) if max_disorder is None else max_disorder)
         check_length("future_tolerance", future_tolerance)
         if max_disorder is not None and max_disorder < timedelta(0):
-            raise GraphError(f"event time {field!r}: max_disorder must not be negative: {max_disorder}")
+            raise GraphError(
+                f"event time {field!r}: max_disorder must not be negative: {max_disorder}", hint="seconds(0) for order"
+            )
         if future_tolerance < timedelta(0):
-            raise GraphError(f"event time {field!r}: future_tolerance must not be negative: {future_tolerance}")
+            raise GraphError(
+                f"event time {field!r}: future_tolerance must not be negative: {future_tolerance}", hint="leave it out"
+            )
         object.__setattr__(self, "field", field)
         object.__setattr__(self, "arrives", False)
         object.__setattr__(self, "unit", unit)

@@ -28,6 +28,13 @@ def check_flags(**given: object) -> None:
             raise GraphError(f"{name}={value!r} is neither True nor False", hint=f"{name}=True, or leave it out")
 
 
+def check_texts(hint: str, **given: object) -> None:
+    """Raise GraphError for an argument that is neither text nor None; without what it is, which may be a secret."""
+    for name, value in given.items():
+        if not isinstance(value, str | None):
+            raise GraphError(f"{name}= is not text, but a {type(value).__name__}", hint=hint)
+
+
 def are_texts(given: object) -> bool:
     """Tell whether an argument is a list or tuple of texts, not one text."""
     return isinstance(given, list | tuple) and all(isinstance(each, str) for each in given)

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from millpy.errors import GraphError, TableLoadError
 from millpy.limits import NAME_BYTES_MAX
+from millpy.model.arguments import are_texts
 from millpy.model.keys import Key, KeyHasher
 from millpy.model.record import Records, RecordType
 from millpy.model.time import check_length
@@ -55,6 +56,8 @@ class LookupTable:
             raise GraphError(f"refresh={refresh!r} is not a duration of 0.1 s or more", hint="for example seconds(30)")
         check_length("refresh", refresh)
         self.schema, self.table = parts if len(parts) == 2 else (PUBLIC, parts[0])
+        if not isinstance(key, str) and not are_texts(key):
+            raise GraphError(f"key takes names of fields, not {key!r}", hint='for example key="device"')
         self.row = row
         self.record_type = RecordType(row)
         self.key = (key,) if isinstance(key, str) else tuple(key)

@@ -14,7 +14,8 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from millpy.errors import SegmentChecksumError
+from millpy.errors import GraphError, SegmentChecksumError
+from millpy.model.arguments import are_texts, check_instance
 from millpy.model.checkpoint import OutboxRows
 
 COMPRESS_BYTES_MIN = 4_096
@@ -211,3 +212,10 @@ def field_headers(record: Any, readers: Sequence[tuple[str, Callable[[Any], Any]
     """Return headers of the fields of a record that are not None."""
     found = [(name, field_bytes(read(record))) for name, read in readers]
     return [(name, value) for name, value in found if value is not None]
+
+
+def check_value(value: object, headers: object) -> None:
+    """Check the names of the fields that a sink makes its value and headers of. Raises GraphError."""
+    check_instance("value", value, str, "the name of a field; leave it out for the whole record")
+    if not are_texts(headers):
+        raise GraphError(f"headers={headers!r} is not a list of fields", hint='for example headers=("device",)')

@@ -19,6 +19,7 @@ from millpy.model.arguments import check_function, check_instance, is_number, is
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
+from millpy.sinks.messages import check_value
 from millpy.sinks.protocol import SendBound, Sink, SinkConnection, SinkSetup
 from millpy.sources.kafka.source import DEFAULT_BROKERS, Kafka, KafkaBrokers, check_brokers
 
@@ -75,6 +76,7 @@ class KafkaTopic(Sink):
         if not isinstance(self.topic, str) or not self.topic:
             raise ConfigError(f"a topic cannot be named {self.topic!r}", hint='for example KafkaTopic("alerts")')
         check_brokers(self.brokers)
+        check_value(self.value, self.headers)
         check_instance("bound", self.bound, SendBound, "for example bound=SendBound(records=100)")
         if self.compression not in (None, *COMPRESSIONS):
             raise ConfigError(

@@ -22,7 +22,7 @@ from millpy.model.arguments import check_flags, check_instance, is_whole
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType, getter
-from millpy.sinks.messages import TOPIC, field_headers
+from millpy.sinks.messages import TOPIC, check_value, field_headers
 from millpy.sinks.mqtt.template import Topic, checked_topic, topic_reader, unsendable, validate
 from millpy.sinks.protocol import SendBound, Sink, SinkConnection, SinkSetup
 from millpy.sinks.refusal_policy import RefusalPolicy
@@ -91,6 +91,7 @@ class MqttTopic(Sink):
 
     def __post_init__(self) -> None:
         checked_topic(self.topic)
+        check_value(self.value, self.headers)
         check_address(self.host, self.port, self.login, self.tls)
         check_instance("refusals", self.refusals, RefusalPolicy, "for example refusals=RefusalPolicy(attempts=3)")
         check_instance("bound", self.bound, SendBound, "for example bound=SendBound(records=10)")

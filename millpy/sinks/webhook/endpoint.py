@@ -15,10 +15,11 @@ from typing import Literal, get_args
 from millpy.config.access import NO_FILES, Tls
 from millpy.config.extras import to_install
 from millpy.errors import ConfigError, GraphError
-from millpy.model.arguments import check_instance, is_number, is_whole
+from millpy.model.arguments import check_instance, check_texts, is_number, is_whole
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
+from millpy.sinks.messages import check_value
 from millpy.sinks.protocol import SendBound, Sink, SinkConnection, SinkSetup
 from millpy.sinks.refusal_policy import RefusalPolicy
 from millpy.sinks.webhook.address import Origin, allowed_origins, origin_of
@@ -55,6 +56,7 @@ class WebhookAccess:
 
     def __post_init__(self) -> None:
         check_instance("headers", self.headers, Mapping, 'for example {"Authorization": "ALERTS_AUTHORIZATION"}')
+        check_texts("name the variable with the secret", signing=self.signing)
         check_instance("tls", self.tls, Tls, 'for example tls=Tls(ca="ca.pem"); https:// alone verifies, too')
 
 
@@ -148,6 +150,8 @@ class Webhook(Sink):
         check_instance("timeouts", timeouts, WebhookTimeouts, "for example WebhookTimeouts(answer_s=10)")
         check_instance("bound", bound, SendBound, "for example bound=SendBound(records=10)")
         check_instance("refusals", refusals, RefusalPolicy, "for example refusals=RefusalPolicy(attempts=3)")
+        check_value(value, ())
+        check_texts('for example url_field="callback_url"', url_field=url_field)
         of_fields, fixed = dict(headers or {}), dict(fixed_headers or {})
         _check_headers([*of_fields, *fixed, *access.headers], fixed)
         _check_body(batch, value, content_type, alone=bool(of_fields or url_field))

@@ -94,6 +94,13 @@ def _check(
         )
 
 
+def _text_of(path: object) -> str:
+    """Return a path as text. Raises ConfigError."""
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"{path!r} is not the path of files", hint='an example: Files("monday.ndjson")')
+    return str(path)
+
+
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Files(Source):
     """Files read one after the other; the source ends with the last file.
@@ -126,7 +133,7 @@ class Files(Source):
         decode: Callable[[Message], Iterable[Any]] | None = None,
     ) -> None:
         format = checked_format(format, decode, named=True)
-        names = tuple(str(path) for path in paths)
+        names = tuple(map(_text_of, paths))
         if not names or len(set(names)) != len(names):
             raise ConfigError(
                 "Files needs one or more different files", hint='an example: Files("monday.ndjson", "tuesday.ndjson")'
@@ -244,9 +251,9 @@ class Directory(Source):
         decode: Callable[[Message], Iterable[Any]] | None = None,
     ) -> None:
         format = checked_format(format, decode, named=True)
-        check_name(str(path))
+        check_name(path := _text_of(path))
         check_instance("pattern", pattern, str, 'for example pattern="*.csv"')
-        named = NamedPath.parse(pattern, str(path))
+        named = NamedPath.parse(pattern, path)
         NamePattern(named.pattern)
         _check(format, broken, partitions, [named])
         durations = all(isinstance(time, timedelta) for time in (settle, every))
@@ -256,7 +263,7 @@ class Directory(Source):
                 hint="for example settle=seconds(2), every=seconds(1)",
             )
         values = {
-            "path": str(path), "pattern": pattern, "settle": settle, "every": every, "format": format,
+            "path": path, "pattern": pattern, "settle": settle, "every": every, "format": format,
             "broken": broken, "count": partitions,
         }  # fmt: skip
         for name, value in values.items():

@@ -66,7 +66,7 @@ class HttpBounds:
                 hint="one request must fit",
             )
         for name, rate in {"requests_per_s": self.requests_per_s, "answer_s": self.answer_s}.items():
-            if rate is not None and (not is_number(rate, 0) or rate == 0):
+            if (rate is not None or name == "answer_s") and (not is_number(rate, 0) or rate == 0):
                 raise ConfigError(f"HttpBounds({name}={rate!r}) must be a number above 0", hint="leave it out")
 
 

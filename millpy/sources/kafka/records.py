@@ -18,6 +18,7 @@ from millpy.ingest.expansion import EXPANDED_RECORDS_MAX, Expander, Expansion
 from millpy.ingest.json_append import EMPTY_OR_SPACED, completed
 from millpy.ingest.named_text import text_as_json
 from millpy.ingest.protocol import RejectedRow, SourceBatch, TakeBound
+from millpy.model.arguments import check_instance, check_texts
 from millpy.model.identity import Identity, identity_of_value
 from millpy.model.identity_text import GraphPart
 from millpy.model.record import Instants, RecordType
@@ -48,6 +49,13 @@ class FieldMapping(GraphPart):
     key: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     timestamp: str | None = None
+
+    def __post_init__(self) -> None:
+        hint = 'for example FieldMapping(key="device", headers={"site": "site"})'
+        check_instance("headers", self.headers, Mapping, hint)
+        check_texts(hint, key=self.key, timestamp=self.timestamp)
+        for name, own in self.headers.items():
+            check_texts(hint, **{f"headers[{name!r}]": own})
 
     def identity(self) -> Identity:
         """Describe which field each part fills."""

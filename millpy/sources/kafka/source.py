@@ -20,6 +20,8 @@ from millpy.errors import ConfigError
 from millpy.formats import Format, Message
 from millpy.formats.message import checked_format
 from millpy.ingest.protocol import Injector, Source, SourceSetup
+from millpy.limits import KEY_INTERVALS_MAX
+from millpy.model.arguments import check_texts, is_whole
 from millpy.model.finding import Finding
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
@@ -50,6 +52,7 @@ class Sasl:
     mechanism: str = "PLAIN"
 
     def __post_init__(self) -> None:
+        check_texts('for example sasl=Sasl("me", secret)', username=self.username, password=self.password)
         if self.mechanism not in SASL:
             raise ConfigError(f"unsupported SASL mechanism {self.mechanism!r}", hint=f"choose one of {', '.join(SASL)}")
 
@@ -136,9 +139,10 @@ class Kafka(Source):
         format: Format | None = None,
         decode: Callable[[Message], Iterable[Any]] | None = None,
     ) -> None:
-        if not isinstance(topic, str) or not topic or not isinstance(partitions, int) or partitions < 1:
+        if not isinstance(topic, str) or not topic or not is_whole(partitions, 1, KEY_INTERVALS_MAX):
             raise ConfigError(
-                "Kafka needs a topic and its number of partitions", hint='an example: Kafka("readings", partitions=4)'
+                f"Kafka needs a topic and its number of partitions, 1 to {KEY_INTERVALS_MAX:,}, not {partitions!r}",
+                hint='an example: Kafka("readings", partitions=4)',
             )
         if tombstones not in ("dead_letter", "skip", "record"):
             raise ConfigError(

@@ -8,6 +8,7 @@ from uuid import UUID
 from millpy.errors import ConfigError, GraphError
 from millpy.formats.message import check_field
 from millpy.ingest.protocol import Injector, Source, SourceSetup
+from millpy.model.arguments import is_whole
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 
@@ -41,7 +42,7 @@ class InjectedStream(Source):
                 f"InjectedStream needs the name of a stream of 1 to {STREAM_BYTES_MAX} bytes, not {self.stream!r}",
                 hint='an example: InjectedStream("orders")',
             )
-        if not isinstance(self.waiting_max, int) or not 1 <= self.waiting_max <= 1_000_000_000:
+        if not is_whole(self.waiting_max, 1, 1_000_000_000):
             raise ConfigError(
                 f"waiting_max={self.waiting_max!r} is not a number of records", hint="choose 1 to 1,000,000,000"
             )

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from millpy.errors import ConfigError
 from millpy.ingest.protocol import Injector, Source, SourceSetup
+from millpy.model.arguments import check_texts
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType
 from millpy.sources.postgres.table import check_named, table_name
@@ -41,6 +42,7 @@ class PolledTable(Source):
 
     def __post_init__(self) -> None:
         table_name(self.table, "PolledTable")
+        check_texts("give a URL, postgresql://…", database=self.database)
         if not isinstance(self.column, str) or not 0 < len(self.column.encode()) < 64 or "\0" in self.column:
             raise ConfigError(
                 f"PolledTable needs the name of a column that grows, not {self.column!r}",

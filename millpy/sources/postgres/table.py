@@ -11,7 +11,7 @@ from millpy.errors import ConfigError, GraphError
 from millpy.formats.message import check_field
 from millpy.ingest.protocol import Injector, Source, SourceSetup
 from millpy.limits import NAME_BYTES_MAX
-from millpy.model.arguments import check_flags, check_instance
+from millpy.model.arguments import check_flags, check_instance, check_texts
 from millpy.model.identity import Identity
 from millpy.model.identity_text import GraphPart
 from millpy.model.record import RecordType
@@ -36,6 +36,10 @@ class ChangeFields(GraphPart):
     operation: str | None = None
     before: str | None = None
     committed_at: str | None = None
+
+    def __post_init__(self) -> None:
+        parts = {"operation": self.operation, "before": self.before, "committed_at": self.committed_at}
+        check_texts('for example ChangeFields(operation="op")', **parts)
 
     def identity(self) -> Identity:
         """Describe which field each part fills."""
@@ -120,6 +124,7 @@ class PostgresTable(Source):
         table_name(self.table, "PostgresTable")
         check_instance("fields", self.fields, ChangeFields, 'for example fields=ChangeFields(operation="op")')
         check_flags(copy=self.copy)
+        check_texts("give a URL, postgresql://…", database=self.database)
         check_instance("operations", self.operations, Sequence, f"choose among {', '.join(OPERATIONS)}")
         unknown = [name for name in self.operations if name not in OPERATIONS]
         if unknown or not self.operations or isinstance(self.operations, str):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from millpy.model.arguments import check_flags
 from millpy.model.field_types import decimal_of, mean_decimal, value_of_plain
 from millpy.model.identity import Identity
 from millpy.model.record import RecordType, WideInt, arrow_type
@@ -113,6 +114,9 @@ class Variance(Aggregate):
     population: bool = False
     takes = NUMBERS
     forgets = ""
+
+    def __post_init__(self) -> None:
+        check_flags(population=self.population)
 
     def identity(self) -> Identity:
         """Describe the aggregate and its parameters."""

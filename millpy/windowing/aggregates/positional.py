@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millpy.errors import SchemaError
+from millpy.model.arguments import check_flags, is_whole
 from millpy.model.field_types import value_of_plain
 from millpy.model.identity import Identity
 from millpy.model.time import to_datetime
@@ -75,7 +76,8 @@ class Top(Aggregate):
     forgets = "it keeps only the best values"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.n, int) or not 1 <= self.n <= N_MAX:
+        check_flags(smallest=self.smallest)
+        if not is_whole(self.n, 1, N_MAX):
             raise SchemaError(
                 f"n of Top must be between 1 and {N_MAX}, not {self.n!r}", hint='for example Top("value", n=3)'
             )
@@ -108,7 +110,7 @@ class Collect(Aggregate):
     merge_order = "event_time"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.limit, int) or not 1 <= self.limit <= COLLECT_LIMIT_MAX:
+        if not is_whole(self.limit, 1, COLLECT_LIMIT_MAX):
             raise SchemaError(
                 f"limit of Collect must be between 1 and {COLLECT_LIMIT_MAX}, not {self.limit!r}",
                 hint='for example Collect("value", limit=100)',

@@ -55,7 +55,7 @@ class Quantile(Aggregate):
     forgets = "its sketch merges buckets, and cannot divide them again"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.q, int | float) or not 0 <= self.q <= 1:
+        if not is_number(self.q, 0, 1):
             raise SchemaError(
                 f"q of a quantile must be between 0 and 1, not {self.q!r}",
                 hint='for example Quantile("latency_ms", 0.99)',
