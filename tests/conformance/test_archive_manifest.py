@@ -88,11 +88,16 @@ def test_small_files_are_found_when_their_hour_rests_and_unless_they_do_not_go_t
     database_url: str, place: dict[str, int]
 ) -> None:
     asked: dict[str, Any] = {"intervals": [place["interval"]], "after_s": 60.0, "records_max": 4, "bytes_max": 300}
-    assert [path for _, path, *_ in run(database_url, "find_small_files", **asked, paths=["x"])] == [A, B, C]
-    assert run(database_url, "find_small_files", **asked, paths=[B]) == [], "B and C are too large together"
+    found = run(database_url, "find_small_files", **asked, paths=["x"], alone=[C])
+    assert [path for _, path, *_ in found] == [A, B, C]
+    assert run(database_url, "find_small_files", **asked, paths=[B], alone=["x"]) == [], (
+        "B and C are too large together"
+    )
+    for damaged in (A, B):
+        assert run(database_url, "find_small_files", **asked, paths=["x"], alone=[damaged]) == []
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("UPDATE mill.archive_files SET archived_at = now() WHERE path = %s", [C])
-    assert run(database_url, "find_small_files", **asked, paths=["x"]) == [], "the hour still gets files"
+    assert run(database_url, "find_small_files", **asked, paths=["x"], alone=["x"]) == [], "the hour still gets files"
 
 
 def test_garbage_of_an_object_store_is_deleted_once_more_whichever_archiver_deletes_it_first(

@@ -102,9 +102,9 @@ def run(source: Path, url: str, place: str, failpoint: str = "") -> None:
     asyncio.run(run_worker(graph, url, limits=limits, archive=into, failpoints=points))
 
 
-def compact(source: Path, url: str, place: str, _: str = "") -> None:
-    """Merge all small files, as maintenance does."""
-    asyncio.run(_maintain(source, url, ArchiveInto(place, every_s=0.0, compact_after_s=0.0)))
+def compact(source: Path, url: str, place: str, _: str = "", *, rounds: int = 1) -> None:
+    """Merge all small files, as maintenance does, and look for more as often as `rounds` says."""
+    asyncio.run(_maintain(source, url, ArchiveInto(place, every_s=0.0, compact_after_s=0.0), rounds=rounds))
 
 
 def forget(source: Path, url: str, place: str, _: str = "", *, owns: bool = True) -> None:
@@ -121,7 +121,7 @@ def erase(source: Path, url: str, place: str, _: str = "") -> None:
 
 
 async def _maintain(
-    source: Path, url: str, into: ArchiveInto, now_us: Instant | None = None, *, owns: bool = True
+    source: Path, url: str, into: ArchiveInto, now_us: Instant | None = None, *, owns: bool = True, rounds: int = 1
 ) -> None:
     graph, clock = archived_graph(source), SystemClock()
     kept = dict.fromkeys(("dead_letter_kept_s", "settled_kept_s", "events_kept_s"), 1e9)
@@ -131,8 +131,9 @@ async def _maintain(
         await store.register(worker, MAINTAINED_S)
         ids = [i.interval_id for name in archives_of(graph) for i in deployed.intervals_of(name) if owns]
         await store.read(await store.seize(worker.worker_id, ids), state_rows_max=1)
-        while await store.forget_old(now_us=now_us or clock.now_us(), **kept):
-            pass
+        for _ in range(rounds):
+            while await store.forget_old(now_us=now_us or clock.now_us(), **kept):
+                pass
 
 
 WORKS = {"run": run, "archive": archive, "compact": compact, "forget": forget, "erase": erase}

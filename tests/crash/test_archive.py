@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from threading import Timer
@@ -227,6 +228,31 @@ def test_row_has_its_place_and_the_watermark_before_it_and_lies_in_its_bucket(
     ]
     assert [n for _, n in sorted(places.items())] == list(range(RECORDS)), "the order across buckets is kept"
     assert set(followed.values()) == {("readings/files", 0), *followed} - {max(followed)}, "every bundle is there"
+
+
+def test_a_damaged_small_file_is_told_once_and_the_others_are_merged(
+    source: Path, streamed: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "archive"
+    run_archiver(source, streamed, directory)
+    ours = sorted(path for path in listed(streamed) if "/readings_archive/" in path)
+    hour = max((list(of) for _, of in groupby(ours, lambda path: path.rsplit("/", 1)[0])), key=len)
+    assert len(hour) > 4
+    ordered = "SELECT path FROM mill.archive_files WHERE path = ANY (%s) ORDER BY bundle, path"
+    with psycopg.connect(streamed) as connection:
+        in_order = [path for (path,) in connection.execute(ordered, [hour]).fetchall()]
+    file = directory / (damaged := in_order[len(in_order) // 2])
+    content = bytearray(file.read_bytes())
+    content[4:200] = b"\xff" * 196
+    file.write_bytes(content)
+
+    compact(source, streamed, str(directory), rounds=5)
+
+    told = [record.getMessage() for record in caplog.records if "cannot be read: restore it" in record.getMessage()]
+    assert len(told) == 1
+    assert damaged in told[0]
+    assert damaged in listed(streamed)
+    assert len([path for path in listed(streamed) if path.startswith(damaged.rsplit("/", 1)[0])]) == 3
 
 
 def test_archive_needs_a_directory_of_its_own(source: Path, database_url: str, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from millpy.errors import ArchiveUnavailableError, CorruptionError
+from millpy.store.archive.directory import ArchiveDirectory
 from millpy.store.archive.parquet import METADATA, FileDescription, RowGroup, open_writer
 from millpy.store.archive.reader import described
 from millpy.store.archive.storage import parquet_file
@@ -22,6 +24,8 @@ from millpy.store.archive.storage import parquet_file
 MERGED_RECORDS_MAX = 1_000_000
 MERGED_BYTES_MAX = 32_000_000
 """Bounds of a merged file, and of the memory of its readers, which decode whole files."""
+TRY_AGAIN_S, TRY_AGAIN_S_MAX = 3_600.0, 86_400.0
+"""Seconds until a damaged file is tried again: at first, and at most."""
 MERGED_FILES_MAX = 200
 """How many files are open at a time; what is left is merged in the next round."""
 
@@ -40,22 +44,60 @@ class SmallFile:
     bytes: int
 
 
-def first_run(files: Sequence[SmallFile], unlike: Container[str] = ()) -> list[SmallFile]:
+def first_run(files: Sequence[SmallFile], unlike: Container[str] = (), alone: Container[str] = ()) -> list[SmallFile]:
     """Return the first adjacent files that fit into one file; an empty list if there are none.
 
     Args:
         files: all files of an hour, in their order.
         unlike: paths of files that cannot be merged with the file before.
+        alone: paths of files that cannot be merged with any.
     """
     run: list[SmallFile] = []
     for file in files:
-        if file.path not in unlike and len(run) < MERGED_FILES_MAX and _fit([*run, file]):
+        if file.path in alone:
+            if len(run) > 1:
+                break
+            run = []
+        elif file.path not in unlike and len(run) < MERGED_FILES_MAX and _fit([*run, file]):
             run.append(file)
         elif len(run) > 1:
             break
         else:
             run = [file]
     return run if len(run) > 1 else []
+
+
+class DamagedFiles:
+    """Files that cannot be read: what is beside them is merged without them.
+
+    They are tried again after a time that doubles with each attempt, up to a day: someone may have restored them.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[float, float]] = {}
+
+    def add(self, path: str, now: float) -> float:
+        """Add a file; return for how many seconds it is left alone. Times are of one clock."""
+        wait_s, _ = self._found.get(path, (TRY_AGAIN_S / 2, 0.0))
+        wait_s = min(2 * wait_s, TRY_AGAIN_S_MAX)
+        self._found[path] = (wait_s, now + wait_s)
+        return wait_s
+
+    def waiting(self, now: float) -> set[str]:
+        """Return the files that are left alone."""
+        return {path for path, (_, until) in self._found.items() if now < until}
+
+
+def can_be_read(directory: ArchiveDirectory, path: str) -> bool:
+    """Tell whether all records of a file can be read."""
+    try:
+        with parquet_file(directory.find(path)) as source:
+            described(source.metadata)
+            for place in range(source.num_row_groups):
+                source.read_row_group(place)
+    except (ArchiveUnavailableError, CorruptionError, OSError, pa.ArrowException):
+        return False
+    return True
 
 
 def _fit(files: Sequence[SmallFile]) -> bool:

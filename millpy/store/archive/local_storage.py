@@ -11,6 +11,11 @@ import pyarrow as pa
 
 from millpy.errors import ArchiveUnavailableError
 
+HOUR = "hour="
+"""What the names of folders of files begin with."""
+MOVES_MAX = 100
+"""How often a file is given its name while others delete the folder, each time when it is empty."""
+
 
 class LocalStorage:
     """The files below a directory; see `ArchiveStorage`.
@@ -51,12 +56,16 @@ class LocalStorage:
         """Give a file another name durably, unless it has it already."""
         final = self._root / target
         with _unavailable(final):
-            final.parent.mkdir(exist_ok=True)
-            try:
-                (self._root / source).rename(final)
-            except FileNotFoundError:
-                if not final.exists():  # the interval's next owner has published it, unless it is lost
-                    raise
+            for left in reversed(range(MOVES_MAX)):
+                try:
+                    final.parent.mkdir(exist_ok=True)
+                    (self._root / source).rename(final)
+                except (FileNotFoundError, FileExistsError):
+                    if left and (self._root / source).exists():
+                        continue  # the folder was empty, and was deleted in between
+                    if not final.exists():  # the interval's next owner has published it, unless it is lost
+                        raise
+                break
             sync_directory(final.parent)
             sync_directory(final.parent.parent)
 
@@ -66,9 +75,13 @@ class LocalStorage:
             return (self._root / path).exists()
 
     def delete(self, path: str) -> None:
-        """Delete a file, if it exists."""
-        with _unavailable(self._root / path):
-            (self._root / path).unlink(missing_ok=True)
+        """Delete a file, if it exists, and the folder of its hour, if that is empty then."""
+        file = self._root / path
+        with _unavailable(file):
+            file.unlink(missing_ok=True)
+        if file.parent.name.startswith(HOUR):
+            with suppress(OSError):  # there are others
+                file.parent.rmdir()
 
     def list_files(self, folder: str) -> list[str]:
         """Return the paths of all files below a folder; none if there is no such folder."""
@@ -81,7 +94,8 @@ class LocalStorage:
 
 
 def _raise(error: OSError) -> None:
-    raise error
+    if not isinstance(error, FileNotFoundError):  # an empty folder was deleted meanwhile
+        raise error
 
 
 @contextmanager

@@ -34,7 +34,15 @@ from millpy.model.deployment import Deployment, GraphSpec, permanent_name
 from millpy.model.stage import UNBOUNDED
 from millpy.model.stored_windows import ClosedKind
 from millpy.model.time import Instant
-from millpy.store.archive.compaction import MERGED_BYTES_MAX, MERGED_RECORDS_MAX, SmallFile, first_run, merge
+from millpy.store.archive.compaction import (
+    MERGED_BYTES_MAX,
+    MERGED_RECORDS_MAX,
+    DamagedFiles,
+    SmallFile,
+    can_be_read,
+    first_run,
+    merge,
+)
 from millpy.store.archive.directory import ArchiveDirectory, hour_name
 from millpy.store.archive.parquet import encode
 from millpy.store.archive.storage import claim_place
@@ -94,6 +102,7 @@ class ArchivingStore(PostgresStore):
         self._database: str | None = None
         self._refused_bytes = 0
         self._unlike: set[str] = set()
+        self._damaged = DamagedFiles()
 
     async def deploy(self, spec: GraphSpec, **how: Any) -> Deployment:
         """Deploy the graph, and learn its archives; see `Store.deploy`.
@@ -166,12 +175,14 @@ class ArchivingStore(PostgresStore):
         """Merge adjacent small files of one hour under the fence; return how many are replaced."""
         if self._into.compact_after_s is None or self._clock.monotonic() < self._compact_at:
             return 0
+        alone = self._damaged.waiting(self._clock.monotonic())
         which = {
             "intervals": Bigints(list(self._grants)),
             "after_s": self._into.compact_after_s,
             "records_max": MERGED_RECORDS_MAX,
             "bytes_max": MERGED_BYTES_MAX,
             "paths": Texts(list(self._unlike)),
+            "alone": Texts(list(alone)),
         }
         async with self._fold.use() as connection:
             files = await all_rows(connection, statement("find_small_files"), which)
@@ -180,7 +191,7 @@ class ArchivingStore(PostgresStore):
             return 0
         grant = self._grants[files[0][0]]
         directory = self._directories[grant.interval_id]
-        run = [file.path for file in first_run([SmallFile(*file[1:]) for file in files], self._unlike)]
+        run = [file.path for file in first_run([SmallFile(*file[1:]) for file in files], self._unlike, alone)]
         try:
             merged = await asyncio.to_thread(lambda: merge([directory.find(path) for path in run]))
             if merged is None:
@@ -194,13 +205,35 @@ class ArchivingStore(PostgresStore):
                 replaced = await all_rows(connection, statement("merge_files"), {**where, **new})
             await asyncio.to_thread(directory.publish if replaced else directory.discard, new_path)
         except (ArchiveUnavailableError, CorruptionError, OSError, pa.ArrowException) as error:
-            # An erasure may have deleted a file.
-            log.warning("small files of an archive are not merged: %s", error)
-            self._compact_at = self._clock.monotonic() + COMPACT_EVERY_S
+            # A file may be damaged. Or the place is away, or an erasure has deleted a file.
+            if not await self._leave_damaged(grant, run):
+                log.warning("small files of an archive are not merged: %s", error)
+                self._compact_at = self._clock.monotonic() + COMPACT_EVERY_S
             return 0
         if not replaced:
             del self._grants[grant.interval_id]  # another process owns it, or has just deleted one of the files
         return count if replaced else 0
+
+    async def _leave_damaged(self, grant: Grant, run: Sequence[str]) -> bool:
+        """Find the files of a run that are damaged, and leave them alone for a time; return whether there are any."""
+        directory = self._directories[grant.interval_id]
+
+        def damaged() -> list[str]:
+            directory.try_out(grant, 1)
+            return [path for path in run if not can_be_read(directory, path)]
+
+        try:
+            found = set(await asyncio.to_thread(damaged)) & set(await self.listed(grant))
+        except ArchiveUnavailableError:
+            return False
+        for path in sorted(found):
+            wait_s = self._damaged.add(path, self._clock.monotonic())
+            log.warning(
+                "%s of the archive cannot be read: restore it; it is not merged, and tried again in %g h",
+                path,
+                wait_s / 3_600,
+            )
+        return bool(found)
 
     async def delete_garbage(self) -> None:
         """Delete files that the manifest no longer lists. Who dies in between leaves them to the next archiver."""

@@ -61,13 +61,14 @@ RETURNING (SELECT records FROM gone);
 
 -- name: find_small_files
 -- The files of one hour of an interval in which nothing was archived of late, if two adjacent ones fit into one; `paths`
--- do not go with the file before. Zero rows: there is no such hour.
+-- do not go with the file before, and those in `alone` with none. Zero rows: there is no such hour.
 WITH placed AS (
     SELECT interval_id, regexp_replace(path, '/[^/]*$', '') AS folder, bundle, path, records, bytes, archived_at
       FROM mill.archive_files
      WHERE interval_id = ANY (%(intervals)s)
 ), beside AS (
-    SELECT *, records + lag(records) OVER adjacent AS records_of_two, bytes + lag(bytes) OVER adjacent AS bytes_of_two
+    SELECT *, lag(path) OVER adjacent AS before, records + lag(records) OVER adjacent AS records_of_two,
+           bytes + lag(bytes) OVER adjacent AS bytes_of_two
       FROM placed
     WINDOW adjacent AS (PARTITION BY interval_id, folder ORDER BY bundle, path)
 ), chosen AS (
@@ -75,7 +76,8 @@ WITH placed AS (
       FROM beside
      GROUP BY interval_id, folder
     HAVING max(archived_at) <= now() - make_interval(secs => %(after_s)s)
-       AND bool_or(records_of_two <= %(records_max)s AND bytes_of_two <= %(bytes_max)s AND path <> ALL (%(paths)s))
+       AND bool_or(records_of_two <= %(records_max)s AND bytes_of_two <= %(bytes_max)s AND path <> ALL (%(paths)s)
+                AND path <> ALL (%(alone)s) AND before <> ALL (%(alone)s))
      ORDER BY interval_id, folder
      LIMIT 1
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -53,6 +54,7 @@ def test_file_appears_whole_moves_once_and_is_found_by_both_of_its_names(
     assert parquet_metadata(storage.full_name(FINAL)).num_rows == 1
     for _ in range(2):
         storage.delete(FINAL)
+    assert not list(tmp_path.rglob("hour=*")), "an empty folder"
     with pytest.raises(FileNotFoundError):
         parquet_file(found)
     with pytest.raises(ArchiveUnavailableError):
@@ -123,3 +125,21 @@ def test_store_that_is_away_or_frozen_is_an_error_within_a_bound_and_loses_nothi
     monkeypatch.setitem(object_storage._OPTIONS["s3"], "skip_instance_cache", True)
     storage = storage_at(bucket)
     refused("Could not connect|FSTimeoutError")
+
+
+def test_a_folder_that_empties_loses_no_file_that_is_published_at_that_moment(tmp_path: Path) -> None:
+    storage, content = storage_at(str(tmp_path)), pa.py_buffer(b"x")
+
+    def publish_and_delete(name: str) -> int:
+        for number in range(300):
+            pending, final = (path.replace("a.parquet", f"{name}{number}.parquet") for path in (PENDING, FINAL))
+            storage.create(pending, content)
+            storage.move(pending, final)
+            assert storage.exists(final)
+            assert all(path.endswith(".parquet") for path in storage.list_files("plant"))
+            storage.delete(final)
+        return 1
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(publish_and_delete, "abcd")) == 4
+    assert storage.list_files("plant") == []

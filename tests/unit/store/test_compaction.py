@@ -8,7 +8,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millpy.store.archive.compaction import MERGED_BYTES_MAX, MERGED_FILES_MAX, SmallFile, first_run, merge
+from millpy.store.archive.compaction import (
+    MERGED_BYTES_MAX,
+    MERGED_FILES_MAX,
+    DamagedFiles,
+    SmallFile,
+    first_run,
+    merge,
+)
 from millpy.store.archive.parquet import METADATA, FileDescription
 from millpy.store.archive.reader import described
 
@@ -50,3 +57,15 @@ def test_merged_file_has_the_bundles_and_the_records_of_a_bucket_in_order(tmp_pa
     assert description.row_groups == [(0, 3), (1, 1), (3, 1)]
     assert [file.read_row_group(at)["n"].to_pylist() for at in range(3)] == [[9, 1, 2], [7], [4]]
     assert merge([three, four]) is None
+
+
+def test_a_damaged_file_is_left_alone_for_a_time_that_doubles_up_to_a_day() -> None:
+    damaged, files, hour = DamagedFiles(), [SmallFile(path, 1, 1) for path in "abcde"], 3_600.0
+
+    assert damaged.add("c", now=0.0) == hour
+    alone = damaged.waiting(hour - 1)
+    assert [file.path for file in first_run(files, alone=alone)] == ["a", "b"]
+    assert [file.path for file in first_run(files[1:], alone=alone)] == ["d", "e"]
+    assert damaged.waiting(hour) == set()
+    assert [damaged.add("c", now=hour) / hour for _ in range(6)] == [2, 4, 8, 16, 24, 24]
+    assert damaged.waiting(24 * hour) == {"c"}
