@@ -70,8 +70,9 @@ def _accumulators(node: StageNode) -> int:
 
 
 def _stream_spec(name: str, producer: str, record_type: RecordType) -> StreamSpec:
-    fields = tuple(record_type.described_fields())
-    return StreamSpec(name, producer, record_type.schema, fields, tuple(record_type.defaults))
+    fields, tag = tuple(record_type.described_fields()), record_type.struct.__struct_config__.tag_field
+    names = (*map(record_type.alias, record_type.fields), *([] if tag is None else [tag]))
+    return StreamSpec(name, producer, record_type.schema, fields, tuple(record_type.defaults), names)
 
 
 def _columns(record_type: RecordType, names: Sequence[str]) -> tuple[ColumnSpec, ...]:

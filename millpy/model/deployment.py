@@ -128,6 +128,7 @@ class StreamSpec:
         schema: columns of the stream.
         fields: fields with their described types, which are more precise than columns; by default the columns.
         optional: fields that have a default.
+        names: what a record has in JSON: the names of its fields there, and its tag; by default those of the columns.
     """
 
     name: str
@@ -135,6 +136,7 @@ class StreamSpec:
     schema: pa.Schema
     fields: tuple[tuple[str, Any], ...] = ()
     optional: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,43 @@ async def test_panes_that_wait_are_read_after_an_aggregate_was_taken_back(databa
         assert whole == {**part, ("window", "", '"a"', "0/60"): ({"values": [2]}, 60)}
 
 
+class Renamed(msgspec.Struct, rename="pascal", tag="reading", tag_field="kind"):
+    device_name: str
+    at: int
+
+
+class RenamedMore(Renamed, rename="pascal", tag="reading", tag_field="kind"):
+    unit_name: str = "mm"
+
+
+async def test_parked_records_lose_a_renamed_field_that_was_taken_back(database_url: str) -> None:
+    def renamed(schema: type[msgspec.Struct]) -> GraphSpec:
+        graph = Graph("factory")
+        time = EventTime("at", unit="s", max_disorder=seconds(0))
+        keyed = graph.inject("readings", File("in.ndjson"), schema=schema, event_time=time).key_by("device_name")
+        keyed.window(FixedWindows(minutes(1)), intervals=1).aggregate(n=Count()).to_table("minutes")
+        return graph.spec()
+
+    record = {"kind": "reading", "DeviceName": "a", "At": 1}
+    async with PostgresStore(database_url) as store:
+        owner = Owner(store, await store.deploy(renamed(RenamedMore)))
+        await owner.register()
+        await owner.claim()
+        (windows,) = owner.deployment.intervals_of("minutes")
+        (subscription,) = owner.deployment.subscription_ids.values()
+        parked = entries(Kind.PARKED, str(subscription), ("a", {"record": {**record, "UnitName": "km"}}, "1/1", 5))
+        await owner.commit(owner.checkpoint(windows, delta=(parked,)))
+
+        owner = Owner(store, await store.deploy(renamed(Renamed), on_purpose=True, back=True))
+        await owner.register()
+        await owner.claim()
+        (windows,) = owner.deployment.intervals_of("minutes")
+        (read,) = await store.read([owner.grants[windows.interval_id]], state_rows_max=0)
+
+    (((left, _),)) = contents(read.recovered).values()
+    assert left == {"record": record}
+
+
 def changes_of(feed: Feed, schema: type) -> Graph:
     graph = Graph("factory")
     time = EventTime("at", unit="s", max_disorder=seconds(60))

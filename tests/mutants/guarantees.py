@@ -64,7 +64,7 @@ MUTANTS = [
         "unit/test_per_key_tools.py::test_a_fall_is_a_wrap_up_to_half_of_the_range_and_a_reset_beyond",
         "millpy/operators/counter_rates.py", "return value + self.wraps_at - last, False", "return value + self.wraps_at - last - 1, False"),
     _of("An addition can be taken back", "crash/test_deploy_matrix.py::test_addition_can_be_removed_and_added_again[all of them-rows-0]",
-        "millpy/store/postgres/deployment/rollback.py", "            await _shorten_records(connection, graph_id, name, lost, len(kept))\n", "            pass\n"),
+        "millpy/store/postgres/deployment/rollback.py", "            await _shorten_records(connection, graph_id, stream.name, stream.names or kept, len(kept))\n", "            pass\n"),
     _of("A key stays in its interval",
         "property/test_key_hashes.py::test_hasher_with_a_full_cache_gives_every_key_its_own_hash", "millpy/model/keys.py",
         "        known = self._by_type.setdefault(types, {})", "        known = self._by_type.setdefault(None, {})"),

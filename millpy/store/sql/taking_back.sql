@@ -47,12 +47,14 @@ UPDATE mill.keyed AS k
    AND jsonb_array_length(k.value::jsonb -> 'values') > %(accumulators)s::integer;
 
 -- name: shorten_parked
--- Removes fields from parked records, which are objects, or arrays in field order. Zero rows: no record is parked.
+-- Removes fields from parked records, which are objects (`names` are kept), or arrays in field order (the first are).
+-- Zero rows: no record is parked.
 UPDATE mill.keyed AS k
    SET value = jsonb_set(k.value::jsonb, '{record}', CASE jsonb_typeof(k.value::jsonb -> 'record')
            WHEN 'array' THEN jsonb_path_query_array(
                k.value::jsonb -> 'record', '$[0 to $last]', jsonb_build_object('last', %(kept)s::integer - 1))
-           ELSE (k.value::jsonb -> 'record') - %(names)s::text[] END)::text
+           ELSE (SELECT coalesce(jsonb_object_agg(e.key, e.value), '{}')
+                   FROM jsonb_each(k.value::jsonb -> 'record') AS e WHERE e.key = ANY (%(names)s::text[])) END)::text
   FROM mill.subscriptions AS u JOIN mill.streams AS s USING (stream_id)
   JOIN mill.intervals AS i ON i.computation_id = u.consumer_id
  WHERE s.graph_id = %(graph_id)s AND s.name = %(stream)s AND k.interval_id = i.interval_id AND k.kind = 'parked'

@@ -56,10 +56,10 @@ async def take_back(
         await connection.execute(statement("forget_ends"), named)
         await connection.execute(statement("forget_computations"), named)
     await _shorten_state(connection, graph_id, spec, before, after)
-    for name, stream in after["streams"].items():
-        kept = field_names(stream)
-        if lost := lost_names(field_names(before["streams"][name]), kept):
-            await _shorten_records(connection, graph_id, name, lost, len(kept))
+    for stream in spec.streams:
+        kept = field_names(after["streams"][stream.name])
+        if lost_names(field_names(before["streams"][stream.name]), kept):
+            await _shorten_records(connection, graph_id, stream.name, stream.names or kept, len(kept))
     tables = lost_names(before["tables"], after["tables"])
     histories = [history_name(name) for name in tables if "history" in before["tables"][name]]
     await drop_tables(connection, schema, [*tables, *histories])
@@ -98,12 +98,15 @@ async def _folded(connection: Connection, graph_id: int, computation: str) -> li
     return [interval_id for interval_id, *_ in headers]
 
 
-async def _shorten_records(connection: Connection, graph_id: int, stream: str, lost: Sequence[str], kept: int) -> None:
-    """Remove fields from records of a stream that are stored in segments, parked, or kept until it is their turn."""
+async def _shorten_records(connection: Connection, graph_id: int, stream: str, names: Sequence[str], kept: int) -> None:
+    """Remove fields from records of a stream that are stored in segments, parked, or kept until it is their turn.
+
+    The first `kept` fields stay, and of JSON the `names`.
+    """
     named = {"graph_id": graph_id, "stream": stream}
     for (consumer,) in await all_rows(connection, statement("read_consumers_of"), named):
         await _folded(connection, graph_id, consumer)
-    await connection.execute(statement("shorten_parked"), {**named, "names": list(lost), "kept": kept})
+    await connection.execute(statement("shorten_parked"), {**named, "names": list(names), "kept": kept})
     encoded = (await all_rows(connection, statement("read_schema"), named))[0][0]
     schema = pa.ipc.read_schema(pa.py_buffer(encoded))
     async with connection.cursor("segments") as cursor:
