@@ -150,6 +150,52 @@ def test_the_default_of_a_schema_is_what_its_type_says() -> None:
     assert found == [{"device": "a", "value": None} | {name: read for name, (_, _, read) in added.items()}]
 
 
+def test_a_value_has_the_logical_type_of_the_schema_that_it_is_read_as() -> None:
+    """Not that of the schema with which it was written, which may be from before the type was named."""
+    micros, millis = ({"type": "long", "logicalType": f"timestamp-{unit}"} for unit in ("micros", "millis"))
+    day, id_ = {"type": "int", "logicalType": "date"}, {"type": "string", "logicalType": "uuid"}
+    price = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+    two = {"type": "fixed", "name": "Two", "size": 2}
+    at, uuid = "1970-01-01T00:00:01Z", "00000000-0000-0000-0000-000000000007"
+    cases: list[tuple[Any, Any, Any, Any]] = [
+        ("long", micros, 1_000_000, at),
+        (micros, "long", 1_000_000, 1_000_000),
+        (millis, micros, 1_000_000, at),
+        (micros, micros, 1_000_000, at),
+        ("int", micros, 1_000_000, at),
+        (day, "int", 1, 1),
+        (day, "double", 1, 1.0),
+        ("int", day, 1, "1970-01-02"),
+        ("bytes", price, b"\1", 0.01),
+        (price, "bytes", b"\1", "AQ=="),
+        (two, {**two, "logicalType": "decimal", "precision": 4, "scale": 1}, b"\0\1", 0.1),
+        ("string", id_, uuid, uuid),
+        ("string", "bytes", "a", "YQ=="),
+        ("bytes", "string", b"a", "a"),
+        (["null", "long"], ["null", micros], 1_000_000, at),
+        (["null", "long"], ["null", micros], None, None),
+        ("long", ["null", micros], 1_000_000, at),
+        ({"type": "array", "items": "long"}, {"type": "array", "items": micros}, [1_000_000], [at]),
+        (
+            {"type": "map", "values": ["null", "int"]},
+            {"type": "map", "values": ["null", day]},
+            {"x": 1},
+            {"x": "1970-01-02"},
+        ),
+        ("float", "double", 0.5, 0.5),
+    ]
+    written, wanted = ([{"name": f"f{n}", "type": case[side]} for n, case in enumerate(cases)] for side in (0, 1))
+    schema = {**READING, "fields": written}
+    registry = registry_of({"/schemas/ids/1": {"schema": json.dumps(schema)}})
+
+    (found,) = objects(
+        Avro({**READING, "fields": wanted}, registry=registry),
+        encoded(schema, {f"f{n}": value for n, (_, _, value, _) in enumerate(cases)}, 1),
+    )
+
+    assert found == {f"f{n}": read for n, (*_, read) in enumerate(cases)}
+
+
 def test_messages_of_several_versions_are_read_as_one_schema() -> None:
     newer = {**READING, "fields": [*FIELDS, {"name": "unit", "type": "string", "default": "C"}]}
     other = {**READING, "fields": [{"name": "device", "type": "string"}, {"name": "value", "type": "int"}]}
