@@ -223,6 +223,8 @@ CREATE TABLE mill.dedupe_runs (
     PRIMARY KEY (interval_id, bundle, slot)
 ) PARTITION BY LIST (slot);
 ALTER TABLE mill.dedupe_runs ALTER COLUMN ids SET STORAGE EXTERNAL, ALTER COLUMN times SET STORAGE EXTERNAL;
+-- They are rare: a worker that asks which slots are needed reads no others.
+CREATE INDEX dedupe_runs_whole ON mill.dedupe_runs (interval_id, bundle) WHERE whole;
 
 -- A 'current' slot takes writes, a 'filled' slot is still read, a 'free' slot is empty.
 CREATE TABLE mill.epochs (
@@ -407,6 +409,7 @@ CREATE TABLE mill.releases (
     requested_by text NOT NULL DEFAULT session_user,
     requested_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+CREATE INDEX releases_interval ON mill.releases (interval_id, release_id);
 
 -- The manifest of the archives: the commit that moves an archive's cursors adds the files with the records.
 CREATE TABLE mill.archive_files (
@@ -515,6 +518,7 @@ CREATE TABLE mill.events (
 );
 CREATE INDEX events_at ON mill.events (graph_id, at);
 CREATE INDEX events_age ON mill.events (at);
+CREATE INDEX events_kind ON mill.events (graph_id, kind, event_id);  -- events are few beside commits, and most kinds rare
 
 -- What each live worker knows of the lookup tables that it reads. What a bundle saw is in its delta.
 CREATE TABLE mill.lookups (

@@ -226,7 +226,8 @@ BEGIN
 END $$;
 
 -- Tells whether a filled slot is no longer needed. Once true, this stays true, because filled slots take no writes,
--- and cursors, folded bundles and dedupe clocks only move forward. Uses index probes only.
+-- and cursors, folded bundles and dedupe clocks only move forward. Uses index probes only; of dedupe runs, it reads those
+-- of the slot, the newest first, until one has not expired: they expire about in their order.
 CREATE FUNCTION mill.unneeded(p_ring text, p_slot integer) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -247,12 +248,22 @@ BEGIN
                             WHERE d.slot = p_slot AND d.interval_id = i.interval_id AND d.bundle > i.folded_bundle));
     END IF;
     RETURN NOT EXISTS (
-        SELECT FROM mill.intervals AS i
-         CROSS JOIN LATERAL (SELECT max(r.clock) AS clock, max(r.bundle) FILTER (WHERE r.whole) AS whole
-                               FROM mill.dedupe_runs AS r WHERE r.interval_id = i.interval_id) AS latest
-         WHERE EXISTS (SELECT FROM mill.dedupe_runs AS r
-                        WHERE r.slot = p_slot AND r.interval_id = i.interval_id AND r.expires_at >= latest.clock
-                          AND r.bundle >= coalesce(latest.whole, 0)));
+        SELECT FROM (SELECT i.interval_id FROM mill.intervals AS i
+                      CROSS JOIN LATERAL (SELECT FROM mill.dedupe_runs AS r
+                                           WHERE r.slot = p_slot AND r.interval_id = i.interval_id
+                                           ORDER BY r.bundle LIMIT 1) AS first
+                     OFFSET 0) AS held  -- before more is read of them: most intervals have none
+         CROSS JOIN LATERAL (
+               SELECT r.clock FROM mill.dedupe_runs AS r WHERE r.interval_id = held.interval_id
+                ORDER BY r.bundle DESC LIMIT 1) AS latest
+         CROSS JOIN LATERAL (
+               SELECT max(r.bundle) AS bundle FROM mill.dedupe_runs AS r
+                WHERE r.interval_id = held.interval_id AND r.whole) AS whole
+         CROSS JOIN LATERAL (
+               SELECT FROM mill.dedupe_runs AS r
+                WHERE r.slot = p_slot AND r.interval_id = held.interval_id AND r.expires_at >= latest.clock
+                  AND r.bundle >= coalesce(whole.bundle, 0)
+                ORDER BY r.bundle DESC LIMIT 1) AS needed);
 END $$;
 
 -- Begins a new epoch when the current one is old or large and a slot is free. Returns whether it did.
@@ -530,6 +541,9 @@ BEGIN
         END;
     END LOOP;
     IF dropped > 0 THEN
+        DELETE FROM mill.corrected_windows AS w
+         WHERE w.graph_id = parent.graph_id AND w.table_name = parent.name
+           AND w.window_end < (SELECT t.dropped_to FROM mill.result_tables AS t WHERE t.table_id = p_table_id);
         INSERT INTO mill.events (graph_id, kind, detail)
         VALUES (parent.graph_id, 'rows_expired',
                 jsonb_build_object('table', parent.name, 'partitions', dropped, 'from', mill.moment(gone_from),

@@ -178,16 +178,23 @@ def test_a_window_stays_corrected_when_its_correction_is_forgotten(database_url:
         return without_corrected(rows, corrected_windows(admin, "factory", "sums_1m")) == []
 
     with psycopg.connect(database_url, autocommit=True) as connection:
+
+        def drop(begin: int, end: int) -> None:
+            table = "FROM mill.result_tables WHERE name = 'sums_1m'"
+            part = f"INSERT INTO mill.partitions SELECT table_id, %s, %s, 'part' {table}"
+            connection.execute(part.encode(), [begin, end])
+            connection.execute(f"SELECT mill.drop_partitions(table_id) {table}".encode())
+
         connection.execute(CORRECT)
         connection.execute("UPDATE mill.corrections SET corrected_at = now() - interval '1 hour'")
         asyncio.run(forget())
         assert not admin.ask("SELECT FROM mill.corrections")
         assert corrected()
-        connection.execute("UPDATE mill.result_tables SET dropped_to = 60000000")
-        asyncio.run(forget())
+        connection.execute("UPDATE mill.result_tables SET retention_us = 1, partition_us = 60000000")
+        connection.execute("UPDATE mill.intervals SET input_watermark = 1000000000000")
+        drop(0, 60_000_000)
         assert corrected(), "the partition that begins there is not dropped"
-        connection.execute("UPDATE mill.result_tables SET dropped_to = 60000001")
-        asyncio.run(forget())
+        drop(60_000_000, 60_000_001)
         assert not corrected(), "its row was dropped"
 
 

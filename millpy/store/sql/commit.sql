@@ -135,11 +135,14 @@ WITH told AS (
                                    FROM jsonb_array_elements_text(e.detail -> 'names' || t.names) WITH ORDINALITY AS x (name, place)
                                   GROUP BY name ORDER BY 2 LIMIT 10) AS n))
       FROM told AS t
-     WHERE e.event_id = (SELECT max(o.event_id) FROM mill.events AS o
-                          WHERE o.graph_id = t.graph_id AND o.kind = t.kind
-                            AND o.at > statement_timestamp() - interval '1 minute'
-                            AND o.detail ->> 'interval' = t.interval_id::text
-                            AND (o.detail ->> 'from')::timestamptz > statement_timestamp() - interval '1 minute')
+     CROSS JOIN LATERAL (
+           SELECT max(o.event_id) AS event_id
+             FROM (SELECT n.event_id, n.kind, n.detail FROM mill.events AS n
+                    WHERE n.graph_id = t.graph_id AND n.at > statement_timestamp() - interval '1 minute'
+                   OFFSET 0) AS o  -- by the index on time, whatever the planner knows of kinds
+            WHERE o.kind = t.kind AND o.detail ->> 'interval' = t.interval_id::text
+              AND (o.detail ->> 'from')::timestamptz > statement_timestamp() - interval '1 minute') AS found
+     WHERE e.event_id = found.event_id
     RETURNING t.interval_id, t.kind
 )
 INSERT INTO mill.events (graph_id, kind, detail)

@@ -144,12 +144,9 @@ WITH old AS (
 SELECT count(*) FROM gone;
 
 -- name: forget_corrections
--- The same for corrections, which live as long as events; their windows stay, as long as the table may have their rows.
+-- The same for corrections, which live as long as events; their windows stay, until the partition with their rows is dropped.
 -- Returns the number of deleted rows. Always one row.
-WITH dropped AS (
-    DELETE FROM mill.corrected_windows AS w USING mill.result_tables AS t
-     WHERE t.graph_id = w.graph_id AND t.name = w.table_name AND w.window_end < t.dropped_to
-), old AS (
+WITH old AS (
     SELECT correction_id FROM mill.corrections WHERE corrected_at < mill.moment(%(now_us)s) - make_interval(secs => %(kept_s)s)
      ORDER BY corrected_at LIMIT %(rows_max)s::integer FOR UPDATE SKIP LOCKED
 ), gone AS (
@@ -167,7 +164,9 @@ SELECT count(*) FROM gone;
 -- name: read_releases
 -- Reads requests to release parked keys, oldest first. Zero rows: there are none.
 SELECT release_id, interval_id, key, ticket, discards
-  FROM mill.releases WHERE interval_id = ANY (%(intervals)s) ORDER BY release_id LIMIT %(rows_max)s::integer;
+  FROM mill.releases WHERE interval_id = ANY (%(intervals)s)
+ ORDER BY release_id + 0  -- not by the primary key, which has the requests for all others, too
+ LIMIT %(rows_max)s::integer;
 
 -- name: forget_releases
 -- Deletes requests in the commit that executes them. Zero rows: they were withdrawn.
