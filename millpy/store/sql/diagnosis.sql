@@ -67,7 +67,8 @@ SELECT g.name AS graph, w.worker_id::text AS worker, w.host, said.kind, (said.de
   FROM mill.workers AS w
   JOIN mill.graphs AS g USING (graph_id)
  CROSS JOIN LATERAL (SELECT e.kind, e.detail, e.at FROM mill.events AS e
-                      WHERE e.graph_id = w.graph_id AND starts_with(e.kind, 'clock_') AND e.detail ->> 'worker' = w.worker_id::text
+                      WHERE e.graph_id = w.graph_id AND e.detail ->> 'worker' = w.worker_id::text
+                        AND e.kind IN ('clock_agrees', 'clock_doubted', 'clock_followed', 'clock_refused', 'clock_settled')
                       ORDER BY e.event_id DESC LIMIT 1) AS said
  WHERE mill.alive(w.lease_deadline, w.lease_s) AND said.kind IN ('clock_refused', 'clock_doubted')
  ORDER BY g.name, w.registered_at;
@@ -268,16 +269,17 @@ SELECT DISTINCT format('%I.%I', g.name, t.name) AS table, f.oid::regproc::text A
 
 -- name: look_at_dead_letters
 -- Counts dead letters and late records of the last hour by stream, most first, without those that were replayed or
--- discarded; and those since the beginning that were not stored. Zero rows: there were none.
+-- discarded; and those since the beginning that were not stored. Zero rows: there were none. An index on time serves
+-- statement_timestamp(); clock_timestamp() may change from row to row, so that all rows would be read.
 SELECT kind, graph, stream, count(*)::bigint AS count,
        (SELECT coalesce(sum(r.not_kept), 0)::bigint FROM millpy.retention AS r
          WHERE r.graph = found.graph AND r.stream = found.stream
            AND r.table_name = CASE kind WHEN 'dead letter' THEN 'dead_letters' ELSE 'late_records' END) AS not_kept
   FROM (SELECT 'dead letter' AS kind, graph, stream FROM millpy.dead_letters
-         WHERE dead_lettered_at > clock_timestamp() - interval '1 hour' AND state IN ('open', 'requested')
+         WHERE dead_lettered_at > statement_timestamp() - interval '1 hour' AND state IN ('open', 'requested')
          UNION ALL
         SELECT 'late record', graph, stream FROM millpy.late_records
-         WHERE recorded_at > clock_timestamp() - interval '1 hour' AND state IN ('open', 'requested')) AS found
+         WHERE recorded_at > statement_timestamp() - interval '1 hour' AND state IN ('open', 'requested')) AS found
  GROUP BY kind, graph, stream ORDER BY count DESC;
 
 -- name: look_at_standstills
@@ -316,7 +318,7 @@ SELECT last.graph, last.refused, last.detail ->> 'since' AS since, (last.detail 
   FROM (SELECT DISTINCT ON (e.graph, e.detail ->> 'table', e.detail ->> 'worker')
                e.graph, e.detail ->> 'table' AS refused, e.detail ->> 'worker' AS worker, e.kind, e.detail
           FROM millpy.events AS e
-         WHERE e.kind IN ('results_refused', 'results_written') AND e.at > clock_timestamp() - interval '90 min'
+         WHERE e.kind IN ('results_refused', 'results_written') AND e.at > statement_timestamp() - interval '90 min'
          ORDER BY e.graph, e.detail ->> 'table', e.detail ->> 'worker', e.event_id DESC) AS last
   JOIN millpy.workers AS w ON w.worker_id::text = last.worker AND w.live
  WHERE last.kind = 'results_refused' ORDER BY last.graph, last.refused, since;
