@@ -82,20 +82,20 @@ SELECT g.name AS graph, c.name AS computation, c.kind, i.*,
   JOIN mill.graphs AS g ON g.graph_id = i.graph_id;
 
 CREATE VIEW millpy.state AS
-SELECT p.graph, p.computation, e.namespace AS cell, e.key, e.subkey, e.value::jsonb AS value, p.interval_id
+SELECT p.graph, p.computation, e.namespace AS cell, e.key, e.subkey, e.value::jsonb AS value, e.interval_id
   FROM mill.entries AS e JOIN mill.places AS p USING (interval_id)
  WHERE e.kind = 'state';
 
 CREATE VIEW millpy.timers AS
 SELECT p.graph, p.computation, e.namespace AS time_domain, e.key, e.subkey AS timer, mill.moment(e.fire_at) AS fires_at,
-       e.value::jsonb AS value, p.interval_id
+       e.value::jsonb AS value, e.interval_id
   FROM mill.entries AS e JOIN mill.places AS p USING (interval_id)
  WHERE e.kind = 'timer';
 
 CREATE VIEW millpy.windows AS
 SELECT p.graph, p.computation, e.key, mill.moment(split_part(e.subkey, '/', 1)::bigint) AS window_start,
        mill.moment(split_part(e.subkey, '/', 2)::bigint) AS window_end, mill.moment(e.fire_at) AS expires_at,
-       e.value::jsonb AS value, p.interval_id
+       e.value::jsonb AS value, e.interval_id
   FROM mill.entries AS e JOIN mill.places AS p USING (interval_id)
  WHERE e.kind = 'window';
 
@@ -924,15 +924,13 @@ SELECT p.graph, p.computation, w.key, w.records, mill.moment(w.holds_at) AS hold
     USING (interval_id, key)
   JOIN mill.places AS p USING (interval_id)
  UNION ALL
-SELECT p.graph, p.computation, m.key, w.records, NULL, m.since, 'refused', m.why,
+SELECT p.graph, p.computation, m.key, m.records, NULL, m.since, 'refused', m.why,
        CASE WHEN t.record ~ '^\{' AND t.record !~ '\\u0000' THEN t.record::jsonb ELSE to_jsonb(t.record) END, NULL, '',
        EXISTS (SELECT FROM mill.releases AS r WHERE r.interval_id = p.interval_id AND r.key = m.key AND r.ticket = m.position),
        p.interval_id, m.position
-  FROM mill.refused_messages AS m
+  FROM (SELECT r.*, count(*) OVER (PARTITION BY r.interval_id, r.key) AS records FROM mill.refused_messages AS r) AS m
   JOIN mill.places AS p USING (interval_id)
  CROSS JOIN LATERAL (SELECT mill.readable(m.record) AS record) AS t
- CROSS JOIN LATERAL (SELECT count(*) AS records FROM mill.refused_messages AS b
-                      WHERE b.interval_id = m.interval_id AND b.key = m.key) AS w
  WHERE m.parked;
 
 CREATE FUNCTION mill.request_release(p_graph text, p_computation text, p_key text, p_discards boolean) RETURNS bigint

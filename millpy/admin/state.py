@@ -11,11 +11,13 @@ from millpy.admin.queries import Admin, Row
 from millpy.errors import UsageError
 
 COMPUTATIONS = "SELECT graph, computation, interval_id FROM millpy.watermarks"
-# The index finds the row by the hash of the key; comparing the key itself rules out collisions.
+# The index finds the row by the hash of the key; comparing the key itself rules out collisions. A subquery would not
+# reach the index below the views; ARRAY(...) is a value.
 _OF_KEY = """
      WHERE interval_id = ANY (CAST(:intervals AS bigint[]))
        AND (CAST(:keys AS text[]) IS NULL
-            OR (hashtextextended(key, 0) IN (SELECT hashtextextended(k, 0) FROM unnest(CAST(:keys AS text[])) AS k)
+            OR (hashtextextended(key, 0)
+                = ANY (ARRAY(SELECT hashtextextended(k, 0) FROM unnest(CAST(:keys AS text[])) AS k))
                 AND key = ANY (CAST(:keys AS text[]))))
 """
 _SELECTED = {
