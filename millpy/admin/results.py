@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import (
@@ -177,13 +177,19 @@ def newest(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> list
     Raises:
         UsageError: a column is unknown, a value does not fit its type, or the table is too large for one scan.
     """
-    order: list[ColumnElement[Any]] = [
-        desc(column(result_table.time)),
-        *(asc(column(name)) for name in result_table.identity if name != result_table.time),
-    ]
-    live = wanted.final is False and admin.ask(LIVE_VIEW, graph=result_table.graph, name=result_table.name)[0]["found"]
-    selected = _select(result_table, wanted, "_live" if live else "_status")
-    found = admin.select(selected.order_by(*order).limit(wanted.limit))
+    if wanted.final is False and admin.ask(LIVE_VIEW, graph=result_table.graph, name=result_table.name)[0]["found"]:
+        order: list[ColumnElement[Any]] = [
+            desc(column(result_table.time)),
+            *(asc(column(name)) for name in result_table.identity if name != result_table.time),
+        ]
+        selected = _select(result_table, wanted, "_live").order_by(*order).limit(wanted.limit)
+        return _in_time(result_table, admin.select(selected))
+    found: list[Row] = []
+    after: Sequence[str] | None = ()
+    while after is not None and len(found) < wanted.limit:
+        more = page(admin, result_table, replace(wanted, after=after, limit=wanted.limit - len(found)))
+        found += more.rows
+        after = more.next
     return _in_time(result_table, found)
 
 
