@@ -60,6 +60,14 @@ RELEASE = {
     True: "SELECT millpy.discard_parked(:graph, :computation, :key) AS n",
 }
 """By whether the failed record becomes a dead letter."""
+PARKED = """
+SELECT * FROM millpy.parked WHERE CAST(:graph AS text) IS NULL OR graph = :graph
+ ORDER BY parked_at DESC NULLS LAST, graph, computation, key LIMIT :rows_max
+"""
+GRAPHS_WITH_PARKED = """
+SELECT DISTINCT graph FROM millpy.parked
+ WHERE computation = :computation AND (CAST(:graph AS text) IS NULL OR graph = :graph) ORDER BY graph
+"""
 ARCHIVE_FILES = """
 SELECT path, partitions, (extract(epoch FROM first_event_time) * 1000000)::bigint AS lo,
        (extract(epoch FROM last_event_time) * 1000000)::bigint AS hi
@@ -233,9 +241,13 @@ class Admin:
         """Request that a live worker drains; return 1, or 0 if that is requested already or it does not live."""
         return int(self.change(DRAIN, graph=graph, worker=worker, why=why)[0]["n"])
 
-    def parked(self, graph: str | None = None) -> list[Row]:
-        """Return the keys that stopped at a failing record, and the records that wait behind it."""
-        return self._of_graph("SELECT * FROM millpy.parked", graph)
+    def parked(self, graph: str | None, rows_max: int) -> list[Row]:
+        """Return the keys that stopped last at a failing record, the newest last, and the records behind it."""
+        return self.ask(PARKED, graph=graph, rows_max=rows_max)[::-1]
+
+    def graphs_with_parked(self, graph: str | None, computation: str) -> list[str]:
+        """Return the graphs, or this one, in which keys of a computation are parked."""
+        return [row["graph"] for row in self.ask(GRAPHS_WITH_PARKED, graph=graph, computation=computation)]
 
     def release_parked(self, graph: str, computation: str, key: str | None, *, discard: bool) -> int:
         """Request the release of one parked key, or of all if `key` is None. Return the number of keys.

@@ -17,7 +17,6 @@ from millpy.cli.options import (
     handle_errors,
     print_json,
     settings_of,
-    show,
 )
 from millpy.errors import UsageError
 
@@ -35,14 +34,22 @@ parked = typer.Typer(
 
 @parked.command("list")
 @handle_errors
-def list_parked(graph: GraphArgument = None, database: DatabaseOption = None, as_json: JsonOption = False) -> None:
+def list_parked(
+    graph: GraphArgument = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Show only the newest N.")] = 50,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """List parked keys, why they stopped, and how many records wait; --json adds the record and the traceback."""
-    show(
-        graph,
-        database,
-        as_json,
-        lambda admin, name: {"parked": [row if as_json else {c: row[c] for c in SHOWN} for row in admin.parked(name)]},
-    )
+    with connected_to(settings_of(database), graph) as admin:
+        # One more than is shown, to tell whether there are more.
+        found = admin.parked(graph_in(admin, graph), limit if as_json else limit + 1)
+    if as_json:
+        print_json({"parked": found})
+        return
+    tables.echo([{name: row[name] for name in SHOWN} for row in found[-limit:]])
+    if len(found) > limit:
+        tables.say(f"these are the newest {limit:,}; -n shows more")
 
 
 @parked.command("release")
@@ -84,7 +91,7 @@ def _request(graph: str | None, database: str | None, computation: str, key: str
     keys, name = 0, None
     with connected_to(settings_of(database), graph) as admin:
         name = graph_in(admin, graph)
-        graphs = {row["graph"] for row in admin.parked(name) if row["computation"] == computation}
+        graphs = admin.graphs_with_parked(name, computation)
         if len(graphs) > 1:
             raise UsageError(f"{computation!r} has parked keys in several graphs", hint="give the graph's file as well")
         for name in graphs:

@@ -332,6 +332,22 @@ def shown_on_the_first_page() -> list[tuple[str, str]]:
     return re.findall(r"^\$ millpy ((?:sql|windows) .*)\n((?:[^`\n]+\n)+)```", page, re.MULTILINE)
 
 
+async def test_parked_lists_the_newest_keys(database_url: str) -> None:
+    async with PostgresStore(database_url) as store:
+        owner = Owner(store, await store.deploy(a_graph()))
+        await owner.register()
+        await owner.claim()
+        (interval, _) = owner.deployment.intervals_of("sums")
+        keys = [(f"k{number}", {"ticket": number, "parked_at": number * MINUTE}) for number in range(3)]
+        await owner.commit(owner.checkpoint(interval, delta=(entries(Kind.PARKED, "key", *keys),)))
+    of = ("parked", "list", "--database", database_url)
+
+    assert [row["key"] for row in millpy_json(*of, "-n", "2")["parked"]] == ['"k1"', '"k2"']
+    assert "these are the newest 2; -n shows more" in millpy(*of, "-n", "2")
+    assert "newest" not in millpy(*of)
+    assert json.loads(millpy("parked", "release", "sums", "--database", database_url, "--json"))["keys"] == 3
+
+
 def test_first_five_minutes_page_shows_the_printed_output(made: Project) -> None:
     shown = shown_on_the_first_page()
 
