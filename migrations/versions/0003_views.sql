@@ -230,8 +230,10 @@ LANGUAGE sql VOLATILE ROWS 20 SET jit = off
 SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 WITH counters AS MATERIALIZED (
     SELECT * FROM mill.counters
-), parked AS (
+), parked AS MATERIALIZED (  -- not once for each subscription, as the next one
     SELECT namespace AS subscription, count(*) AS count FROM mill.parked_entries GROUP BY namespace
+), waiting AS MATERIALIZED (
+    SELECT subscription_id, records FROM mill.pending
 ), sources AS (
     SELECT p.graph, s.name AS stream, p.source_partition,
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'injected'), 0)::bigint AS injected,
@@ -252,12 +254,13 @@ WITH counters AS MATERIALIZED (
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'consumed'), 0)::bigint AS consumed,
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'late'), 0)::bigint AS late,
            coalesce(sum(k.count) FILTER (WHERE k.namespace = 'dead_lettered'), 0)::bigint AS dead_lettered,
-           (SELECT q.count FROM parked AS q WHERE q.subscription = u.subscription_id::text) AS parked,
-           (SELECT w.records FROM mill.pending AS w WHERE w.subscription_id = u.subscription_id) AS pending
+           max(q.count) AS parked, max(w.records) AS pending
       FROM mill.subscriptions AS u
       JOIN mill.streams AS s USING (stream_id)
       JOIN mill.computations AS c ON c.computation_id = u.consumer_id
       JOIN mill.graphs AS g ON g.graph_id = u.graph_id
+      LEFT JOIN parked AS q ON q.subscription = u.subscription_id::text
+      LEFT JOIN waiting AS w ON w.subscription_id = u.subscription_id
       LEFT JOIN counters AS k
         ON k.subkey = u.subscription_id::text
        AND k.namespace IN ('produced', 'added', 'filtered', 'consumed', 'late', 'dead_lettered', 'duplicate')

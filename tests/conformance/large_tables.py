@@ -43,6 +43,9 @@ SELECT {sums}, 'window', '', '"k' || n || '"', '0/60000000', n, 60000000, 1, '{{
 INSERT INTO mill.keyed (interval_id, kind, namespace, key, subkey, key_hash, fire_at, bundle, value)
 SELECT {sums}, 'timer', 'event', '"k' || n || '"', 'quiet', n, 60000000, 1, '{{}}'
   FROM generate_series(1, {rows}) AS n;
+INSERT INTO mill.keyed (interval_id, kind, namespace, key, subkey, key_hash, fire_at, bundle, value)
+SELECT {sums}, 'parked', '1', '"k' || n % 100 || '"', n, n, n, 1, '{{"record": {{}}}}'
+  FROM generate_series(1, 1000) AS n;
 INSERT INTO mill.outbox (interval_id, position, records, bundle, checksum, payload)
 SELECT {sums}, n, 1, n, 1, 'message' FROM generate_series(0, {rows} - 1) AS n;
 INSERT INTO mill.refused_messages (interval_id, position, key, attempts, since, why, parked, record, checksum, payload)
@@ -72,9 +75,15 @@ SELECT 'k' || n % 100, to_timestamp(60 * (n / 100)), to_timestamp(60 * (n / 100)
 INSERT INTO factory.alarms (total, label, event_time, ordinal, interval_id, bundle)
 SELECT 1, '', to_timestamp(n), 0, {alarms}, n FROM generate_series(1, {rows}) AS n;
 """
+ROWS_OF = "pg_stat_get_xact_tuples_returned"
+PAGES_OF = "pg_stat_get_xact_blocks_fetched"
+"""Functions of the server: rows that scans of a table or index have returned, and pages that were looked at.
+
+An index that is read whole for each of many things returns few rows, but has many pages.
+"""
 READ = f"""
-SELECT t.name, (pg_stat_get_xact_tuples_returned(p.oid)
-                + coalesce((SELECT sum(pg_stat_get_xact_tuples_returned(i.indexrelid)) FROM pg_index AS i
+SELECT t.name, ({{function}}(p.oid)
+                + coalesce((SELECT sum({{function}}(i.indexrelid)) FROM pg_index AS i
                              WHERE i.indrelid = p.oid), 0))::bigint AS count
   FROM unnest(ARRAY['{"', '".join(TABLES)}']) AS t (name)
  CROSS JOIN LATERAL (SELECT t.name::regclass::oid AS oid
@@ -99,11 +108,14 @@ def fill(connection: psycopg.Connection[Any], *, analyzed: bool) -> None:
         connection.execute("ANALYZE")
 
 
-def rows_read(ask: Callable[[str], Iterable[Sequence[Any]]], work: Callable[[], object]) -> dict[str, int]:
-    """Return how many rows of each table some work reads, in the transaction in which `ask` runs a query."""
-    before = _counted(ask(READ))
+def rows_read(
+    ask: Callable[[str], Iterable[Sequence[Any]]], work: Callable[[], object], *, function: str = ROWS_OF
+) -> dict[str, int]:
+    """Return how many rows (or pages) of each table some work reads, in the transaction in which `ask` runs a query."""
+    query = READ.format(function=function)
+    before = _counted(ask(query))
     work()
-    return {name: count - before[name] for name, count in _counted(ask(READ)).items() if count > before[name]}
+    return {name: count - before[name] for name, count in _counted(ask(query)).items() if count > before[name]}
 
 
 def _counted(rows: Iterable[Sequence[Any]]) -> dict[str, int]:

@@ -23,11 +23,12 @@ from millpy.embedded import EmbeddedPostgres
 from millpy.store.postgres.arrays import Bigints, Booleans, Byteas, Jsonbs, Texts, register_arrays
 from millpy.store.postgres.statements import statement
 from millpy.store.postgres.store import PostgresStore
-from tests.conformance.large_tables import ROWS, fill, rows_read
+from tests.conformance.large_tables import PAGES_OF, ROWS, ROWS_OF, fill, rows_read
 from tests.conformance.store_builders import Owner, a_graph
 from tests.databases import fresh_database
 
 FEW = 3_000
+PAGES_FEW = 300
 Reader = Callable[[Admin], object]
 
 
@@ -119,10 +120,14 @@ LOOKS: Mapping[str, Reader] = {
 """What the API reads every few seconds, and `millpy status --watch`."""
 
 
-def read_of(url: str, reader: Reader) -> dict[str, int]:
-    """Return how many rows of each table a reader reads."""
+def read_of(url: str, reader: Reader, *, function: str = ROWS_OF) -> dict[str, int]:
+    """Return how many rows (or pages) of each table a reader reads."""
     with Admin(url).together() as admin:
-        return rows_read(lambda query: [tuple(row.values()) for row in admin.ask(query)], partial(reader, admin))
+
+        def ask(query: str) -> list[tuple[Any, ...]]:
+            return [tuple(row.values()) for row in admin.ask(query)]
+
+        return rows_read(ask, partial(reader, admin), function=function)
 
 
 def many(read: Mapping[str, int]) -> dict[str, int]:
@@ -220,6 +225,12 @@ def test_worker_reads_a_piece_of_what_waits(large: str, query: str, times: int) 
 @pytest.mark.parametrize("query", DOCTOR)
 def test_doctor_reads_what_it_needs(large: str, query: str) -> None:
     assert many(read_by(large, query, {}, 1)) == {}
+
+
+@pytest.mark.parametrize("name", ["accounting", "sources", "live sources", "live accounts"])
+def test_account_looks_once_for_parked_records(any_large: str, name: str) -> None:
+    """Not once for each subscription: a graph may have hundreds, and the database many graphs."""
+    assert read_of(any_large, LOOKS[name], function=PAGES_OF)["mill.keyed"] <= PAGES_FEW
 
 
 def test_parked_messages_are_counted_in_one_read(any_large: str) -> None:
