@@ -25,6 +25,8 @@ READ_ONLY = "25006"
 SYNTAX_ERROR = "42601"
 SEVERAL = "cannot insert multiple commands"
 HINT = "use psql for that"
+ROWS_MAX = 100_000
+"""Rows of an answer. A million rows of a dozen columns take three gigabytes as values of Python."""
 HARMLESS = (
     r"^(amvalidate|array_(sample|shuffle)|bernoulli|system|clock_timestamp|timeofday|current_query|currval|lastval"
     r"|gen_random_uuid|uuidv[47]|random|random_normal|setseed|txid_status|pg_sleep(_for|_until)?|pg_xact_\w+"
@@ -85,7 +87,7 @@ def answer(connection: psycopg.Connection[Any], statement: str) -> list[dict[str
         statement: a statement without parameters.
 
     Raises:
-        UsageError: the text is not one query, or would change the database.
+        UsageError: the text is not one query, would change the database, or returns more than ROWS_MAX rows.
         psycopg.Error: any other error of the server.
     """
     statement.encode()  # invalid Unicode raises here
@@ -136,6 +138,10 @@ def _run(connection: psycopg.Connection[Any], statement: str) -> list[dict[str, 
             pipeline.sync()
         if cursor.description is None:
             return []
+        if cursor.rowcount > ROWS_MAX:
+            raise UsageError(
+                f"{cursor.rowcount:,} rows are too many to show", hint="add a condition or LIMIT, or use psql"
+            )
         names = distinct_names([column.name for column in cursor.description])
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 

@@ -259,6 +259,15 @@ def test_statement_that_is_not_a_query_is_reported(database: Database, question:
     assert raised.value.message == output
 
 
+def test_an_answer_has_no_more_rows_than_memory_holds(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millpy.admin.sql.ROWS_MAX", 3)
+    assert len(database.read("SELECT * FROM generate_series(1, 3)")) == 3
+    with pytest.raises(UsageError) as raised:
+        database.read("SELECT * FROM generate_series(1, 4)")
+
+    assert raised.value.message == "4 rows are too many to show"
+
+
 def test_every_server_function_with_an_effect_is_refused(database: Database) -> None:
     # By their names: what a later version adds, and what changes something, has to be among the harmless to be asked.
     with psycopg.connect(database.url) as connection:
