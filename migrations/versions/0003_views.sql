@@ -849,12 +849,15 @@ WITH devices AS MATERIALIZED (
       JOIN mill.streams AS s ON s.graph_id = d.graph_id AND s.name = d.stream
       JOIN mill.subscriptions AS u ON u.stream_id = s.stream_id AND u.key_fields = d.fields
       JOIN mill.computations AS c ON c.computation_id = u.consumer_id
+), counted AS MATERIALIZED (  -- before the join, which would read all late records for each of the computations
+    SELECT interval_id, stream, computation, key, count(*) AS count
+      FROM mill.late_records WHERE state <> 'replayed' AND whole
+     GROUP BY interval_id, stream, computation, key
 ), late AS (
-    SELECT k.graph_id, k.stream, l.key, count(*) AS count
-      FROM mill.late_records AS l
+    SELECT k.graph_id, k.stream, l.key, sum(l.count)::bigint AS count
+      FROM counted AS l
       JOIN mill.intervals AS i USING (interval_id)
       JOIN keyed_alike AS k ON k.graph_id = i.graph_id AND k.stream = l.stream AND k.computation = l.computation
-     WHERE l.state <> 'replayed' AND l.whole
      GROUP BY k.graph_id, k.stream, l.key
 ), dead AS (
     SELECT i.graph_id, l.stream, l.key, count(*) AS count

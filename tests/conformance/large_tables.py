@@ -46,6 +46,9 @@ SELECT {sums}, 'timer', 'event', '"k' || n || '"', 'quiet', n, 60000000, 1, '{{}
 INSERT INTO mill.keyed (interval_id, kind, namespace, key, subkey, key_hash, fire_at, bundle, value)
 SELECT {sums}, 'parked', '1', '"k' || n % 100 || '"', n, n, n, 1, '{{"record": {{}}}}'
   FROM generate_series(1, 1000) AS n;
+INSERT INTO mill.keyed (interval_id, kind, namespace, key, subkey, key_hash, fire_at, bundle, value)
+SELECT {a}, 'fleet', 'device', '"k' || n || '"', '', n, 4611686018427387904, 1, '[1, 0, 0, 0, 0, 0]'
+  FROM generate_series(1, 100) AS n;
 INSERT INTO mill.outbox (interval_id, position, records, bundle, checksum, payload)
 SELECT {sums}, n, 1, n, 1, 'message' FROM generate_series(0, {rows} - 1) AS n;
 INSERT INTO mill.refused_messages (interval_id, position, key, attempts, since, why, parked, record, checksum, payload)

@@ -233,6 +233,12 @@ def test_account_looks_once_for_parked_records(any_large: str, name: str) -> Non
     assert read_of(any_large, LOOKS[name], function=PAGES_OF)["mill.keyed"] <= PAGES_FEW
 
 
+def test_devices_count_late_records_and_dead_letters_in_one_read(any_large: str) -> None:
+    """Not in one for each computation that has devices as keys."""
+    read = read_of(any_large, lambda admin: admin.fleet("factory", 0.0, 20))
+    assert max(read["mill.late_records"], read["mill.dead_letters"]) <= ROWS
+
+
 def test_parked_messages_are_counted_in_one_read(any_large: str) -> None:
     assert read_of(any_large, lambda admin: admin.parked("factory", 50))["mill.refused_messages"] <= ROWS
 
