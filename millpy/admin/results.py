@@ -196,7 +196,8 @@ def newest(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> list
 def page(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> RowPage:
     """Return a page of rows in the order of `newest`: the newest first, behind `wanted.after`.
 
-    Of a large table, only the newest minutes are sorted if they have enough rows, and otherwise more and more.
+    Of a large table, only the newest minutes are sorted if they have enough rows, and otherwise more and more of what
+    lies before them.
 
     Raises:
         UsageError: a column is unknown, a value does not fit its type, or the table is too large for one scan.
@@ -204,13 +205,17 @@ def page(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> RowPag
     if wanted.after and len(wanted.after) != len(result_table.identity) + (result_table.kind != "windowed"):
         raise UsageError("the cursor belongs to another table", hint="begin without a cursor")
     last = wanted.after[0] if wanted.after else _newest_time(admin, result_table, wanted)
-    for span in (*SPANS, ""):
-        if span and not last:
-            continue
-        found = admin.select(_page_statement(result_table, wanted, (last, span) if span else None))
-        if not span or (found and found[0]["page_found"] > wanted.limit):
-            break
-    return cut(found, wanted.limit)
+    rows: list[Row] = []
+    size, upper = 0, ""
+    for span in (*SPANS, "") if last else ("",):
+        missing = replace(wanted, limit=wanted.limit - len(rows))
+        found = admin.select(_page_statement(result_table, missing, (last, span, upper)))
+        rows += found
+        size += found[-1]["page_bytes"] if found else 0
+        if found and (found[0]["page_found"] > min(len(found), missing.limit) or size >= BYTES_MAX):
+            return cut([{**row, "page_found": len(rows) + 1} for row in rows], wanted.limit)
+        upper = span
+    return cut([{**row, "page_found": len(rows)} for row in rows], wanted.limit)
 
 
 def _newest_time(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> str:
@@ -232,8 +237,14 @@ def _newest_time(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -
     return str(row["newest"] or "")
 
 
-def _page_statement(result_table: DeployedTable, wanted: RowFilter, since: tuple[str, str] | None) -> Select[Any]:
-    """Return the statement of a page; with `since`, of rows that are not older than a time minus a span."""
+def _page_statement(result_table: DeployedTable, wanted: RowFilter, span: tuple[str, str, str]) -> Select[Any]:
+    """Return the statement of a page.
+
+    Args:
+        result_table: the table.
+        wanted: which of its rows.
+        span: a time, and how much older the rows are at most, and more than at least; both empty for any.
+    """
     names = [result_table.time, *(name for name in result_table.identity if name != result_table.time)]
     keys: list[ColumnElement[Any]] = [column(name) for name in names]
     order: list[ColumnElement[Any]] = [desc(keys[0]), *map(asc, keys[1:])]
@@ -246,10 +257,12 @@ def _page_statement(result_table: DeployedTable, wanted: RowFilter, since: tuple
         ]
         chosen = chosen.where(or_(keys[0] < last[0], and_(keys[0] == last[0], tuple_(*keys[1:]) > tuple_(*last[1:]))))
         chosen = chosen.where(keys[0] <= last[0])  # for the index
-    if since is not None:
-        chosen = chosen.where(
-            keys[0] >= cast(literal(since[0], Text), TIMESTAMP(timezone=True)) - cast(literal(since[1], Text), Interval)
-        )
+    newest_time, most, least = span
+    reference: ColumnElement[Any] = cast(literal(newest_time, Text), TIMESTAMP(timezone=True))
+    if most:
+        chosen = chosen.where(keys[0] >= reference - cast(literal(most, Text), Interval))
+    if least:
+        chosen = chosen.where(keys[0] < reference - cast(literal(least, Text), Interval))
     rows = chosen.order_by(*order).limit(wanted.limit + 1).subquery("page rows")
     over: dict[str, Any] = {"order_by": [desc(rows.c[names[0]]), *(asc(rows.c[name]) for name in names[1:])]}
     size = func.octet_length(cast(literal_column('"page rows"'), Text))
