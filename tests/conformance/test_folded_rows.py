@@ -59,7 +59,7 @@ def test_parked_records_of_other_streams_keep_the_fields_that_one_stream_loses(
         for subscription in (own, other):
             store(connection, alarms.interval_id, "parked", subscription, A, {"record": record})
 
-        asked = {"graph_id": deployment.graph_id, "stream": "readings", "names": ["b"], "kept": 1}
+        asked = {"graph_id": deployment.graph_id, "stream": "readings", "names": ["a"], "kept": 1}
         connection.execute(statement("shorten_parked"), asked)
 
         found = dict(connection.execute("SELECT namespace, value::jsonb -> 'record' FROM mill.keyed").fetchall())
