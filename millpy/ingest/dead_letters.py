@@ -280,8 +280,8 @@ class DeadLetterCollector:
                 self._wire = msgspec.json.encode(PayloadFormat.from_batch(self.taken)).decode()
             wire = self._wire
         return DeadLetter(
-            reason=reason,
-            detail=detail,
+            reason=printable(reason),
+            detail=printable(detail),
             payload=self.decoded.payload(row),
             stream=self.stream,
             computation=self.computation,

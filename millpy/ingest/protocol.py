@@ -94,15 +94,8 @@ class SourceBatch:
     messages: Mapping[int, Message] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.format not in get_args(PayloadKind):
-            raise ValueError(f"format={self.format!r} is none of {', '.join(get_args(PayloadKind))}")
-        if self.position is not None:
-            try:
-                if not isinstance(self.position, bytes):
-                    raise TypeError(f"it is {type(self.position).__name__}")
-                msgspec.json.decode(self.position, type=msgspec.Raw)
-            except (TypeError, msgspec.DecodeError) as error:
-                raise ValueError(f"position={self.position!r} is not JSON text as bytes: {error}") from error
+        check_format(self.format)
+        check_position(self.position)
         if self.records >= 0:
             return
         if self.batch is not None:
@@ -114,6 +107,24 @@ class SourceBatch:
     def has_records(self) -> bool:
         """Whether the batch has anything to decode."""
         return bool(self.block or self.payloads or self.batch is not None)
+
+
+def check_format(format: object) -> None:
+    """Raise ValueError for what is no format of a batch."""
+    if format not in get_args(PayloadKind):
+        raise ValueError(f"format={format!r} is none of {', '.join(get_args(PayloadKind))}")
+
+
+def check_position(position: object) -> None:
+    """Raise ValueError for what is no position of a source."""
+    if position is None:
+        return
+    try:
+        if not isinstance(position, bytes):
+            raise TypeError(f"it is {type(position).__name__}")
+        msgspec.json.decode(position, type=msgspec.Raw)
+    except (TypeError, msgspec.DecodeError) as error:
+        raise ValueError(f"position={position!r} is not JSON text as bytes: {error}") from error
 
 
 class TakeBound(Protocol):

@@ -1,9 +1,9 @@
 """GuardedInjector: an injector whose defects end no worker, because a source may be somebody else's code.
 
-An exception that is no MillError counts as an outage of its source partition: it is logged, and told as the reason. The
-partition then has nothing to take. After a pause, which grows with the failures in a row, `take` raises
-SourceUnavailableError: the worker recovers, and connects to the source again at the stored position. Between two
-attempts the worker takes turns with everything else.
+An exception that is no MillError counts as an outage of its source partition, and so does a batch that a step could not
+read (`ingest/batch_check.py`): it is logged, and told as the reason. The partition then has nothing to take. After a
+pause, which grows with the failures in a row, `take` raises SourceUnavailableError: the worker recovers, and connects
+to the source again at the stored position. Between two attempts the worker takes turns with everything else.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from millpy.errors import MillError, SourceUnavailableError
+from millpy.ingest.batch_check import check_batch, checked_arrivals
 from millpy.ingest.protocol import Injector, Source, SourceBatch, SourceSetup
 from millpy.model.dead_letter import error_text
 from millpy.model.step_progress import is_user_error
@@ -27,13 +28,19 @@ _DEFECT = "the source has a defect: "
 class GuardedInjector:
     """An injector that connects when it is opened, and never raises what is no MillError.
 
+    Args:
+        source: the source.
+        setup: the parameters of its injector.
+        arrives: whether the event time is that of arrival, so that the steps need the arrivals of batches.
+
     Attributes:
         injector: the source's own; None before it is open.
     """
 
-    def __init__(self, source: Source, setup: SourceSetup) -> None:
+    def __init__(self, source: Source, setup: SourceSetup, *, arrives: bool = False) -> None:
         self._source = source
         self._setup = setup
+        self._arrives = arrives
         self.injector: Injector | None = None
         self._why = ""
         self._again_at = 0.0
@@ -55,12 +62,22 @@ class GuardedInjector:
         taken = None
         if self.injector is not None and not self._why:
             with self._guarded("take"):
-                taken = await self.injector.take()
-                if not isinstance(taken, SourceBatch | None):
-                    raise TypeError(f"it returned {type(taken).__name__}, not a SourceBatch")
+                given = await self.injector.take()
+                if given is not None:
+                    self._check(given)
+                taken = given
         if taken is not None:
             self._recovered()
         return taken
+
+    def _check(self, taken: object) -> None:
+        """Check a batch before the worker sees it, and ask for its arrivals now if a step would ask for them."""
+        if not isinstance(taken, SourceBatch):
+            raise TypeError(f"it returned {type(taken).__name__}, not a SourceBatch")
+        check_batch(taken)
+        if self._arrives and taken.arrivals is not None:
+            arrivals = checked_arrivals(taken)
+            taken.arrivals = lambda: arrivals
 
     async def acknowledge(self, token: Any) -> None:
         """Acknowledge a batch; after a failure it comes again."""
@@ -73,7 +90,10 @@ class GuardedInjector:
         is_quiet = False
         if self.injector is not None and not self._why:
             with self._guarded("quiet"):
-                is_quiet = self.injector.quiet()
+                answer: object = self.injector.quiet()
+                if not isinstance(answer, bool):  # a coroutine, which is true, would let the clock move the watermark
+                    raise TypeError(f"it returned {type(answer).__name__}, not a bool")
+                is_quiet = answer
         if is_quiet:
             self._recovered()
         return is_quiet

@@ -278,7 +278,9 @@ class OwnedIntervals:
         node, intake = interval.plan.node, interval.intake
         assert isinstance(node, InjectorNode)
         assert intake is not None
-        injector = GuardedInjector(node.source, self._setup(node, interval.deployed, intake))
+        injector = GuardedInjector(
+            node.source, self._setup(node, interval.deployed, intake), arrives=node.event_time.arrives
+        )
         connection = self._connection_of(node, interval.deployed)
         try:
             async with AsyncExitStack() as opening:

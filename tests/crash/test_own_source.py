@@ -51,3 +51,40 @@ def test_crash_test_reads_an_own_source_that_ends(ticks: Path, tmp_path: Path) -
     (prepared,) = prepare(load_graph(str(ticks)), Options(graph=str(ticks)), tmp_path / "input")
 
     assert (prepared.total, prepared.origin) == (5_000, "Ticks(count=5000)")
+
+
+DEFECTIVE = """
+SPOILED = [("position", b"x"), ("arrived_at", 1.5), ("payloads", ["{}"]), ("finished", 1), ("watermark", 2**70)]
+
+
+class Defective(Ticks):
+    def connect(self, setup):
+        return DefectiveInjector(self.count, setup)
+
+
+class DefectiveInjector(TicksInjector):
+    async def take(self):
+        first, taken = self.next, await super().take()
+        if taken is not None and self.next > 1_000 and SPOILED:
+            setattr(taken, *SPOILED.pop())
+        elif taken is not None and first == 1:
+            taken.payloads.append(b"{}")
+            taken.records += 1
+            taken.refused = [RejectedRow(len(taken.payloads) - 1, "no\\0reason", "why \\ud800\\0")]
+        return taken
+
+
+class Tick("""
+
+
+def test_batches_that_a_step_could_not_read_delay_their_partition_only(ticks: Path, database_url: str) -> None:
+    body = ticks.read_text().replace("class Tick(", DEFECTIVE).replace("Ticks(5_000)", "Defective(5_000)")
+    ticks.write_text("from millpy.sources import RejectedRow\n" + body)
+
+    assert run(ticks, database_url) == 0
+
+    with psycopg.connect(database_url) as connection:
+        query = "SELECT kind, extract(epoch FROM window_start)::int, n, total FROM ticks.hundreds ORDER BY 1, 2"
+        assert connection.execute(query).fetchall() == HUNDREDS
+        letters = connection.execute("SELECT reason, detail FROM millpy.dead_letters").fetchall()
+        assert letters == [("no\\x00reason", "why \\ud800\\x00")]
