@@ -110,7 +110,7 @@ class GuardedInjector:
         try:
             yield
         except BaseException as error:
-            if isinstance(error, MillError) or not is_user_error(error) or _is_cancelled(error):
+            if isinstance(error, MillError) or not is_user_error(error) or is_cancelled(error):
                 raise
             setup, connection = self._setup, self._setup.connection
             log.exception("source %s (%s) fails in %s", setup.stream, setup.partition, call)
@@ -126,7 +126,7 @@ class GuardedInjector:
             self._setup.connection.release()
 
 
-def _is_cancelled(error: BaseException) -> bool:
+def is_cancelled(error: BaseException) -> bool:
     """Tell whether an error is the cancellation of this task, not only of what the source waits for."""
     task = asyncio.current_task() if isinstance(error, asyncio.CancelledError) else None
     return task is not None and task.cancelling() > 0

@@ -1,14 +1,26 @@
-"""What the sources of a graph run in each worker, whatever partitions the worker owns (`Source.serve`)."""
+"""What the sources of a graph run in each worker, whatever partitions the worker owns (`Source.serve`).
+
+It may be somebody else's code, so its defects end no worker: they are logged, and it is started again after a pause,
+which grows with the failures. Until then the worker does without it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 
+from millpy.errors import MillError, TransientError
 from millpy.graph import InjectorNode
 from millpy.hosting.plan import ComputationPlan
 from millpy.ingest.protocol import WorkerSetup
+from millpy.ingest.request_traffic import RequestTraffic
+from millpy.model.step_progress import is_user_error
 from millpy.runtime.context import WorkerContext
+from millpy.runtime.guarded_injector import PAUSE_S_MAX, is_cancelled
+
+log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -19,10 +31,73 @@ async def serving_sources(context: WorkerContext) -> AsyncIterator[None]:
             node = computation.node
             if not isinstance(node, InjectorNode) or (context.only and computation.name not in context.only):
                 continue
-            server = node.source.serve(_setup(context, computation, node))
-            if server is not None and (traffic := await running.enter_async_context(server)) is not None:
-                context.sources.traffic[computation.name] = traffic
+            server = _GuardedServer(context, computation, node)
+            running.push_async_callback(server.close)
+            await server.start()
         yield
+
+
+class _GuardedServer:
+    """What one source runs in a worker. It is entered and left in a task of its own, as `async with` may require."""
+
+    def __init__(self, context: WorkerContext, computation: ComputationPlan, node: InjectorNode) -> None:
+        self._context = context
+        self._computation = computation
+        self._node = node
+        self._closing = asyncio.Event()
+        self._tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+        self._entered = False
+
+    async def start(self) -> None:
+        """Wait for the first attempt to enter. Raises a MillError that is not temporary."""
+        self._task = asyncio.create_task(self._keep())
+        await self._tried
+
+    async def close(self) -> None:
+        """Leave it."""
+        self._closing.set()
+        if self._task is None:
+            return
+        if not self._entered:
+            self._task.cancel()
+        try:
+            await asyncio.wait([self._task])
+        finally:
+            self._task.cancel()
+
+    async def _keep(self) -> None:
+        """Enter, and after a failure enter again, until `close`."""
+        limits, failures = self._context.limits, 0
+        while not self._closing.is_set():
+            try:
+                await self._run()
+            except BaseException as error:
+                if not is_user_error(error) or is_cancelled(error):
+                    raise
+                if not self._tried.done() and isinstance(error, MillError) and not isinstance(error, TransientError):
+                    self._tried.set_exception(error)
+                    return
+                log.exception("what source %s serves in each worker fails", self._node.name)
+            if not self._tried.done():
+                self._tried.set_result(None)
+            self._entered, failures = False, failures + 1
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(PAUSE_S_MAX, limits.retry_s_min * 2 ** min(failures, 32))):
+                    await self._closing.wait()
+
+    async def _run(self) -> None:
+        """Enter, stay until `close`, and leave."""
+        server = self._node.source.serve(_setup(self._context, self._computation, self._node))
+        async with nullcontext() if server is None else server as traffic:
+            self._entered = True
+            if not isinstance(traffic, RequestTraffic | None):
+                raise TypeError(f"it gives {type(traffic).__name__}, not a RequestTraffic")
+            if traffic is not None:
+                self._context.sources.traffic[self._computation.name] = traffic
+            if not self._tried.done():
+                self._tried.set_result(None)
+            await self._closing.wait()
 
 
 def _setup(context: WorkerContext, computation: ComputationPlan, node: InjectorNode) -> WorkerSetup:

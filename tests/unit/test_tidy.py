@@ -38,6 +38,7 @@ CATCHES_ALL = (
     "operators.state_migration",
     "runtime.step_thread",
     "runtime.guarded_injector",  # calls sources of users
+    "runtime.source_servers",  # calls sources of users
     "runtime.outbox_drain",  # calls sinks of users
     "sinks.mqtt.template",  # calls a function of the user
     "sinks.kafka.partitioning",  # calls a function of the user
