@@ -40,6 +40,7 @@ class ConnectionState:
         accepted: whether the other side has let a worker in before: what it refuses later may be in order again.
         managed: whether the source reports its connection itself.
         held: what the source waits for although it is connected, such as a schema registry; "" for nothing.
+        failing: whether the source has failed, and has given nothing since then.
         address: where other workers reach the owner of the partition, for a source whose workers pass records on.
         outage: the last time without connection that is over; None if there was none.
     """
@@ -49,6 +50,7 @@ class ConnectionState:
         "accepted",
         "address",
         "attempts",
+        "failing",
         "held",
         "is_connected",
         "managed",
@@ -66,6 +68,7 @@ class ConnectionState:
         self.accepted = False
         self.managed = False
         self.held = ""
+        self.failing = False
         self.address = ""
         self.outage: Outage | None = None
 

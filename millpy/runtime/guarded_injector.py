@@ -1,9 +1,11 @@
-"""GuardedInjector: an injector whose defects end no worker, because a source may be somebody else's code.
+"""GuardedInjector: an injector whose failures end no worker and delay no other source.
 
-An exception that is no MillError counts as an outage of its source partition, and so does a batch that a step could not
-read (`ingest/batch_check.py`): it is logged, and told as the reason. The partition then has nothing to take. After a
-pause, which grows with the failures in a row, `take` raises SourceUnavailableError: the worker recovers, and connects
-to the source again at the stored position. Between two attempts the worker takes turns with everything else.
+After a SourceUnavailableError its source partition counts as disconnected, for that reason, and nothing is taken. After
+a pause, which grows with the failures in a row, `take` raises the error: the worker recovers, and connects to the
+source again at the stored position. Between two attempts the worker takes turns with everything else.
+
+The source may be somebody else's code. What it raises that is no MillError, and a batch that a step could not read
+(`ingest/batch_check.py`), count as such an outage; they are logged, and the pauses get longer.
 """
 
 from __future__ import annotations
@@ -22,11 +24,10 @@ from millpy.model.step_progress import is_user_error
 
 log = logging.getLogger(__name__)
 PAUSE_S_MAX = 60.0
-_DEFECT = "the source has a defect: "
 
 
 class GuardedInjector:
-    """An injector that connects when it is opened, and never raises what is no MillError.
+    """An injector that connects when it is opened, and raises MillErrors only.
 
     Args:
         source: the source.
@@ -46,7 +47,7 @@ class GuardedInjector:
         self._again_at = 0.0
 
     async def open(self, position: bytes | None) -> None:
-        """Connect, and open at a position. Raises what `Injector.open` may raise."""
+        """Connect, and open at a position. Raises ConfigError."""
         with self._guarded("open"):
             self.injector = self._source.connect(self._setup)
             await self.injector.open(position)
@@ -110,20 +111,28 @@ class GuardedInjector:
         try:
             yield
         except BaseException as error:
-            if isinstance(error, MillError) or not is_user_error(error) or is_cancelled(error):
-                raise
             setup, connection = self._setup, self._setup.connection
-            log.exception("source %s (%s) fails in %s", setup.stream, setup.partition, call)
-            self._why = f"{_DEFECT}{call} raises {error_text(error)}"
+            if isinstance(error, SourceUnavailableError):  # the worker logs it when it connects again
+                self._why = error.message if isinstance(error.message, str) else error_text(error)
+                pause_s_max = setup.limits.retry_s_max
+            elif isinstance(error, MillError) or not is_user_error(error) or is_cancelled(error):
+                raise
+            else:
+                log.exception("source %s (%s) fails in %s", setup.stream, setup.partition, call)
+                self._why = f"the source has a defect: {call} raises {error_text(error)}"
+                pause_s_max = PAUSE_S_MAX
             connection.hold(self._why)
             connection.disconnected(self._why, attempted=True)
-            pause_s = min(PAUSE_S_MAX, setup.limits.retry_s_min * 2 ** min(connection.attempts, 32))
+            connection.failing = True
+            pause_s = min(pause_s_max, setup.limits.retry_s_min * 2 ** min(connection.attempts, 32))
             self._again_at = setup.clock.monotonic() + pause_s
 
     def _recovered(self) -> None:
         """Note that the source works, if it had failed."""
-        if self._setup.connection.held.startswith(_DEFECT):
-            self._setup.connection.release()
+        connection = self._setup.connection
+        if connection.failing:
+            connection.failing = False
+            connection.release()
 
 
 def is_cancelled(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from millpy.clock import SystemClock
+from millpy.errors import SourceUnavailableError
 from millpy.graph import Graph
 from millpy.ingest.protocol import Source, SourceBatch, SourceSetup
 from millpy.ingest.settings import EventTime
@@ -32,6 +33,8 @@ ERRORS: list[Callable[[], BaseException]] = [
     ValueError,
     lambda: SystemExit(0),
     asyncio.CancelledError,
+    lambda: SourceUnavailableError("away"),
+    lambda: SourceUnavailableError(5),  # type: ignore[arg-type]
 ]
 
 
@@ -104,7 +107,7 @@ class NumbersInjector:
 
 
 @pytest.mark.parametrize("where", ["connect", "open", "take", "acknowledge", "quiet"])
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error()).__name__)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: repr(error()))
 async def test_no_exception_of_a_source_ends_the_worker(
     tmp_path: Path, where: str, error: Callable[[], BaseException]
 ) -> None:
@@ -159,6 +162,28 @@ async def test_source_that_keeps_failing_is_told_as_one_outage_and_tried_more_an
         clock.advance(PAUSE_S_MAX)
     assert (opened, outages, connection.attempts) == (20, 20, 20)
     assert connection.why == "the source has a defect: take raises ValueError: "
+
+
+@pytest.mark.parametrize("where", ["open", "take"])
+async def test_outage_of_a_source_delays_no_other_source(tmp_path: Path, where: str) -> None:
+    (tmp_path / "in").write_text("".join(json.dumps({"at": n, "value": n}) + "\n" for n in range(RECORDS)))
+    source = Numbers(where, lambda: SourceUnavailableError("the broker is away"), times=1_000_000, at=0)
+    graph = Graph("away")
+    for name, given in {"numbers": source, "others": File(tmp_path / "in")}.items():
+        keyed = graph.inject(name, given, schema=Reading, event_time=EVENT_TIME).key_by("value")
+        windows = keyed.window(FixedWindows(milliseconds(1)), name=f"{name}_windows")
+        windows.aggregate(n=Count()).to_table(f"of_{name}")
+    database = MemoryDatabase()
+    limits = Limits(lease_ttl_s=60, retry_s_min=0.001, retry_s_max=0.01, progress_every_s=0.01)
+    worker = await memory_world.started(MemoryStore(database), graph, limits, SystemClock())
+    async with asyncio.timeout(30):
+        while len(database.rows("of_others")) < RECORDS:
+            if not await worker.step():
+                await worker._wait()
+    (part,) = worker.context.sources.disconnected()
+    await worker.abandon()
+
+    assert part.connection.why == "the broker is away"
 
 
 async def test_source_that_works_again_is_connected_once_it_has_given_a_batch() -> None:
