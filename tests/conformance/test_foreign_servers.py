@@ -78,7 +78,7 @@ def german(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmbeddedPostgres:
     return EmbeddedPostgres(
         tmp_path / "postgres",
         version="system15",
-        settings={"max_locks_per_transaction": "10", "max_connections": "25"},
+        settings={"max_locks_per_transaction": "12", "max_connections": "25"},
     )
 
 
