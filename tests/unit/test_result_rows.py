@@ -19,7 +19,7 @@ class OneStatement:
     statement: Any = None
 
     def ask(self, *_: object, **__: object) -> list[dict[str, object]]:
-        return [{"found": False}]
+        return []
 
     def select(self, statement: Any) -> list[dict[str, object]]:
         self.statement = statement
