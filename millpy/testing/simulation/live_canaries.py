@@ -95,7 +95,7 @@ LIVE = (
         *("max(header.low_watermark, *reached)", "header.low_watermark"),
         first=1557,
     ),
-    Canary("leaves the rows of what is reset", "I7", KeepsRowsOfReset, needs="resets", first=289),
+    Canary("leaves the rows of what is reset", "I7", KeepsRowsOfReset, needs="resets", first=5),
     Canary("adds a late record to its window twice", "I9", KeepsFulfilledRequests, needs="corrections"),
     Canary("settles a correction before it is made", "oracle", SettlesFirst, needs="corrections"),
     _edge(

@@ -159,7 +159,7 @@ document.addEventListener("htmx:afterRequest", (event) => {
   restMs = Math.max(REST_MS, performance.now() - asking.get(id)); // what takes long is asked for less often
   asking.delete(id);
   if (!event.detail.successful) {
-    say("This page could not be shown again. Trying again.", "bad");
+    if (!retry) say("This page could not be shown again. Trying again.", "bad"); // a lost connection has been said
     document.getElementById(id).dataset.live.split(" ").forEach((topic) => changed.add(topic));
   }
   plan();
