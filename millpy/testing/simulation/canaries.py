@@ -396,7 +396,9 @@ BROKEN = (
     Canary("keeps soft state after a failed commit", "I9", worker_type=KeepsSoftState, first=11),
     Canary("reads folded rows only", "I9", ReadsFoldedOnly, first=8),
     Canary("forgets windows in the store", "I7", patches=((ClosedWindows, "fetch", _nothing),), first=14),
-    Canary("takes panes of a trigger for read", "I9", patches=((UnreadPanes, "recover_window", _all_read),), first=167),
+    Canary(
+        "takes panes of a trigger for read", "I9", patches=((UnreadPanes, "recover_window", _all_read),), first=1671
+    ),
     Canary("reads no window that fires", "I9", patches=((UnfiredWindows, "next_panes", _no_panes),), first=7),
     Canary(
         "judges lateness by the turn", "I9", patches=((operator, "judging_watermarks", _judged_by_the_turn),), first=1
