@@ -178,10 +178,7 @@ def newest(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> list
         UsageError: a column is unknown, a value does not fit its type, or the table is too large for one scan.
     """
     if wanted.final is False and admin.ask(LIVE_VIEW, graph=result_table.graph, name=result_table.name)[0]["found"]:
-        order: list[ColumnElement[Any]] = [
-            desc(column(result_table.time)),
-            *(asc(column(name)) for name in result_table.identity if name != result_table.time),
-        ]
+        order = _newest_first([column(name) for name in _names_in_order(result_table)])
         selected = _select(result_table, wanted, "_live").order_by(*order).limit(wanted.limit)
         return _in_time(result_table, admin.select(selected))
     found: list[Row] = []
@@ -218,6 +215,15 @@ def page(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> RowPag
     return cut([{**row, "page_found": len(rows)} for row in rows], wanted.limit)
 
 
+def _names_in_order(result_table: DeployedTable) -> list[str]:
+    """Return the columns by which rows are in order: the time first."""
+    return [result_table.time, *(name for name in result_table.identity if name != result_table.time)]
+
+
+def _newest_first(keys: Sequence[ColumnElement[Any]]) -> list[ColumnElement[Any]]:
+    return [desc(keys[0]), *map(asc, keys[1:])]
+
+
 def _newest_time(admin: Admin, result_table: DeployedTable, wanted: RowFilter) -> str:
     """Return a time that is about that of the newest row, by those that were written last; empty if none is known.
 
@@ -245,9 +251,8 @@ def _page_statement(result_table: DeployedTable, wanted: RowFilter, span: tuple[
         wanted: which of its rows.
         span: a time, and how much older the rows are at most, and more than at least; both empty for any.
     """
-    names = [result_table.time, *(name for name in result_table.identity if name != result_table.time)]
+    names = _names_in_order(result_table)
     keys: list[ColumnElement[Any]] = [column(name) for name in names]
-    order: list[ColumnElement[Any]] = [desc(keys[0]), *map(asc, keys[1:])]
     cursor = func.jsonb_build_array(*(cast(key, Text) for key in keys)).label("page_cursor")
     chosen = _select(result_table, wanted).add_columns(cursor)
     if wanted.after:
@@ -263,8 +268,8 @@ def _page_statement(result_table: DeployedTable, wanted: RowFilter, span: tuple[
         chosen = chosen.where(keys[0] >= reference - cast(literal(most, Text), Interval))
     if least:
         chosen = chosen.where(keys[0] < reference - cast(literal(least, Text), Interval))
-    rows = chosen.order_by(*order).limit(wanted.limit + 1).subquery("page rows")
-    over: dict[str, Any] = {"order_by": [desc(rows.c[names[0]]), *(asc(rows.c[name]) for name in names[1:])]}
+    rows = chosen.order_by(*_newest_first(keys)).limit(wanted.limit + 1).subquery("page rows")
+    over: dict[str, Any] = {"order_by": _newest_first([rows.c[name] for name in names])}
     size = func.octet_length(cast(literal_column('"page rows"'), Text))
     numbered = select(
         *rows.c,
