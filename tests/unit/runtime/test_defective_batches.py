@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,26 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millpy.clock import SystemClock
 from millpy.formats import Message
-from millpy.graph import Graph
-from millpy.ingest.protocol import RejectedRow, Source, SourceBatch, SourceSetup
+from millpy.ingest.protocol import RejectedRow, SourceBatch, SourceSetup
 from millpy.ingest.settings import EventTime
-from millpy.limits import Limits
-from millpy.model.time import YEARS_HI, milliseconds
-from millpy.sources.files.source import File
-from millpy.store.memory.store import MemoryDatabase, MemoryStore
-from millpy.windowing.aggregates.numeric import Count
-from millpy.windowing.window import FixedWindows
-from tests.crash import memory_world
+from millpy.model.time import YEARS_HI
+from tests.unit.runtime.numbers_source import EVENT_TIME, Numbers, NumbersInjector, Reading, check_beside_others
 
-RECORDS, BAD, TIMES = 10, 5, 2
+BAD, TIMES = 5, 2
 REASON = "undecodable"
-
-
-class Reading(msgspec.Struct):
-    at: int
-    value: int
 
 
 class Arrival(msgspec.Struct):
@@ -42,87 +28,39 @@ class Arrival(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Numbers(Source):
-    """The numbers below RECORDS, one a batch; a batch from BAD on is spoiled TIMES times."""
+class Spoiled(Numbers):
+    """The numbers; a batch from BAD on is spoiled TIMES times, or without `spoiled` what `quiet` returns."""
 
     spoiled: dict[str, Any] = field(default_factory=dict)
     quiet: Any = False
-    failures: list[str] = field(default_factory=list)
     told: set[str] = field(default_factory=set)
 
-    def identity(self) -> dict[str, Any]:
-        return {"kind": "numbers"}
-
-    def partitions(self) -> tuple[str, ...]:
-        return ("all",)
-
-    def connect(self, setup: SourceSetup) -> NumbersInjector:
-        return NumbersInjector(self, setup)
+    def connect(self, setup: SourceSetup) -> SpoiledInjector:
+        return SpoiledInjector(self, setup)
 
 
-class NumbersInjector:
-    def __init__(self, source: Numbers, setup: SourceSetup) -> None:
-        self.source, self.setup = source, setup
-        self.next = 0
+class SpoiledInjector(NumbersInjector):
+    def __init__(self, source: Spoiled, setup: SourceSetup) -> None:
+        super().__init__(setup)
+        self.source = source
 
     async def open(self, position: bytes | None) -> None:
-        self.next = 0 if position is None else json.loads(position)
-        self.setup.ready.set()
+        await super().open(position)
         self.source.told.add(self.setup.connection.why)
 
     async def take(self) -> SourceBatch | None:
-        if self.next >= RECORDS:
-            return None
-        number, self.next = self.next, self.next + 1
-        self.setup.ready.set()
-        batch = SourceBatch(
-            "json",
-            self.setup.clock.now_us(),
-            payloads=[json.dumps({"at": 1_000 * number, "value": number}).encode()],
-            position=json.dumps(self.next).encode(),
-            finished=self.next >= RECORDS,
-        )
-        if number >= BAD and len(self.source.failures) < TIMES and self.source.spoiled:
+        batch = await super().take()
+        if self.next > BAD and len(self.source.failures) < TIMES and self.source.spoiled:
             self.source.failures.append("take")
             for name, value in self.source.spoiled.items():
                 setattr(batch, name, value)
         return batch
-
-    async def acknowledge(self, token: Any) -> None:
-        pass
 
     def quiet(self) -> Any:
         if self.next > BAD and len(self.source.failures) < TIMES and not self.source.spoiled:
             self.source.failures.append("quiet")
             return self.source.quiet
         return False
-
-    async def close(self) -> None:
-        pass
-
-
-async def run(sources: dict[str, tuple[Source, EventTime, type[msgspec.Struct]]]) -> MemoryDatabase:
-    graph = Graph("defective")
-    for name, (source, event_time, schema) in sources.items():
-        keyed = graph.inject(name, source, schema=schema, event_time=event_time).key_by("value")
-        windows = keyed.window(FixedWindows(milliseconds(1)), name=f"{name}_windows")
-        windows.aggregate(n=Count()).to_table(f"of_{name}")
-    database = MemoryDatabase()
-    limits = Limits(lease_ttl_s=60, retry_s_min=0.001, retry_s_max=0.01, progress_every_s=0.01)
-    worker = await memory_world.started(MemoryStore(database), graph, limits, SystemClock())
-    async with asyncio.timeout(60):
-        await worker.run(asyncio.Event())
-    return database
-
-
-async def check_run(source: Source, others: Path, event_time: EventTime, schema: type[msgspec.Struct]) -> None:
-    """Run a worker with a source and a file to the end; both have all numbers once in their tables."""
-    others.write_text("".join(json.dumps({"at": n, "value": n}) + "\n" for n in range(RECORDS)))
-    of_field = EventTime("at", unit="us", sorted=True)
-    database = await run({"numbers": (source, event_time, schema), "others": (File(others), of_field, Reading)})
-    for name in ("numbers", "others"):
-        counts = sorted((row["value"], row["n"]) for row in database.rows(f"of_{name}"))
-        assert counts == [(number, 1) for number in range(RECORDS)]
 
 
 def ints(*values: Any) -> Callable[[], Any]:
@@ -198,9 +136,9 @@ BATCHES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("spoiled", BATCHES.values(), ids=BATCHES.keys())
 async def test_batch_of_wrong_types_ends_no_worker(tmp_path: Path, spoiled: dict[str, Any]) -> None:
-    source = Numbers(spoiled)
+    source = Spoiled(spoiled)
 
-    await check_run(source, tmp_path / "in", EventTime("at", unit="us", sorted=True), Reading)
+    await check_beside_others((source, EVENT_TIME, Reading), tmp_path / "in")
 
     assert source.failures == ["take"] * TIMES
     (why,) = source.told - {""}
@@ -220,27 +158,27 @@ ARRIVALS: dict[str, Any] = {
 
 @pytest.mark.parametrize("arrivals", ARRIVALS.values(), ids=ARRIVALS.keys())
 async def test_arrivals_of_wrong_types_end_no_worker(tmp_path: Path, arrivals: Any) -> None:
-    source = Numbers({"arrivals": arrivals})
+    source = Spoiled({"arrivals": arrivals})
 
-    await check_run(source, tmp_path / "in", EventTime.arrival(), Arrival)
+    await check_beside_others((source, EventTime.arrival(), Arrival), tmp_path / "in")
 
     assert source.failures == ["take"] * TIMES
     assert len(source.told - {""}) == 1
 
 
 async def test_arrivals_are_not_asked_for_without_need(tmp_path: Path) -> None:
-    source = Numbers({"arrivals": fails})
+    source = Spoiled({"arrivals": fails})
 
-    await check_run(source, tmp_path / "in", EventTime("at", unit="us", sorted=True), Reading)
+    await check_beside_others((source, EVENT_TIME, Reading), tmp_path / "in")
 
     assert source.told == {""}
 
 
 @pytest.mark.parametrize("answer", [None, 1, np.array([1, 2])], ids=["None", "number", "array"])
 async def test_quiet_that_is_no_bool_ends_no_worker(tmp_path: Path, answer: Any) -> None:
-    source = Numbers(quiet=answer)
+    source = Spoiled(quiet=answer)
 
-    await check_run(source, tmp_path / "in", EventTime("at", unit="us", sorted=True), Reading)
+    await check_beside_others((source, EVENT_TIME, Reading), tmp_path / "in")
 
     assert source.failures == ["quiet"] * TIMES
     (why,) = source.told - {""}

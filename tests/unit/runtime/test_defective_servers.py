@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from millpy.clock import SystemClock
 from millpy.errors import ConfigError, SourceUnavailableError
-from millpy.graph import Graph
 from millpy.ingest.protocol import Injector, Source, SourceSetup, WorkerSetup
-from millpy.ingest.settings import EventTime
-from millpy.limits import Limits
-from millpy.model.time import milliseconds
-from millpy.runtime.worker import Worker
 from millpy.sources.files.source import File
-from millpy.store.memory.store import MemoryDatabase, MemoryStore
-from millpy.windowing.aggregates.numeric import Count
-from millpy.windowing.window import FixedWindows
-from tests.crash import memory_world
+from millpy.store.memory.store import MemoryDatabase
+from tests.unit.runtime.numbers_source import EVENT_TIME, Read, Reading, check_run, worker_of, written
 
-RECORDS = 10
 ERRORS: list[Callable[[], BaseException]] = [
     ValueError,
     lambda: SystemExit(0),
     asyncio.CancelledError,
     lambda: SourceUnavailableError("the port is in use"),
 ]
-
-
-class Reading(msgspec.Struct):
-    at: int
-    value: int
 
 
 @dataclass(frozen=True)
@@ -110,23 +94,9 @@ class Serving:
         return True
 
 
-async def worker_of(source: Served, database: MemoryDatabase) -> Worker:
-    source.path.write_text("".join(json.dumps({"at": n, "value": n}) + "\n" for n in range(RECORDS)))
-    graph = Graph("served")
-    event_time = EventTime("at", unit="us", sorted=True)
-    keyed = graph.inject("numbers", source, schema=Reading, event_time=event_time).key_by("value")
-    keyed.window(FixedWindows(milliseconds(1)), name="windows").aggregate(n=Count()).to_table("counts")
-    limits = Limits(lease_ttl_s=60, retry_s_min=0.001, retry_s_max=0.01, progress_every_s=0.01)
-    return await memory_world.started(MemoryStore(database), graph, limits, SystemClock())
-
-
-async def check_run(source: Served) -> None:
-    database = MemoryDatabase()
-    worker = await worker_of(source, database)
-    async with asyncio.timeout(60):
-        await worker.run(asyncio.Event())
-    counts = sorted((row["value"], row["n"]) for row in database.rows("counts"))
-    assert counts == [(number, 1) for number in range(RECORDS)]
+def read(source: Served) -> dict[str, Read]:
+    written(source.path)
+    return {"numbers": (source, EVENT_TIME, Reading)}
 
 
 @pytest.mark.parametrize("where", ["serve", "enter", "exit"])
@@ -136,7 +106,7 @@ async def test_no_exception_of_a_server_ends_the_worker(
 ) -> None:
     source = Served(tmp_path / "in", where, error, times=1_000)
 
-    await check_run(source)
+    await check_run(read(source))
 
     assert where in source.calls
 
@@ -147,7 +117,7 @@ async def test_server_of_a_wrong_type_ends_no_worker(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    await check_run(source)
+    await check_run(read(source))
 
     assert source.calls.count("entered") == source.calls.count("left")
 
@@ -155,7 +125,7 @@ async def test_server_of_a_wrong_type_ends_no_worker(
 @pytest.mark.parametrize("where", ["serve", "enter"])
 async def test_server_is_tried_again_until_it_runs_and_left_once(tmp_path: Path, where: str) -> None:
     source = Served(tmp_path / "in", where, silent=True)
-    worker, stop = await worker_of(source, MemoryDatabase()), asyncio.Event()
+    worker, stop = await worker_of(read(source), MemoryDatabase()), asyncio.Event()
     running = asyncio.create_task(worker.run(stop))
     async with asyncio.timeout(60):
         await source.entered.wait()
@@ -169,4 +139,4 @@ async def test_setting_that_only_the_user_can_correct_ends_the_worker(tmp_path: 
     source = Served(tmp_path / "in", "enter", lambda: ConfigError("no port"))
 
     with pytest.raises(ConfigError, match="no port"):
-        await check_run(source)
+        await check_run(read(source))
