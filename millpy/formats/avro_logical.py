@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
-from datetime import date, datetime
+from datetime import datetime
 from typing import Any
 
 _FLOAT, _RESOLVED = "millpy-float", "millpy-resolved"
@@ -125,7 +125,7 @@ def _check_milliseconds(value: Any) -> None:
 
 
 def _check_date(value: Any) -> None:
-    if isinstance(value, date) and isinstance(value, datetime):
+    if isinstance(value, datetime):
         raise ValueError(f"{value} is a time, and the schema has a date: take its date() in a map")
 
 

@@ -21,6 +21,7 @@ from millpy.ingest.batch_check import check_batch, checked_arrivals
 from millpy.ingest.protocol import Injector, Source, SourceBatch, SourceSetup
 from millpy.model.dead_letter import error_text
 from millpy.model.step_progress import is_user_error
+from millpy.runtime.cancellation import is_cancelled
 
 log = logging.getLogger(__name__)
 PAUSE_S_MAX = 60.0
@@ -115,7 +116,9 @@ class GuardedInjector:
             if isinstance(error, SourceUnavailableError):  # the worker logs it when it connects again
                 self._why = error.message if isinstance(error.message, str) else error_text(error)
                 pause_s_max = setup.limits.retry_s_max
-            elif isinstance(error, MillError) or not is_user_error(error) or is_cancelled(error):
+            elif isinstance(error, MillError) or not is_user_error(error):
+                raise
+            elif isinstance(error, asyncio.CancelledError) and is_cancelled():  # this task, not what the source awaits
                 raise
             else:
                 log.exception("source %s (%s) fails in %s", setup.stream, setup.partition, call)
@@ -124,7 +127,7 @@ class GuardedInjector:
             connection.hold(self._why)
             connection.disconnected(self._why, attempted=True)
             connection.failing = True
-            pause_s = min(pause_s_max, setup.limits.retry_s_min * 2 ** min(connection.attempts, 32))
+            pause_s = setup.limits.retry_pause_s(connection.attempts, pause_s_max)
             self._again_at = setup.clock.monotonic() + pause_s
 
     def _recovered(self) -> None:
@@ -133,9 +136,3 @@ class GuardedInjector:
         if connection.failing:
             connection.failing = False
             connection.release()
-
-
-def is_cancelled(error: BaseException) -> bool:
-    """Tell whether an error is the cancellation of this task, not only of what the source waits for."""
-    task = asyncio.current_task() if isinstance(error, asyncio.CancelledError) else None
-    return task is not None and task.cancelling() > 0

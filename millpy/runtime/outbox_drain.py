@@ -39,6 +39,7 @@ from millpy.limits import Limits
 from millpy.model.checkpoint import DeadLetter, Grant, OutboxRows, OutboxState, RefusedMessage, Settlement
 from millpy.model.dead_letter import error_text, printable
 from millpy.model.stage import Release
+from millpy.runtime.cancellation import is_cancelled
 from millpy.runtime.refused_messages import RETRY_AFTER_S_MAX, RefusedMessages
 from millpy.runtime.waiting_rows import WaitingRows
 from millpy.sinks.messages import SinkMessages
@@ -241,7 +242,7 @@ class OutboxDrain:
                 after_s = asked_s if isinstance(asked_s, float | int) else 0.0  # text of a header says nothing
                 self._lost(f"{error.message} ({error.hint})" if error.hint else f"{error.message}")  # of any type
             except asyncio.CancelledError as error:
-                if self._is_cancelled():
+                if self._closing or is_cancelled():  # the drain itself, not only what its sink waits for
                     raise
                 # As clients do whose tasks end.
                 self._lost(f"the sink was cancelled by its own code: {error_text(error)}")
@@ -251,11 +252,6 @@ class OutboxDrain:
             retry_s = limits.retry_s_min if self.waiting.delivered > before else min(limits.retry_s_max, retry_s * 2)
             delay = retry_s * self._context.rng.uniform(0.5, 1.0)
             await self._context.clock.sleep(max(delay, min(after_s, RETRY_AFTER_S_MAX)))
-
-    def _is_cancelled(self) -> bool:
-        """Return whether the drain itself is cancelled, not only what its sink waits for."""
-        task = asyncio.current_task()
-        return self._closing or task is None or task.cancelling() > 0
 
     async def _prepare(self) -> None:
         """Get what messages need, before the interval takes input."""

@@ -157,7 +157,7 @@ class RefusedMessages:
             waiting.since_us = now_us
         waiting.attempts += is_tried
         waiting.why = printable(why)[:WHY_CHARACTERS_MAX] or "no reason is given"
-        delay = min(RETRY_S_MAX, self._limits.retry_s_min * 2.0 ** min(waiting.attempts - 1, 32))
+        delay = self._limits.retry_pause_s(waiting.attempts - 1, RETRY_S_MAX)
         delay *= self._rng.uniform(0.5, 1.0)
         waiting.retry_at = now + max(delay, min(retry_after_s or 0.0, RETRY_AFTER_S_MAX))
         if final or self.final or (is_tried and self._policy.is_exhausted(waiting.attempts, now_us - waiting.since_us)):

@@ -17,8 +17,9 @@ from millpy.hosting.plan import ComputationPlan
 from millpy.ingest.protocol import WorkerSetup
 from millpy.ingest.request_traffic import RequestTraffic
 from millpy.model.step_progress import is_user_error
+from millpy.runtime.cancellation import is_cancelled
 from millpy.runtime.context import WorkerContext
-from millpy.runtime.guarded_injector import PAUSE_S_MAX, is_cancelled
+from millpy.runtime.guarded_injector import PAUSE_S_MAX
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class _GuardedServer:
             try:
                 await self._run()
             except BaseException as error:
-                if not is_user_error(error) or is_cancelled(error):
+                if not is_user_error(error) or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
                     raise
                 if not self._tried.done() and isinstance(error, MillError) and not isinstance(error, TransientError):
                     self._tried.set_exception(error)
@@ -83,7 +84,7 @@ class _GuardedServer:
                 self._tried.set_result(None)
             self._entered, failures = False, failures + 1
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(PAUSE_S_MAX, limits.retry_s_min * 2 ** min(failures, 32))):
+                async with asyncio.timeout(limits.retry_pause_s(failures, PAUSE_S_MAX)):
                     await self._closing.wait()
 
     async def _run(self) -> None:

@@ -25,6 +25,7 @@ from millpy.errors import (
 )
 from millpy.hosting.step import Steps, StoreLoader
 from millpy.runtime.background import BackgroundTasks
+from millpy.runtime.cancellation import is_cancelled
 from millpy.runtime.context import WorkerContext
 from millpy.runtime.maintenance import Maintenance
 from millpy.runtime.ownership import OwnedIntervals
@@ -99,7 +100,7 @@ class Worker:
         while not self._is_stopping(stop):
             background.raise_failed()
             worked = await self.step()
-            if _is_cancelled():
+            if is_cancelled():  # a commit that is cancelled raises only that its outcome is unknown
                 raise asyncio.CancelledError
             if not worked and not self._is_stopping(stop):
                 if await self.owned.have_finished():
@@ -323,9 +324,3 @@ class Worker:
         await self.cycle.cancel()
         await self.owned.close()
         self.context.thread.shutdown()
-
-
-def _is_cancelled() -> bool:
-    """Whether this task is to end: a commit that is cancelled raises only that its outcome is unknown."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

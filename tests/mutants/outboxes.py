@@ -179,7 +179,7 @@ def _waiting(old: str, new: str, test: str) -> Mutant:
 MUTANTS += [
     _refused("now + max(delay, min(retry_after_s or 0.0, RETRY_AFTER_S_MAX))", "now + delay",
              "delays_double_and_the_other_side_may_ask_for_longer_ones"),
-    _refused("2.0 ** min(waiting.attempts - 1, 32)", "2.0 ** min(waiting.attempts, 32)",
+    _refused("retry_pause_s(waiting.attempts - 1, ", "retry_pause_s(waiting.attempts, ",
              "delays_double_and_the_other_side_may_ask_for_longer_ones"),
     _refused("            for waiting in islice(queue, 1 if firsts or queue[0].attempts else None):",
              "            for waiting in islice(queue, 1 if firsts else None):",
