@@ -120,11 +120,12 @@ class Worker:
         late, dead = Counter[str](), Counter[str]()
         for interval in self.owned.intervals.values():
             name = interval.plan.name
-            for (what, _), count in interval.counters.items():
+            counters = dict(interval.counters)
+            if interval.intake is not None:  # which counts on from what was stored; that is in the counters, too
+                counters["dead_lettered", name] = interval.intake.counts["dead_lettered"]
+            for (what, _), count in counters.items():
                 late[name] += count if what == "late" else 0
                 dead[name] += count if what == "dead_lettered" else 0
-            if interval.intake is not None:
-                dead[name] += interval.intake.counts["dead_lettered"]
         for name, count in (+late).items():
             log.warning("%s: records that came too late: %d; `millpy late list` shows them", name, count)
         for name, count in (+dead).items():

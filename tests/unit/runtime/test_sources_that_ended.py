@@ -255,3 +255,10 @@ async def test_the_end_of_a_worker_says_how_many_records_are_in_no_result(
         "counts: records that came too late: 3; `millpy late list` shows them",
         "readings: records that are dead letters: 1; `millpy dead-letters list` shows them",
     ]
+
+    caplog.clear()
+    with path.open("a") as file:
+        file.write("nonsense\n")
+    await run(graph, database)  # by another worker, which has read the counts of the first
+
+    assert "readings: records that are dead letters: 2; `millpy dead-letters list` shows them" in caplog.messages
