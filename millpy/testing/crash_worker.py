@@ -25,8 +25,9 @@ from millpy.graph.loader import load_graph
 from millpy.hosting.failpoints import Failpoints
 from millpy.limits import Limits
 from millpy.process.assembly import run_worker
+from millpy.runtime import turn
 from millpy.store.postgres.archiving import ArchiveInto
-from millpy.testing.crash import CrashFailpoints, parse_spec
+from millpy.testing.crash import CrashFailpoints, Moment, parse_spec
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,7 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     names = [limit.name for limit in dataclasses.fields(Limits)]
     limits = Limits(**{name: value for name in names if (value := getattr(options, name)) is not None})
-    failpoints = CrashFailpoints(parse_spec(options.failpoint), options.reached)
+    traps = parse_spec(options.failpoint)
+    failpoints = CrashFailpoints(traps, options.reached)
+    if any(trap.moment is Moment.OVERLAPPED for trap in traps):
+        turn.STEP_HERE_S_MAX = 0.0  # a quick step would wait for the commit, however often the point is reached
     only = tuple(filter(None, options.only.split(",")))
     archive = None if options.archive is None else ArchiveInto(options.archive, every_s=0.0)
     try:
