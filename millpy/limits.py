@@ -208,6 +208,11 @@ class Limits:
         """Seconds between a worker's searches for intervals without a live owner."""
         return min(0.5, self.lease_ttl_s / 10)
 
+    @property
+    def source_call_s_max(self) -> float:
+        """Seconds that a call of a source may take; its worker would count as stuck soon after."""
+        return self.watchdog_s / 2
+
     def retry_pause_s(self, failures: int, most_s: float) -> float:
         """Seconds to wait after a number of failures in a row: it doubles with each, up to `most_s`."""
         return min(most_s, self.retry_s_min * 2.0 ** min(failures, 32))

@@ -255,7 +255,7 @@ class Intake:
         """
         before = self._place()
         arrived = taken is not None and taken.has_records
-        self._noted = taken.notes if taken is not None else {}
+        self._note(taken.notes if taken is not None else {})
         if arrived or not quiet:
             self._quiet_since = None
         elif self._quiet_since is None:
@@ -286,6 +286,15 @@ class Intake:
         if result.changed:
             result.delta = self._whole_delta(clock.now_us)
         return result
+
+    def _note(self, noted: Mapping[str, bytes | None]) -> None:
+        """Keep what a source notes, to be committed and for its next opening."""
+        self._noted = noted
+        for name, note in noted.items():
+            if note is None:
+                self.notes.pop(name, None)
+            else:
+                self.notes[name] = note
 
     def _end(self, result: IntakeResult) -> None:
         """Let the source end with this batch: it reports the greatest time, and needs no ids."""

@@ -6,8 +6,9 @@ lives in one worker under one grant. The event loop drives it:
     open(position) -> [take() -> SourceBatch … commit … acknowledge(token)]* -> close()
 
 `take` returns everything that is waiting, at most `SourceSetup.take_bound`, and never waits for more. The runtime
-acknowledges tokens in the order of the takes, after the commit. After a failed or unknown commit it closes the injector
-and opens a new one at the stored position. The source must then deliver again whatever was not acknowledged.
+acknowledges tokens in the order of the takes, after the commit. After a failed or unknown commit, or a failure of the
+source, it closes the injector and opens a new one at the committed position. The source must then deliver again
+whatever was not acknowledged.
 """
 
 from __future__ import annotations

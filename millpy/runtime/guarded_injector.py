@@ -1,22 +1,23 @@
 """GuardedInjector: an injector whose failures end no worker and delay no other source.
 
 After a SourceUnavailableError its source partition counts as disconnected, for that reason, and nothing is taken. After
-a pause, which grows with the failures in a row, `take` raises the error: the worker recovers, and connects to the
-source again at the stored position. Between two attempts the worker takes turns with everything else.
+a pause, which grows with the failures in a row, `is_due` asks the worker to connect to the source again. Between two
+attempts, and while one lasts, the worker takes turns with everything else.
 
-The source may be somebody else's code. What it raises that is no MillError, and a batch that a step could not read
-(`ingest/batch_check.py`), count as such an outage; they are logged, and the pauses get longer.
+The source may be somebody else's code. What it raises that is no MillError, a call that does not return, and a batch
+that a step could not read (`ingest/batch_check.py`) count as such an outage; they are logged, and the pauses get
+longer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from millpy.errors import MillError, SourceUnavailableError
+from millpy.errors import MillError, SourceUnavailableError, TransientError
 from millpy.ingest.batch_check import check_batch, checked_arrivals
 from millpy.ingest.protocol import Injector, Source, SourceBatch, SourceSetup
 from millpy.model.dead_letter import error_text
@@ -25,6 +26,11 @@ from millpy.runtime.cancellation import is_cancelled
 
 log = logging.getLogger(__name__)
 PAUSE_S_MAX = 60.0
+OPENING_AWAITED_S = 1.0
+"""How long `open` waits, in seconds. A longer attempt to connect continues beside the worker's turns."""
+FAREWELL_S_MAX = 5.0
+
+T = TypeVar("T")
 
 
 class GuardedInjector:
@@ -44,27 +50,53 @@ class GuardedInjector:
         self._setup = setup
         self._arrives = arrives
         self.injector: Injector | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._why = ""
         self._again_at = 0.0
 
-    async def open(self, position: bytes | None) -> None:
-        """Connect, and open at a position. Raises ConfigError."""
-        with self._guarded("open"):
-            self.injector = self._source.connect(self._setup)
-            await self.injector.open(position)
+    @property
+    def is_due(self) -> bool:
+        """Whether the source has failed and the pause is over: it is to be closed, and another one opened."""
+        return bool(self._why) and self._setup.clock.monotonic() >= self._again_at
 
-    async def take(self) -> SourceBatch | None:
-        """Return what is waiting; None after a failure.
+    async def open(self, position: bytes | None) -> None:
+        """Begin to connect at a position. If that takes long, it ends later, and `take` returns None until then.
 
         Raises:
-            SourceUnavailableError: the pause after a failure is over.
+            ConfigError: the source cannot be opened so.
+            TransientError: not the source but something else that it needs is away.
         """
-        if self._why and self._setup.clock.monotonic() >= self._again_at:
-            raise SourceUnavailableError(self._why)
+        self._opening = asyncio.create_task(self._open(position))
+        self._opening.add_done_callback(lambda _: self._setup.ready.set())
+        await asyncio.wait([self._opening], timeout=OPENING_AWAITED_S)
+        self._is_open()
+
+    async def _open(self, position: bytes | None) -> None:
+        connection = self._setup.connection
+        try:
+            with self._guarded("open"):
+                self.injector = self._source.connect(self._setup)
+                await self._in_time(self.injector.open(position))
+        except TransientError as error:
+            connection.disconnected(error.message, attempted=True)
+            raise
+        if not self._why and not connection.managed:
+            connection.connected()
+
+    def _is_open(self) -> bool:
+        """Tell whether the source can be asked. Raises what the attempt to connect has raised."""
+        if self._opening is not None and self._opening.done():
+            opened, self._opening = self._opening, None
+            opened.result()
+        return self._opening is None and self.injector is not None and not self._why
+
+    async def take(self) -> SourceBatch | None:
+        """Return what is waiting; None while there is no connection. Raises what `open` raises, if that lasts."""
         taken = None
-        if self.injector is not None and not self._why:
+        if self._is_open():
+            assert self.injector is not None
             with self._guarded("take"):
-                given = await self.injector.take()
+                given = await self._in_time(self.injector.take())
                 if given is not None:
                     self._check(given)
                 taken = given
@@ -85,12 +117,12 @@ class GuardedInjector:
         """Acknowledge a batch; after a failure it comes again."""
         if self.injector is not None and not self._why:
             with self._guarded("acknowledge"):
-                await self.injector.acknowledge(token)
+                await self._in_time(self.injector.acknowledge(token))
 
     def quiet(self) -> bool:
-        """Tell whether nothing waits; after a failure that is not known."""
+        """Tell whether nothing waits; without a connection that is not known."""
         is_quiet = False
-        if self.injector is not None and not self._why:
+        if self._opening is None and self.injector is not None and not self._why:
             with self._guarded("quiet"):
                 answer: object = self.injector.quiet()
                 if not isinstance(answer, bool):  # a coroutine, which is true, would let the clock move the watermark
@@ -101,10 +133,27 @@ class GuardedInjector:
         return is_quiet
 
     async def close(self) -> None:
-        """Disconnect."""
+        """Disconnect, or end the attempt to connect."""
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            opening.cancel()
+            await asyncio.wait([opening], timeout=FAREWELL_S_MAX)
+            if opening.done() and not opening.cancelled() and (error := opening.exception()) is not None:
+                log.debug("source %s (%s) was not opened", self._setup.stream, self._setup.partition, exc_info=error)
         if self.injector is not None:
             with self._guarded("close"):
-                await self.injector.close()
+                await self._in_time(self.injector.close())
+
+    async def _in_time(self, call: Awaitable[T]) -> T:
+        """Await a call of the source. Raises TimeoutError when it does not return."""
+        within_s = self._setup.limits.source_call_s_max
+        try:
+            async with asyncio.timeout(within_s) as scope:
+                return await call
+        except TimeoutError:
+            if scope.expired():
+                raise TimeoutError(f"it has not returned for {within_s:g} s") from None
+            raise
 
     @contextmanager
     def _guarded(self, call: str) -> Iterator[None]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from millpy.hosting.interval_state import IntervalState, state_of
 from millpy.hosting.plan import ComputationPlan
-from millpy.ingest.protocol import Injector
 from millpy.limits import Limits
 from millpy.model.checkpoint import Grant, Request
 from millpy.model.stage import Release
+from millpy.runtime.guarded_injector import GuardedInjector
 from millpy.store.protocol import OwnerSnapshot
 
 
@@ -33,7 +33,7 @@ class OwnedInterval(IntervalState):
             oldest first; and their sum.
     """
 
-    injector: Injector | None = None
+    injector: GuardedInjector | None = None
     backpressured: bool = False
     quiet: bool = False
     requested: list[Request] = field(default_factory=list)

@@ -23,7 +23,7 @@ from millpy.hosting.failpoints import Failpoint
 from millpy.hosting.interval_state import PauseState, intake_of
 from millpy.ingest.connection_state import ConnectionState
 from millpy.ingest.intake import Intake
-from millpy.ingest.protocol import Injector, SourceSetup
+from millpy.ingest.protocol import SourceSetup
 from millpy.ingest.record_check import record_check
 from millpy.model.checkpoint import Grant
 from millpy.model.deployment import DeployedInterval
@@ -216,6 +216,24 @@ class OwnedIntervals:
         await self._store.register(info, self._limits.lease_ttl_s)
         self._lease.renewed(started)
 
+    def failed_sources(self) -> list[OwnedInterval]:
+        """Return the intervals whose source has failed and is to be connected to again."""
+        return [one for one in self.intervals.values() if one.injector is not None and one.injector.is_due]
+
+    async def connect_again(self, intervals: Sequence[OwnedInterval]) -> None:
+        """Close the sources of these intervals and open them where their intakes are, which has been committed.
+
+        The caller has no turn in flight, and nothing that is taken but not stepped.
+
+        Raises:
+            ConfigError, TransientError: as `GuardedInjector.open`.
+        """
+        for interval in intervals:
+            assert interval.injector is not None
+            await interval.injector.close()
+            interval.injector = None
+        await self._connect(intervals)
+
     async def restart(self) -> None:
         """Read all state again under the same grants and keep the open sources; only valid if nothing was committed."""
         kept = {interval_id: interval.injector for interval_id, interval in self.intervals.items()}
@@ -224,7 +242,7 @@ class OwnedIntervals:
             interval.stage = None  # free the old state before the new one is read
         await self._open(grants, kept)
 
-    async def _open(self, grants: Sequence[Grant], kept: dict[int, Injector | None]) -> None:
+    async def _open(self, grants: Sequence[Grant], kept: dict[int, GuardedInjector | None]) -> None:
         """Read what is stored under these grants and open the sources; `kept` has the sources that are open still."""
         if not grants:
             return
@@ -281,22 +299,15 @@ class OwnedIntervals:
         injector = GuardedInjector(
             node.source, self._setup(node, interval.deployed, intake), arrives=node.event_time.arrives
         )
-        connection = self._connection_of(node, interval.deployed)
-        try:
-            async with AsyncExitStack() as opening:
-                opening.push_async_callback(injector.close)
-                await injector.open(intake.position)
-                opening.pop_all()
-        except TransientError as error:
-            connection.disconnected(error.message, attempted=True)
-            raise
-        if not connection.managed:
-            connection.connected()
+        async with AsyncExitStack() as opening:
+            opening.push_async_callback(injector.close)
+            await injector.open(intake.position)
+            opening.pop_all()
         interval.injector = injector
         intake.source_opened()
         self._lease.progressed()
 
-    async def _recovered(self, grant: Grant, found: OwnerSnapshot, injector: Injector | None) -> OwnedInterval:
+    async def _recovered(self, grant: Grant, found: OwnerSnapshot, injector: GuardedInjector | None) -> OwnedInterval:
         plan = self._plan.by_interval[grant.interval_id]
         interval = owned(grant, plan, found, self._clock.monotonic(), self._limits)
         runs = await self._store.load_dedupe_runs(grant) if plan.keeps_runs else ()
@@ -326,7 +337,7 @@ class OwnedIntervals:
             ready=self._context.wake,
             trusted=self._lease.is_trusted,
             record_type=node.record_type,
-            notes=intake.notes,
+            notes=dict(intake.notes),
             start=self._context.start,
             bound=self._context.budget,
             deduplicated=node.dedupe is not None,

@@ -25,6 +25,8 @@ turns, take over from itself what no other worker owns, and read its state again
     CursorGapError                           recover; the second time in a row, the worker ends
     anything else                            the worker ends; the database has everything that was committed
 
+A source that fails raises none of these: it is connected to again between two turns (`guarded_injector.py`).
+
 If a reaction itself fails in the database, the worker backs off and recovers before the next turn. If acknowledge, or
 waking other workers, fails, the reaction is the same, and the turn stays committed.
 """

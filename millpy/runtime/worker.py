@@ -184,6 +184,9 @@ class Worker:
                     await self.recover()
         if not self.owned.intervals:
             return await self.cycle.await_in_flight()
+        if failed := self.owned.failed_sources():
+            await self.cycle.await_in_flight()
+            await self.owned.connect_again(failed)
         return await self.cycle.take_turn()
 
     # -- reactions ------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from millpy.errors import SourceUnavailableError
 from millpy.ingest.protocol import SourceBatch, SourceSetup
 from millpy.limits import Limits
 from millpy.runtime.guarded_injector import PAUSE_S_MAX, GuardedInjector
+from millpy.runtime.worker import Worker
 from millpy.store.memory.store import MemoryDatabase
 from millpy.testing.clock import ManualClock
 from tests.unit.runtime.numbers_source import (
@@ -81,6 +82,80 @@ class FailingInjector(NumbersInjector):
         self.check("close")
 
 
+@dataclass(frozen=True)
+class Hanging(Failing):
+    """The numbers, by an injector whose calls do not return where others fail."""
+
+    never: asyncio.Event = field(kw_only=True)
+
+    def connect(self, setup: SourceSetup) -> HangingInjector:
+        return HangingInjector(self, setup)
+
+
+class HangingInjector(FailingInjector):
+    source: Hanging
+
+    async def _check_slowly(self, where: str) -> None:
+        try:
+            self.check(where)
+        except ValueError:
+            await self.source.never.wait()
+
+    async def open(self, position: bytes | None) -> None:
+        await self._check_slowly("open")
+        await NumbersInjector.open(self, position)
+
+    async def take(self) -> SourceBatch | None:
+        await self._check_slowly("take")
+        return await NumbersInjector.take(self)
+
+    async def acknowledge(self, token: Any) -> None:
+        await self._check_slowly("acknowledge")
+
+    async def close(self) -> None:
+        await self._check_slowly("close")
+
+
+@dataclass(frozen=True)
+class Slow(Numbers):
+    """The numbers, by an injector that opens once it may."""
+
+    may_open: asyncio.Event
+
+    def connect(self, setup: SourceSetup) -> SlowInjector:
+        return SlowInjector(self.may_open, setup)
+
+
+class SlowInjector(NumbersInjector):
+    def __init__(self, may_open: asyncio.Event, setup: SourceSetup) -> None:
+        super().__init__(setup)
+        self.may_open = may_open
+
+    async def open(self, position: bytes | None) -> None:
+        await self.may_open.wait()
+        await super().open(position)
+
+
+@dataclass(frozen=True)
+class Noting(Failing):
+    """The numbers, by an injector that notes the last one; `noted` has the notes that each was given."""
+
+    noted: list[dict[str, bytes]] = field(default_factory=list)
+
+    def connect(self, setup: SourceSetup) -> NotingInjector:
+        self.noted.append(dict(setup.notes))
+        return NotingInjector(self, setup)
+
+
+class NotingInjector(FailingInjector):
+    async def take(self) -> SourceBatch | None:
+        batch = await super().take()
+        if batch is not None:
+            number = self.next - 1
+            batch.notes = {f"n{number}": b"%d" % number, f"n{number - 1}": None}
+        return batch
+
+
 @pytest.mark.parametrize("where", ["connect", "open", "take", "acknowledge", "quiet"])
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: repr(error()))
 async def test_no_exception_of_a_source_ends_the_worker(
@@ -125,22 +200,83 @@ async def test_source_that_keeps_failing_is_told_as_one_outage_and_tried_more_an
     assert connection.why == "the source has a defect: take raises ValueError: "
 
 
+async def beside_others(source: Numbers, others: Path, database: MemoryDatabase) -> Worker:
+    """A worker that reads a source, and a file that the source must not delay."""
+    read = {"numbers": (source, EVENT_TIME, Reading), "others": (written(others), EVENT_TIME, Reading)}
+    return await worker_of(read, database)
+
+
+async def step_until(worker: Worker, holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            if not await worker.step():
+                await worker._wait()
+
+
 @pytest.mark.parametrize("where", ["open", "take"])
 async def test_outage_of_a_source_delays_no_other_source(tmp_path: Path, where: str) -> None:
     source = Failing(where, lambda: SourceUnavailableError("the broker is away"), times=1_000_000, at=0)
     database = MemoryDatabase()
-    others = written(tmp_path / "in")
-    worker = await worker_of(
-        {"numbers": (source, EVENT_TIME, Reading), "others": (others, EVENT_TIME, Reading)}, database
-    )
-    async with asyncio.timeout(30):
-        while len(database.rows("of_others")) < RECORDS:
-            if not await worker.step():
-                await worker._wait()
+    worker = await beside_others(source, tmp_path / "in", database)
+    await step_until(worker, lambda: len(database.rows("of_others")) == RECORDS)
     (part,) = worker.context.sources.disconnected()
+    owned = {interval_id: (one.grant, one.stage) for interval_id, one in worker.owned.intervals.items()}
+    attempts = part.connection.attempts
+    await step_until(worker, lambda: part.connection.attempts >= attempts + 3)
+    still = {interval_id: (one.grant, one.stage) for interval_id, one in worker.owned.intervals.items()}
     await worker.abandon()
 
     assert part.connection.why == "the broker is away"
+    assert still == owned, "state was read again"
+
+
+async def test_source_that_opens_slowly_delays_no_other_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millpy.runtime.guarded_injector.OPENING_AWAITED_S", 0.01)
+    database, may_open = MemoryDatabase(), asyncio.Event()
+    worker = await beside_others(Slow(may_open), tmp_path / "in", database)
+    await step_until(worker, lambda: len(database.rows("of_others")) == RECORDS)
+    meanwhile = [part.connection.is_connected for part in worker.context.sources.parts.values()]
+    may_open.set()
+    await step_until(worker, lambda: len(database.rows("of_numbers")) == RECORDS)
+    then = [part.connection.is_connected for part in worker.context.sources.parts.values()]
+    await worker.abandon()
+
+    assert sorted(meanwhile, key=str) == [None, True]
+    assert then == [True, True]
+
+
+async def test_worker_that_stops_does_not_wait_for_a_source_that_does_not_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millpy.runtime.guarded_injector.OPENING_AWAITED_S", 0.01)
+    worker = await beside_others(Slow(asyncio.Event()), tmp_path / "in", MemoryDatabase())
+    await worker.step()
+    async with asyncio.timeout(10):
+        await worker.abandon()
+
+
+@pytest.mark.parametrize("where", ["open", "take", "acknowledge", "close"])
+async def test_call_that_does_not_return_delays_its_source_only(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Limits, "source_call_s_max", 0.05)
+    never = asyncio.Event()
+    source = Hanging(where, never=never)
+
+    await check_beside_others((source, EVENT_TIME, Reading), tmp_path / "in")
+
+    assert source.failures == [where] * (1 if where == "close" else 3)
+
+
+async def test_source_that_is_connected_again_gets_what_it_has_noted(tmp_path: Path) -> None:
+    source = Noting("take", times=2)
+    database = MemoryDatabase()
+    worker = await beside_others(source, tmp_path / "in", database)
+    await step_until(worker, lambda: len(database.rows("of_numbers")) == RECORDS)
+    await worker.abandon()
+
+    assert source.failures == ["take"] * 2
+    assert source.noted == [{}, *[{"n4": b"4"}] * 2]
 
 
 async def test_source_that_works_again_is_connected_once_it_has_given_a_batch() -> None:
