@@ -209,8 +209,8 @@ class Limits:
         return min(0.5, self.lease_ttl_s / 10)
 
     @property
-    def source_call_s_max(self) -> float:
-        """Seconds that a call of a source may take; its worker would count as stuck soon after."""
+    def edge_call_s_max(self) -> float:
+        """Seconds that a call of a source may take, as its worker would be stuck; one of a sink is then reported."""
         return self.watchdog_s / 2
 
     def retry_pause_s(self, failures: int, most_s: float) -> float:

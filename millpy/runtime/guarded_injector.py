@@ -146,7 +146,7 @@ class GuardedInjector:
 
     async def _in_time(self, call: Awaitable[T]) -> T:
         """Await a call of the source. Raises TimeoutError when it does not return."""
-        within_s = self._setup.limits.source_call_s_max
+        within_s = self._setup.limits.edge_call_s_max
         try:
             async with asyncio.timeout(within_s) as scope:
                 return await call

@@ -20,9 +20,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from millpy.clock import Clock
 from millpy.errors import (
@@ -52,6 +52,8 @@ CLOSE_S_MAX = 5.0
 """Seconds that a connection may take to close; then it is left to itself."""
 DEFECTS = (Exception, BaseExceptionGroup, SystemExit, GeneratorExit)
 """What a sink may raise that has a defect."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ class OutboxDrain:
         self._recorded = state.delivered
         self._recording = asyncio.Event()
         self._reported: SinkReport | None = None
+        self._call: tuple[str, float] | None = None
+        """The call of the sink that has not returned and is not reported, and when it began."""
         self._open_connection = self._try_to_connect(has_delivered=state.delivered > 0)
         self._judge()
         self._task = asyncio.create_task(self._run(), name=f"millpy-outbox-{setup.sink}-{setup.interval}")
@@ -181,6 +185,7 @@ class OutboxDrain:
 
     def due_report(self) -> SinkReport | None:
         """Return what is to be recorded; None if nothing has changed, or nothing is known yet."""
+        self._report_silence()
         changes = self.refused.changes
         if self.connection.is_connected is None and self.waiting.delivered == self._recorded and not changes:
             return None
@@ -199,6 +204,13 @@ class OutboxDrain:
             tuple(change for change in changes.values() if change is not None),
             tuple(position for position, change in changes.items() if change is None),
         )
+
+    def _report_silence(self) -> None:
+        """Report a call that does not return as an outage; leave it alone, as what it has sent may still arrive."""
+        within_s = self._context.limits.edge_call_s_max
+        if self._call is not None and self._now() - self._call[1] > within_s:
+            (what, _), self._call = self._call, None
+            self._lost(f"`{what}` has not returned for {within_s:g} s", "waiting for it")
 
     def recorded(self, report: SinkReport) -> None:
         """Learn that a report is stored."""
@@ -261,7 +273,14 @@ class OutboxDrain:
             self._judge()
             self._context.wake()
 
-    def _lost(self, why: str) -> None:
+    async def _ask(self, what: str, call: Awaitable[T]) -> T:
+        self._call = (what, self._now())
+        try:
+            return await call
+        finally:
+            self._call = None
+
+    def _lost(self, why: str, doing: str = "trying again") -> None:
         known = self.connection.why
         self.connection.disconnected(why, attempted=True)
         if not self._has_asked:
@@ -269,7 +288,7 @@ class OutboxDrain:
             self._judge()
             self._context.wake()
         if known != self.connection.why:
-            log.warning("sink %s, interval %d: %s; trying again", self._setup.sink, self._setup.interval, why)
+            log.warning("sink %s, interval %d: %s; %s", self._setup.sink, self._setup.interval, why, doing)
 
     async def _connect_and_deliver(self) -> None:
         if not self._setup.trusted():  # a connection would shut out that of the new owner
@@ -277,7 +296,7 @@ class OutboxDrain:
         connection = self._open_connection or self._sink.connect(self._setup)
         self._open_connection = None
         try:
-            known = _position(await connection.open())
+            known = _position(await self._ask("open", connection.open()))
             if known is not None and known > self._known_max:  # by a new owner, or the database is an old one
                 await self._context.store.record_delivered([self._report({})])
             self._begin(known)
@@ -359,7 +378,7 @@ class OutboxDrain:
         self._bound = SendBound(max(1, len(messages) // 2), max(1, messages.size // 2))  # unless it succeeds
         self._known_max = max(self._known_max, messages.end)
         try:
-            await connection.send(messages)
+            await self._ask("send", connection.send(messages))
         except MessagesRefusedError as error:
             self._answered(bound)
             self._hold_back(messages, error)

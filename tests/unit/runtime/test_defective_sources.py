@@ -259,7 +259,7 @@ async def test_worker_that_stops_does_not_wait_for_a_source_that_does_not_open(
 async def test_call_that_does_not_return_delays_its_source_only(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Limits, "source_call_s_max", 0.05)
+    monkeypatch.setattr(Limits, "edge_call_s_max", 0.05)
     never = asyncio.Event()
     source = Hanging(where, never=never)
 

@@ -135,6 +135,38 @@ async def test_an_interval_takes_no_input_until_the_first_attempt_to_connect_has
     assert (before, drain.is_full) == (True, False)
 
 
+@pytest.mark.parametrize("what", ["open", "send"])
+async def test_a_call_that_does_not_return_is_reported_and_left_alone(
+    what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, answers = 0, asyncio.Event()
+
+    async def hang() -> None:
+        nonlocal calls
+        calls += 1
+        await answers.wait()
+
+    place = Place(**{what: hang})
+    drain = drain_of(place)
+    await pass_turns(drain)
+    before = drain.connection.is_connected
+    monkeypatch.setattr(Limits, "edge_call_s_max", 0.0)
+    await pass_turns(drain)
+    silent = drain.connection.is_connected, drain.connection.why, drain.is_full
+    monkeypatch.undo()
+    answers.set()
+    await pass_turns(drain)
+    await drain.close()
+
+    assert before is not False
+    assert silent == (False, f"`{what}` has not returned for 0 s", False)
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
+        f"sink s, interval 0: `{what}` has not returned for 0 s; waiting for it"
+    ]
+    assert (place.sent, drain.connection.is_connected) == ([0, 1, 2], True)
+    assert calls == (1 if what == "open" else 3)
+
+
 async def test_a_place_that_takes_connections_and_no_messages_is_disconnected_throughout() -> None:
     fails = True
 
