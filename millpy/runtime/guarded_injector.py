@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 PAUSE_S_MAX = 60.0
 OPENING_AWAITED_S = 1.0
 """How long `open` waits, in seconds. A longer attempt to connect continues beside the worker's turns."""
+OPENING_REPORTED_S = 5.0
+"""How long the first attempt to connect may last, in seconds, before the source counts as disconnected."""
 FAREWELL_S_MAX = 5.0
 
 T = TypeVar("T")
@@ -51,6 +53,7 @@ class GuardedInjector:
         self._arrives = arrives
         self.injector: Injector | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._opening_at = 0.0
         self._why = ""
         self._again_at = 0.0
 
@@ -66,6 +69,7 @@ class GuardedInjector:
             ConfigError: the source cannot be opened so.
             TransientError: not the source but something else that it needs is away.
         """
+        self._opening_at = self._setup.clock.monotonic()
         self._opening = asyncio.create_task(self._open(position))
         self._opening.add_done_callback(lambda _: self._setup.ready.set())
         await asyncio.wait([self._opening], timeout=OPENING_AWAITED_S)
@@ -76,7 +80,7 @@ class GuardedInjector:
         try:
             with self._guarded("open"):
                 self.injector = self._source.connect(self._setup)
-                await self._in_time(self.injector.open(position))
+                await self._in_time(self.injector.open(position), self._setup.limits.call_s_max)
         except TransientError as error:
             connection.disconnected(error.message, attempted=True)
             raise
@@ -85,10 +89,16 @@ class GuardedInjector:
 
     def _is_open(self) -> bool:
         """Tell whether the source can be asked. Raises what the attempt to connect has raised."""
-        if self._opening is not None and self._opening.done():
-            opened, self._opening = self._opening, None
-            opened.result()
-        return self._opening is None and self.injector is not None and not self._why
+        if self._opening is None:
+            return self.injector is not None and not self._why
+        if not self._opening.done():
+            connection, lasts_s = self._setup.connection, self._setup.clock.monotonic() - self._opening_at
+            if connection.is_connected is None and lasts_s > OPENING_REPORTED_S:
+                connection.disconnected("the attempt to connect has not ended")
+            return False
+        opened, self._opening = self._opening, None
+        opened.result()
+        return self._is_open()
 
     async def take(self) -> SourceBatch | None:
         """Return what is waiting; None while there is no connection. Raises what `open` raises, if that lasts."""
@@ -144,9 +154,9 @@ class GuardedInjector:
             with self._guarded("close"):
                 await self._in_time(self.injector.close())
 
-    async def _in_time(self, call: Awaitable[T]) -> T:
+    async def _in_time(self, call: Awaitable[T], within_s: float | None = None) -> T:
         """Await a call of the source. Raises TimeoutError when it does not return."""
-        within_s = self._setup.limits.edge_call_s_max
+        within_s = within_s or self._setup.limits.edge_call_s_max
         try:
             async with asyncio.timeout(within_s) as scope:
                 return await call

@@ -206,7 +206,7 @@ async def beside_others(source: Numbers, others: Path, database: MemoryDatabase)
     return await worker_of(read, database)
 
 
-async def step_until(worker: Worker, holds: Callable[[], bool]) -> None:
+async def step_until(worker: Worker, holds: Callable[[], object]) -> None:
     async with asyncio.timeout(30):
         while not holds():
             if not await worker.step():
@@ -236,6 +236,10 @@ async def test_source_that_opens_slowly_delays_no_other_source(tmp_path: Path, m
     worker = await beside_others(Slow(may_open), tmp_path / "in", database)
     await step_until(worker, lambda: len(database.rows("of_others")) == RECORDS)
     meanwhile = [part.connection.is_connected for part in worker.context.sources.parts.values()]
+    monkeypatch.setattr("millpy.runtime.guarded_injector.OPENING_REPORTED_S", 0.0)
+    await step_until(worker, worker.context.sources.disconnected)
+    (away,) = worker.context.sources.disconnected()
+    assert away.connection.why == "the attempt to connect has not ended"
     may_open.set()
     await step_until(worker, lambda: len(database.rows("of_numbers")) == RECORDS)
     then = [part.connection.is_connected for part in worker.context.sources.parts.values()]
@@ -260,6 +264,7 @@ async def test_call_that_does_not_return_delays_its_source_only(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Limits, "edge_call_s_max", 0.05)
+    monkeypatch.setattr(Limits, "call_s_max", 0.05)
     never = asyncio.Event()
     source = Hanging(where, never=never)
 
