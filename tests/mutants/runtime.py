@@ -6,6 +6,56 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant(
+        "millpy/runtime/worker.py",
+        "            await self.owned.connect_again(failed)",
+        "            await self.recover()",
+        killers=("tests/unit/runtime/test_defective_sources.py::test_outage_of_a_source_delays_no_other_source[open]",),
+    ),
+    Mutant(
+        "millpy/runtime/guarded_injector.py",
+        "return bool(self._why) and self._setup.clock.monotonic() >= self._again_at",
+        "return bool(self._why)",
+        killers=("tests/unit/runtime/test_defective_sources.py::test_source_that_has_failed_is_due_after_the_pause",),
+    ),
+    Mutant(
+        "millpy/runtime/guarded_injector.py",
+        "        await asyncio.wait([self._opening], timeout=OPENING_AWAITED_S)",
+        "        await asyncio.wait([self._opening])",
+        killers=("tests/unit/runtime/test_defective_sources.py::test_source_that_opens_slowly_delays_no_other_source",),
+    ),
+    Mutant(
+        "millpy/runtime/guarded_injector.py",
+        "given = await self._in_time(self.injector.take())",
+        "given = await self.injector.take()",
+        killers=(
+            "tests/unit/runtime/test_defective_sources.py::test_call_that_does_not_return_delays_its_source_only[take]",
+        ),
+    ),
+    Mutant(
+        "millpy/ingest/intake.py",
+        "                self.notes[name] = note",
+        "                self.notes.setdefault(name, note)",
+        killers=(
+            "tests/unit/runtime/test_defective_sources.py::test_source_that_is_connected_again_gets_what_it_has_noted",
+        ),
+    ),
+    Mutant(
+        "millpy/ingest/intake.py",
+        "                self.notes.pop(name, None)",
+        '                self.notes[name] = b""',
+        killers=(
+            "tests/unit/runtime/test_defective_sources.py::test_source_that_is_connected_again_gets_what_it_has_noted",
+        ),
+    ),
+    Mutant(
+        "millpy/runtime/outbox_drain.py",
+        "        self._report_silence()\n",
+        "",
+        killers=(
+            "tests/unit/runtime/test_outbox_drain.py::test_a_call_that_does_not_return_is_reported_and_left_alone[send]",
+        ),
+    ),
+    Mutant(
         "millpy/runtime/balance.py",
         "            to_release.extend([i for i in mine if i in held][-1:])",
         "            to_release.extend(mine[-1:])",

@@ -152,7 +152,7 @@ class NotingInjector(FailingInjector):
         batch = await super().take()
         if batch is not None:
             number = self.next - 1
-            batch.notes = {f"n{number}": b"%d" % number, f"n{number - 1}": None}
+            batch.notes = {"last": b"%d" % number, f"n{number}": b"1", f"n{number - 1}": None}
         return batch
 
 
@@ -281,7 +281,20 @@ async def test_source_that_is_connected_again_gets_what_it_has_noted(tmp_path: P
     await worker.abandon()
 
     assert source.failures == ["take"] * 2
-    assert source.noted == [{}, *[{"n4": b"4"}] * 2]
+    assert source.noted == [{}, *[{"last": b"4", "n4": b"1"}] * 2]
+
+
+async def test_source_that_has_failed_is_due_after_the_pause() -> None:
+    clock = ManualClock()
+    guarded = GuardedInjector(Failing("take", at=0), setup_of(clock))
+    await guarded.open(None)
+    due = [guarded.is_due]
+    await guarded.take()
+    due.append(guarded.is_due)
+    clock.advance(PAUSE_S_MAX)
+    due.append(guarded.is_due)
+    await guarded.close()
+    assert due == [False, False, True]
 
 
 async def test_source_that_works_again_is_connected_once_it_has_given_a_batch() -> None:
