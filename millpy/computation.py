@@ -382,9 +382,8 @@ class Context:
         else:
             time = self.event_time_us if processing else at_us
         holds = hold and not (processing and self.late)
-        behind, latest = self._chain
-        chain = (behind + 1, latest) if self._firing is not None and at_us <= latest else None
-        self._set(Timer(name, "processing" if processing else "event", at_us, time, holds, chain))
+        domain: TimeDomain = "processing" if processing else "event"
+        self._set(Timer(name, domain, at_us, time, holds, self._chain_of(domain, at_us)))
 
     def delete_timer(self, name: str, *, processing: bool | None = None) -> None:
         """Delete a timer: it never fires (I6). A timer that is not set is ignored.
@@ -422,6 +421,16 @@ class Context:
         """Return the timer of that name, or None if it is not set."""
         domain: TimeDomain = "processing" if processing else "event"
         return self._pending().get((domain, name))
+
+    def _chain_of(self, domain: TimeDomain, at_us: Instant) -> tuple[int, Instant] | None:
+        """Return the chain of a timer that is set now, if a timer sets it at a time that is already due."""
+        if self._firing is None:
+            return None
+        behind, latest = self._chain
+        if domain == self._firing.domain:  # the watermark may be past `latest`: how far depends on turns
+            return (behind + 1, latest) if at_us <= latest else None
+        reached = self.now_us if domain == "processing" else self.input_watermark_us
+        return (behind + 1, at_us) if at_us <= reached else None
 
     def _store(self, cell: Cell[Any]) -> CellSource:
         store = self._stores.get(cell)

@@ -32,7 +32,7 @@ class Timer(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         event_time_us: event time of the timer's productions.
         holds: whether the timer keeps the low watermark back.
         chain: for a timer that a timer has set at a time that was already due: the number of timers before it in that
-            chain, and when the first of them fired.
+            chain, and the time of the first of them since the last one of the other domain.
     """
 
     name: str
@@ -63,6 +63,11 @@ class Timer(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         if not self.holds:
             return INSTANT_MAX
         return self.event_time_us
+
+
+def without_chain(timer: Timer) -> Timer:
+    """Return the timer as if no chain had set it."""
+    return timer if timer.chain is None else msgspec.structs.replace(timer, chain=None)
 
 
 class _StoredTimer(msgspec.Struct, omit_defaults=True):

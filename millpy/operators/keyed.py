@@ -26,6 +26,7 @@ from millpy.model.keys import Key, KeyHasher, key_from_text, key_text, key_texts
 from millpy.model.lookup import LookupTable
 from millpy.model.stage import UNBOUNDED, Release, ResidentInterval, StageBinding, StepResult, StoredInterval, Work
 from millpy.model.time import Instant
+from millpy.model.timer import without_chain
 from millpy.operators.callbacks import CallbackStep, Calls, payload_of_timer
 from millpy.operators.device_monitor import DeviceMonitor
 from millpy.operators.event_loop import PrivateLoop
@@ -254,7 +255,10 @@ class KeyedInterval(ResidentInterval):
         return key, int(self._hasher.hashes([key])[0]), rows
 
     def _account_released(self, step: CallbackStep, key: Key, released: ReleasedKey) -> None:
-        """Dead-letter the record or timer at which a released key stopped, if the operator discards it."""
+        """Dead-letter the record or timer at which a released key stopped, if the operator discards it.
+
+        A timer that the key stopped at may be one too many of a chain, which the code of this version may not make.
+        """
         failure, computation = released.parked.failure, self._binding.computation
         head = released.discarded
         if head is not None:
@@ -264,13 +268,13 @@ class KeyedInterval(ResidentInterval):
             stream, waiting = self._binding.inputs[head.input].stream, head.waiting
             letter = replace(letter, stream=stream, input=head.input, retracts=waiting.retracts)
             step.letters.append(replace(letter, event_time=waiting.event_time))
-        elif released.discards and failure.timer is not None:
-            timers = dict(self._book.by_key.get(key, {}))
-            timer = timers.pop(failure.timer, None)
+        elif failure.timer is not None:
+            timers = {timer_id: without_chain(timer) for timer_id, timer in self._book.by_key.get(key, {}).items()}
+            timer = timers.pop(failure.timer, None) if released.discards else None
             if timer is not None:
-                self._book.replace(key, step.keys.index(key), timers)
                 letter = discarded(failure, payload_of_timer(timer), key, computation)
                 step.letters.append(replace(letter, event_time=timer.event_time_us))
+            self._book.replace(key, step.keys.index(key), timers)
 
     def _wait(self, step: CallbackStep) -> set[int]:
         """Park the records of parked keys; return the codes of these keys."""

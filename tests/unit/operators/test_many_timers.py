@@ -164,6 +164,58 @@ def test_a_chain_of_timers_is_as_long_if_records_of_its_key_come_between_turns(d
     assert fired(driver).count(f"again {domain}") == TIMER_CHAIN_MAX
 
 
+class Ticks(Computation):
+    """Ticks each second of event time, from when its processing timer has fired, as over records of last year."""
+
+    def process_record(self, context: Context, record: Any) -> None:
+        context.set_timer(record.what, at=context.now_us, processing=True)
+
+    def process_timer(self, context: Context, timer: Timer) -> None:
+        context.produce(Out(timer.name))
+        if timer.name != "again":
+            context.set_timer("tick", at=context.input_watermark_us + 1_000_000)
+        elif timer.processing:
+            context.set_timer("again", at=0)
+        else:
+            context.set_timer("again", at=context.now_us, processing=True)
+
+
+def ticks() -> StageDriver:
+    return StageDriver(ComputationLogic(Ticks()), Order, outputs={"out": RecordType(Out)}, limits=Limits())
+
+
+def test_a_timer_of_event_time_that_waits_for_the_watermark_is_in_no_chain_of_processing_timers() -> None:
+    driver, count = ticks(), TIMER_CHAIN_MAX + 10
+    driver.feed([(Order("k", "tick"), 0)], now_us=10**15)
+    for second in range(1, count + 1):
+        driver.feed([], watermark=second * 1_000_000)
+
+    assert fired(driver) == ["tick"] * (count + 1)
+    assert not [dead_letter for result in driver.results for dead_letter in result.dead_letters]
+
+
+def test_a_chain_of_timers_of_both_times_ends() -> None:
+    driver = ticks()
+    driver.feed([(Order("k", "again"), 0)], now_us=10**15)
+
+    (dead_letter,) = [dead_letter for result in driver.results for dead_letter in result.dead_letters]
+    assert "again and again" in dead_letter.detail
+    assert fired(driver) == ["again"] * TIMER_CHAIN_MAX
+
+
+def test_a_key_that_a_chain_of_timers_has_stopped_is_released_once_the_code_is_mended() -> None:
+    outputs = {"out": RecordType(Out)}
+    driver = StageDriver(ComputationLogic(Timers(), parks=True), Order, outputs=outputs, limits=Limits())
+    driver.feed([(Order("k", "ping"), 0)], watermark=2_000_000)
+    assert len(driver.parked()) == 1
+    driver.deploy(ComputationLogic(Ticks(), parks=True), outputs)
+
+    driver.release()
+
+    assert not driver.parked()
+    assert fired(driver)[TIMER_CHAIN_MAX:] == ["ping"]
+
+
 def test_a_turn_does_not_look_at_all_keys_that_have_timers() -> None:
     """Not even while their state takes more memory than it may, which keys with timers keep in memory."""
 
