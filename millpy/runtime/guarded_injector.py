@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -42,15 +42,24 @@ class GuardedInjector:
         source: the source.
         setup: the parameters of its injector.
         arrives: whether the event time is that of arrival, so that the steps need the arrivals of batches.
+        progressed: called when a call of the source has ended: many partitions together may keep the worker for long.
 
     Attributes:
         injector: the source's own; None before it is open.
     """
 
-    def __init__(self, source: Source, setup: SourceSetup, *, arrives: bool = False) -> None:
+    def __init__(
+        self,
+        source: Source,
+        setup: SourceSetup,
+        *,
+        arrives: bool = False,
+        progressed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._source = source
         self._setup = setup
         self._arrives = arrives
+        self._progressed = progressed
         self.injector: Injector | None = None
         self._opening: asyncio.Task[None] | None = None
         self._opening_at = 0.0
@@ -164,6 +173,8 @@ class GuardedInjector:
             if scope.expired():
                 raise TimeoutError(f"it has not returned for {within_s:g} s") from None
             raise
+        finally:
+            self._progressed()
 
     @contextmanager
     def _guarded(self, call: str) -> Iterator[None]:

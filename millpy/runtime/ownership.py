@@ -297,7 +297,10 @@ class OwnedIntervals:
         assert isinstance(node, InjectorNode)
         assert intake is not None
         injector = GuardedInjector(
-            node.source, self._setup(node, interval.deployed, intake), arrives=node.event_time.arrives
+            node.source,
+            self._setup(node, interval.deployed, intake),
+            arrives=node.event_time.arrives,
+            progressed=self._lease.progressed,
         )
         async with AsyncExitStack() as opening:
             opening.push_async_callback(injector.close)

@@ -86,14 +86,14 @@ def written(path: Path) -> File:
     return File(path)
 
 
-async def worker_of(sources: Mapping[str, Read], database: MemoryDatabase) -> Worker:
+async def worker_of(sources: Mapping[str, Read], database: MemoryDatabase, watchdog_s: float = 60.0) -> Worker:
     """Return a worker that counts the records of each source by value, in the table `of_SOURCE`."""
     graph = Graph("numbers")
     for name, (source, event_time, schema) in sources.items():
         keyed = graph.inject(name, source, schema=schema, event_time=event_time).key_by("value")
         windows = keyed.window(FixedWindows(milliseconds(1)), name=f"{name}_windows")
         windows.aggregate(n=Count()).to_table(f"of_{name}")
-    limits = Limits(lease_ttl_s=60, retry_s_min=0.001, retry_s_max=0.01, progress_every_s=0.01)
+    limits = Limits(lease_ttl_s=60, retry_s_min=0.001, retry_s_max=0.01, progress_every_s=0.01, watchdog_s=watchdog_s)
     return await memory_world.started(MemoryStore(database), graph, limits, SystemClock())
 
 

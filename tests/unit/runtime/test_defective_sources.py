@@ -273,6 +273,45 @@ async def test_call_that_does_not_return_delays_its_source_only(
     assert source.failures == [where] * (1 if where == "close" else 3)
 
 
+@dataclass(frozen=True)
+class HangingTogether(Hanging):
+    """Three partitions whose calls do not return; `stuck` has whether the worker counts as stuck then."""
+
+    stuck: list[bool] = field(default_factory=list)
+    is_stuck: list[Callable[[], bool]] = field(default_factory=list)
+
+    def partitions(self) -> tuple[str, ...]:
+        return ("one", "two", "three")
+
+    def connect(self, setup: SourceSetup) -> HangingTogetherInjector:
+        return HangingTogetherInjector(self, setup)
+
+
+class HangingTogetherInjector(HangingInjector):
+    source: HangingTogether
+
+    async def _check_slowly(self, where: str) -> None:
+        try:
+            await super()._check_slowly(where)
+        except asyncio.CancelledError:
+            self.source.stuck.append(self.source.is_stuck[0]())
+            raise
+
+
+@pytest.mark.parametrize("where", ["take", "acknowledge", "close"])
+async def test_partitions_whose_calls_do_not_return_cost_the_worker_no_lease(where: str) -> None:
+    source = HangingTogether(where, at=1 if where == "acknowledge" else 0, never=asyncio.Event())
+    worker = await worker_of({"numbers": (source, EVENT_TIME, Reading)}, MemoryDatabase(), watchdog_s=0.2)
+    source.is_stuck.append(worker.context.lease.is_stuck)
+    await worker.step()
+    if where == "close":
+        await worker.recover()
+    await step_until(worker, lambda: len(source.stuck) >= 3)
+    await worker.abandon()
+
+    assert source.stuck == [False] * 3
+
+
 async def test_source_that_is_connected_again_gets_what_it_has_noted(tmp_path: Path) -> None:
     source = Noting("take", times=2)
     database = MemoryDatabase()
