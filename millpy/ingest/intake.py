@@ -328,8 +328,9 @@ class Intake:
             self._sites.advance_all(watermark)
 
     def source_opened(self) -> None:
-        """Reset the count of handed-over records, because the source has just been opened."""
+        """Reset the count of handed-over records, and the silence: the source has just been opened."""
         self._handed_over = 0
+        self._quiet_since = self._sites_stepped_us = None
 
     def _injected(self, taken: SourceBatch) -> int:
         """Return how many records the source has handed over since the last batch, by its own count."""

@@ -276,6 +276,26 @@ def test_clock_advances_only_after_quiet_for_the_whole_time() -> None:
     assert idle(52) == (NOW // S + 52 - 30 - 10)
 
 
+@pytest.mark.parametrize("by_site", [False, True], ids=["", "by site"])
+def test_silence_begins_anew_when_the_source_has_been_connected_again(by_site: bool) -> None:
+    """No turn need have seen that it was away, and devices that could not send meanwhile were not silent."""
+    how: dict[str, object] = {"idle": AdvanceWithClock(after=seconds(30))}
+    if by_site:
+        times = EventTime("s", unit="s", sorted=True, watermark_by="site")
+        how |= {"record_type": RecordType(OfSite), "event_time": times}
+    intake = an_intake(**how)
+    step(intake, b'{"site": "a", "s": 100, "id": 1}')
+
+    def idle(at: int) -> int:
+        return intake.step(None, clock=ClockReading.certain(Instant(NOW + at * S)), quiet=True).watermark
+
+    before = idle(1)
+    intake.source_opened()
+
+    assert [idle(at) for at in (31, 60)] == [before] * 2
+    assert idle(62) > before
+
+
 def test_waiting_source_holds_its_watermark() -> None:
     intake = an_intake()
     step(intake, (1, 100))
