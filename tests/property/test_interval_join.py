@@ -103,6 +103,7 @@ class Join:
         self.watermark = INSTANT_MIN
         self.bundle = 0
         self.panes_max = UNBOUNDED
+        self.waits = True  # whether no bundle comes before the turns that one needs
         self.low_watermark = INSTANT_MIN
         self.results: list[StepResult] = []
         self.interval: IntervalJoin = self.stage.open(StoredInterval(1, 1))  # type: ignore[assignment]
@@ -121,7 +122,7 @@ class Join:
             late += [e for e, mark in rows if in_time(e.at) + self._lateness < min(mark, arrived[-1].cap)]
         self.watermark = Instant(max(self.watermark, *([min(self.watermarks)])))
         self._step(arrived, before)
-        while self.results[-1].unfinished:
+        while self.waits and self.results[-1].unfinished:
             self._step([], self.watermark)
         return late
 
@@ -168,6 +169,7 @@ class Join:
         self.results.append(result)
 
     def finish(self) -> None:
+        self.waits = True
         self.watermarks = [INSTANT_MAX, INSTANT_MAX]
         self.feed([])
 
@@ -336,16 +338,23 @@ near = st.lists(st.tuples(st.sampled_from([LEFT, RIGHT]), st.sampled_from("aab")
 
 
 @settings(max_examples=100, deadline=None)
-@given(near, near, st.randoms(use_true_random=False), cuts, hows, st.integers(1, 3), st.integers(1, 3))
+@given(near, near, st.randoms(use_true_random=False), cuts, hows, st.integers(1, 3), st.integers(1, 3), st.booleans())
 def test_retractions_that_a_bounded_turn_leaves_for_the_next_survive_restarts(
-    drawn: Any, drawn_later: Any, random: Random, drawn_cuts: Any, how: How, panes_max: int, turns_of_an_owner: int
+    drawn: Any,
+    drawn_later: Any,
+    random: Random,
+    drawn_cuts: Any,
+    how: How,
+    panes_max: int,
+    turns_of_an_owner: int,
+    waits: bool,
 ) -> None:
     first = [Event(side, key, number % 2, at) for number, (side, key, at) in enumerate(drawn)]  # some are equal
     later = [Event(side, key, number, at) for number, (side, key, at) in enumerate(drawn_later, len(first))]
     later += [replace(event, retracts=True) for event in first if random.random() < 0.8]
     random.shuffle(later)
     subject = Join(5, 5, how=how, takes_retractions=True)
-    subject.panes_max = panes_max
+    subject.panes_max, subject.waits = panes_max, waits
     step = subject._step
 
     def step_and_restart(arrived: Any, before: Any) -> None:
