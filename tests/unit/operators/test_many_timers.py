@@ -11,13 +11,15 @@ import pytest
 
 from millpy.computation import Computation, Context, Value
 from millpy.limits import Limits
+from millpy.model.bundle import Bundle
+from millpy.model.keys import KeyHasher
 from millpy.model.record import RecordType
 from millpy.model.stage import Work
 from millpy.model.time import INSTANT_MAX, Instant
 from millpy.model.timer import Timer
 from millpy.operators.callbacks import TIMER_CHAIN_MAX, CallbackStep, Calls
 from millpy.operators.keyed import ComputationLogic
-from tests.stage_driver import StageDriver
+from tests.stage_driver import SOURCE, StageDriver
 
 MANY = 19_999
 
@@ -229,6 +231,30 @@ def test_a_turn_does_not_look_at_all_keys_that_have_timers() -> None:
         return time.process_time() - started
 
     assert seconds_of_turns(Limits(state_cache_bytes_max=1)) < 2 * seconds_of_turns(Limits()) + 0.1
+
+
+def test_values_leave_memory_once_they_are_rows_and_their_keys_have_no_timers() -> None:
+    """Also those of keys that could not leave yet when their turn came."""
+    driver = StageDriver(
+        ComputationLogic(Timers()), Order, outputs={"out": RecordType(Out)}, limits=Limits(state_cache_bytes_max=1)
+    )
+
+    def in_memory() -> set[str]:
+        driver.feed([(Order("other", "delete"), 2)])
+        keys = ["changed", "timed", "other"]
+        records = driver.records([(Order(key, ""), 2) for key in keys])
+        bundle = Bundle(0, SOURCE, 1, Instant(0), records, records.keys(("key",), KeyHasher()))
+        return set(keys) - {msgspec.json.decode(key) for key in driver.interval.missing_keys([bundle])}
+
+    driver.feed([(Order("changed", "delete"), 0), (Order("timed", "set"), 1)])
+    unfolded = in_memory()
+    driver.fold()
+    folded = in_memory()
+    driver.feed([], watermark=1_000_000)
+    driver.fold()
+
+    assert (unfolded, folded) == ({"changed", "timed", "other"}, {"timed", "other"})
+    assert in_memory() == {"other"}
 
 
 @pytest.mark.parametrize("limits", [Limits(), Limits(state_cache_bytes_max=1)], ids=["in memory", "loaded"])
