@@ -369,6 +369,33 @@ async def test_a_sink_that_knows_of_more_than_was_committed_is_not_overwritten(m
     assert sink.got == []
 
 
+@pytest.mark.parametrize("by_another", [False, True], ids=["by this owner", "by another owner meanwhile"])
+async def test_what_was_sent_since_the_takeover_is_known_when_the_connection_breaks(by_another: bool) -> None:
+    sink, outbox = Shelf(SendBound(), remembers=True, fails=0), Outbox()
+    context = DrainContext(outbox, Limits(), QuickClock(), random.Random(1), lambda: None, lambda: None)  # type: ignore[arg-type]
+    drain = OutboxDrain(context, Grant(1, 1), sink, SinkSetup("g", "s", 0, 1, 1, QuickClock()), OutboxState())
+
+    async def commit(position: int) -> None:
+        outbox.rows.append(SinkMessages(position, [b"k"] * 2, [b"%d" % position] * 2, [0] * 2).encode())
+        drain.committed(outbox.rows[-1])
+        for _ in range(50):
+            if (report := drain.due_report()) is not None:
+                drain.recorded(report)
+            await asyncio.sleep(0)
+
+    if by_another:
+        sink.known = 2
+        drain.regrant(Grant(1, 4), OutboxState(2, 2, 0))
+    else:
+        await commit(0)
+    sink.fails = 1
+    await commit(2)
+    await drain.close()
+
+    assert sink.got == ([] if by_another else [b"0"] * 2) + [b"2"] * 2
+    assert drain.connection.is_connected
+
+
 async def test_kafka_gets_the_partition_of_its_own_clients_and_no_timestamp_of_the_future() -> None:
     setup = SinkSetup("g", "s", 0, 1, 1, SystemClock(), secret="x")
     connection = KafkaConnection(KafkaTopic("t"), setup, Cluster("localhost:1"))

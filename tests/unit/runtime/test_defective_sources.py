@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from millpy.errors import SourceUnavailableError
@@ -334,6 +335,48 @@ async def test_source_that_has_failed_is_due_after_the_pause() -> None:
     due.append(guarded.is_due)
     await guarded.close()
     assert due == [False, False, True]
+
+
+async def test_source_that_works_again_and_has_nothing_to_give_is_connected_once_that_is_proven() -> None:
+    setup = setup_of(ManualClock())
+    source = Failing("take", times=1, at=RECORDS)
+    told = []
+    for _ in range(2):
+        guarded = GuardedInjector(source, setup)
+        await guarded.open(b"%d" % RECORDS)
+        await guarded.take()
+        if guarded.injector is not None:
+            guarded.injector.quiet = lambda: True  # type: ignore[method-assign]
+        told.append((guarded.quiet(), setup.connection.is_connected))
+        await guarded.close()
+    assert told == [(False, False), (True, True)]
+
+
+async def test_arrivals_of_a_batch_are_asked_for_once_where_a_failure_costs_no_step() -> None:
+    asked = []
+
+    def arrivals() -> Any:
+        asked.append(len(asked))
+        return np.array([5], np.int64)
+
+    guarded = GuardedInjector(Failing("nowhere"), setup_of(ManualClock()), arrives=True)
+    injector = NumbersInjector(setup_of(ManualClock()))
+    take = injector.take
+
+    async def take_with_arrivals() -> SourceBatch | None:
+        batch = await take()
+        assert batch is not None
+        batch.arrivals = arrivals
+        return batch
+
+    injector.take = take_with_arrivals  # type: ignore[method-assign]
+    guarded.injector = injector
+    batch = await guarded.take()
+    assert batch is not None
+    assert batch.arrivals is not None
+
+    assert [batch.arrivals().tolist(), batch.arrivals().tolist()] == [[5], [5]]
+    assert asked == [0]
 
 
 async def test_source_that_works_again_is_connected_once_it_has_given_a_batch() -> None:
