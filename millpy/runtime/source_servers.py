@@ -51,19 +51,24 @@ class _GuardedServer:
         self._entered = False
 
     async def start(self) -> None:
-        """Wait for the first attempt to enter. Raises a MillError that is not temporary."""
+        """Wait for the first attempt to enter, unless it takes too long. Raises a MillError that is not temporary."""
         self._task = asyncio.create_task(self._keep())
-        await self._tried
+        await asyncio.wait([self._tried], timeout=self._context.limits.edge_call_s_max)
+        if self._tried.done():
+            self._tried.result()
+            return
+        log.warning("what source %s serves in each worker does not begin; continuing without it", self._node.name)
+        self._tried.set_result(None)
 
     async def close(self) -> None:
-        """Leave it."""
+        """Leave it; if it does not let itself be left, cancel that."""
         self._closing.set()
         if self._task is None:
             return
         if not self._entered:
             self._task.cancel()
         try:
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=self._context.limits.edge_call_s_max)
         finally:
             self._task.cancel()
 

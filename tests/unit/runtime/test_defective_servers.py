@@ -12,6 +12,7 @@ import pytest
 
 from millpy.errors import ConfigError, SourceUnavailableError
 from millpy.ingest.protocol import Injector, Source, SourceSetup, WorkerSetup
+from millpy.limits import Limits
 from millpy.sources.files.source import File
 from millpy.store.memory.store import MemoryDatabase
 from tests.unit.runtime.numbers_source import EVENT_TIME, Read, Reading, check_run, worker_of, written
@@ -34,6 +35,7 @@ class Served(Source):
     times: int = 3
     gives: Any = None
     silent: bool = False
+    hangs: str = ""
     calls: list[str] = field(default_factory=list)
     entered: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -84,6 +86,7 @@ class Serving:
 
     async def __aenter__(self) -> Any:
         self.source.check("enter")
+        await self.hang("enter")
         self.source.calls.append("entered")
         self.source.entered.set()
         return self.source.gives
@@ -91,7 +94,12 @@ class Serving:
     async def __aexit__(self, *_: object) -> bool:
         self.source.calls.append("left")
         self.source.check("exit")
+        await self.hang("exit")
         return True
+
+    async def hang(self, where: str) -> None:
+        if where == self.source.hangs:
+            await asyncio.Event().wait()
 
 
 def read(source: Served) -> dict[str, Read]:
@@ -120,6 +128,15 @@ async def test_server_of_a_wrong_type_ends_no_worker(
     await check_run(read(source))
 
     assert source.calls.count("entered") == source.calls.count("left")
+
+
+@pytest.mark.parametrize("where", ["enter", "exit"])
+async def test_server_that_does_not_return_keeps_no_worker_from_its_turns_or_its_end(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Limits, "edge_call_s_max", 0.05)
+
+    await check_run(read(Served(tmp_path / "in", hangs=where)))
 
 
 @pytest.mark.parametrize("where", ["serve", "enter"])
