@@ -12,6 +12,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from millpy.clock import Clock
+from millpy.errors import ConfigError
 from millpy.store.postgres.deployment.roles import Roles, read_roles
 from millpy.store.postgres.errors import connect_error, translate
 from millpy.store.postgres.pooler_check import count_connections, pooler_shares
@@ -19,6 +20,7 @@ from millpy.store.postgres.session import pin_transaction, plain_transactions
 from millpy.store.postgres.session_settings import ENCODING
 from millpy.store.postgres.statements import statement
 from millpy.store.postgres.timeouts import BoundedConnection
+from millpy.store.revision import check_revision
 
 SITE_SILENT_S = 3_600.0
 """A site without records for this long, while others have some, is reported."""
@@ -47,7 +49,8 @@ class Facts:
         clock_difference_s: the server's clock minus this machine's, at the middle of a round trip.
         round_trip_s: the length of that round trip.
         settings: the defaults of this database and role that millpy overrides on its connections.
-        revision: the revision of millpy's tables; None without tables, and the facts below are then empty.
+        unfit: why the tables are not those of this millpy.
+        revision: the revision of millpy's tables; None if they are missing or unfit; the facts below are then empty.
         needed_by: ring -> the computations that need its oldest slot.
     """
 
@@ -59,6 +62,7 @@ class Facts:
     server: Row
     old_snapshots: list[Row]
     settings: dict[str, str] = field(default_factory=dict)
+    unfit: ConfigError | None = None
     revision: str | None = None
     rights: Row = field(default_factory=dict)
     roles: Roles | None = None
@@ -172,6 +176,11 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
     if not (facts.rights["may_use_mill"] and facts.rights["may_read_views"]):
         return facts
     (version,) = _rows(connection, statement("read_revision"))
+    try:
+        check_revision(version["version_num"], version["build"])
+    except ConfigError as error:
+        facts.unfit = error
+        return facts
     facts.revision = version["version_num"]
     facts.roles = read_roles(connection)
     facts.logins = _rows(connection, statement("look_at_logins"))

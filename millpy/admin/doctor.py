@@ -21,7 +21,6 @@ from millpy.admin.doctor_windows import judge_windows
 from millpy.config.durations import format_duration
 from millpy.limits import Limits
 from millpy.model.finding import Finding, Severity
-from millpy.store.revision import HEAD
 
 OLDEST_VERSION, NEWEST_VERSION = 15, 18
 CLOCK_DIFFERENCE_S_MAX = 1.0
@@ -294,13 +293,13 @@ def _tables(facts: Facts, _: Limits) -> Found:
         yield Finding(
             Severity.ERROR, "tables", "millpy's tables are missing", "graphs cannot run", "run `millpy migrate`"
         )
-    elif facts.revision is not None and facts.revision != HEAD:
+    elif facts.unfit is not None:
         yield Finding(
             Severity.ERROR,
             "tables",
-            f"at revision {facts.revision}, this millpy needs {HEAD}",
+            facts.unfit.message,
             "workers of this version refuse to start",
-            "run `millpy migrate`" if facts.revision < HEAD else "install the newer millpy here, too",
+            facts.unfit.hint,
         )
     elif facts.revision is not None:
         yield _ok("tables", f"at revision {facts.revision}")

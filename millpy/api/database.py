@@ -40,7 +40,7 @@ def check_databases(configuration: ApiConfiguration) -> None:
         MillError: it cannot be reached, is not migrated to this version, or lacks rights.
     """
     for row in Admin(configuration.operator_url, statement_s_max=STATEMENT_S_MAX).ask(REVISION):
-        check_revision(row["version_num"])
+        check_revision(row["version_num"], row["build"])
     for url, statement in (
         (configuration.operator_url, _FOUND),
         (configuration.reader_url, _READ),

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
 from millpy.admin.queries import Admin
 from millpy.api.configuration import ApiConfiguration
 from millpy.api.database import check_databases
+from millpy.cli.app import app
 from millpy.errors import ConfigError
-from millpy.store.revision import HEAD
+from millpy.store.postgres.deployment.migrate import migrate
+from millpy.store.postgres.statements import statement
+from millpy.store.revision import HEAD, check_revision, digest_of
 from tests.api_server import running_api
+from tests.mistakes.examples import FILE, GRAPH
 from tests.page_client import PageClient
 
 WORKERS = "SELECT * FROM millpy.workers"
@@ -83,6 +90,52 @@ def test_a_reader_that_may_not_know_the_revision_is_told_what_is_missing(databas
         change(database_url, "DROP OWNED BY only_reads", "DROP ROLE only_reads")
 
     assert error.message.startswith("the database lacks what this millpy reads") and "millpy migrate" in error.hint
+
+
+@pytest.mark.parametrize("build", ["build = 'another'", None])
+@pytest.mark.parametrize("command", ["migrate", "doctor", "run", "deploy"])
+def test_tables_of_another_development_version_are_named_as_such(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, build: str | None
+) -> None:
+    """Migrations are edited in place until the first release, and those of before stored no build."""
+    change(
+        database_url,
+        f"UPDATE mill.alembic_version SET {build}" if build else "ALTER TABLE mill.alembic_version DROP build",
+        "DROP FUNCTION mill.alive(timestamptz, double precision) CASCADE",
+    )
+    monkeypatch.chdir(tmp_path)
+    Path("graph.py").write_text(GRAPH.replace("SOURCE", FILE))
+    Path("readings.ndjson").touch()
+    arguments = [command, *(["graph.py"] if command in ("run", "deploy") else []), "--database", database_url]
+    done = CliRunner().invoke(app, arguments)
+
+    said = " ".join(done.output.split())
+    assert done.exit_code != 0, said
+    assert "are those of another development version of millpy" in said
+    assert "create a new database" in said
+
+
+def test_a_database_that_migrations_have_just_made_is_of_this_version(empty_database_url: str) -> None:
+    assert migrate(empty_database_url).applied
+    assert not migrate(empty_database_url).applied
+
+    with psycopg.connect(empty_database_url) as connection:
+        check_revision(*connection.execute(statement("read_revision")).fetchall()[0])
+
+
+def test_comments_and_spaces_of_a_migration_do_not_make_another_build(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "versions").mkdir()
+
+    def build(text: str, newer: str = "") -> str:
+        (tmp_path / "versions" / "0001_tables.sql").write_text(text)
+        (tmp_path / "versions" / "0002_functions.sql").write_text(newer)
+        return digest_of(tmp_path, "0001")
+
+    first = build("CREATE TABLE a (b int);  -- one\n")
+    assert build("-- another\nCREATE TABLE a\n (b int);", newer="SELECT 1") == first
+    assert build("CREATE TABLE a (b bigint);") != first
 
 
 @pytest.mark.parametrize(("revision", "what"), [(OLD, "older"), (NEW, "newer")])

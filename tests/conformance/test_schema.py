@@ -10,9 +10,9 @@ from psycopg.conninfo import make_conninfo
 
 from millpy.errors import ConfigError, StoreUnavailableError
 from millpy.model.checkpoint import DeadLetter, LateRows
-from millpy.store.postgres.deployment.migrate import migrate, migrations_folder
+from millpy.store.postgres.deployment.migrate import migrate
 from millpy.store.postgres.store import PostgresStore
-from millpy.store.revision import HEAD
+from millpy.store.revision import HEAD, migrations_folder
 from tests.conformance.store_builders import Owner
 
 

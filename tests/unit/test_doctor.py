@@ -12,6 +12,7 @@ from millpy.admin.diagnosis import Facts
 from millpy.admin.doctor import examine
 from millpy.limits import Limits
 from millpy.model.finding import Finding, Severity
+from millpy.store.revision import newer_database_error, older_database_error
 
 SERVER: dict[str, Any] = {
     "version": 180004,
@@ -198,11 +199,11 @@ def test_an_older_schema_gets_the_hint_to_migrate_and_a_newer_one_to_install() -
     rights = {"may_create_schemas": True} | dict.fromkeys(
         ("may_use_mill", "may_commit", "may_append", "may_read_views", "is_owner"), True
     )
-    older = judged(revision="0001", rights=rights)["tables"]
-    newer = judged(revision="9999", rights=rights)["tables"]
+    older = judged(unfit=older_database_error("0001"), rights=rights)["tables"]
+    newer = judged(unfit=newer_database_error("9999"), rights=rights)["tables"]
 
-    assert older.action == "run `millpy migrate`"
-    assert "newer" in newer.action
+    assert older.action == "run `millpy migrate` as the owner"
+    assert newer.action.startswith("install the millpy that migrated it")
 
 
 def test_missing_rights_are_named() -> None:

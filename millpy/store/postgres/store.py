@@ -19,7 +19,7 @@ import msgspec
 import psycopg
 
 from millpy.clock import random_id
-from millpy.errors import NotMigratedError
+from millpy.errors import ConfigError, NotMigratedError
 from millpy.limits import Limits
 from millpy.model.checkpoint import Checkpoint, DedupeRun, Entries, Grant, OutboxRows
 from millpy.model.copied_results import ResultCopy
@@ -116,15 +116,19 @@ class PostgresStore:
         await self.close()
 
     async def open(self) -> None:
-        """Connect. Raises NotMigratedError when the database is not migrated to this version's revision."""
+        """Connect. Raises ConfigError when the tables are not those of this version, or NotMigratedError when older."""
         try:
             async with self._admin.use_raw() as connection:
-                revision = (await all_rows(connection, statement("read_revision"), {}))[0][0]
+                ((revision, build),) = await all_rows(connection, statement("read_revision"), {})
         except psycopg.errors.UndefinedTable as error:
             raise NotMigratedError("the database is not migrated", hint="run `millpy migrate`") from error
         except psycopg.Error as error:
             raise translate(error) from error
-        check_revision(revision)
+        try:
+            check_revision(revision, build)
+        except ConfigError:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Close all connections."""

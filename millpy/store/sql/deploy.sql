@@ -272,8 +272,9 @@ SELECT u.subscription_id, s.name AS stream, c.name AS consumer, u.input
 SELECT table_id, name, kind, key_columns, value_columns FROM mill.result_tables WHERE graph_id = %(graph_id)s;
 
 -- name: read_revision
--- Reads the newest migration that has run. Zero rows: no migration has run.
-SELECT version_num FROM mill.alembic_version;
+-- Reads the newest migration that has run, and the digest of all that have: tables of before have none. Zero rows: no
+-- migration has run.
+SELECT version_num, to_jsonb(v) ->> 'build' AS build FROM mill.alembic_version AS v;
 
 -- name: read_headers_of
 -- Reads the headers of a computation's intervals. Zero rows: the computation does not exist.

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -24,34 +22,23 @@ from millpy.config.database_url import unreadable_url_error
 from millpy.errors import ConfigError, StoreUnavailableError
 from millpy.store.postgres.deployment.roles import Roles, act_as_owner, create_roles, grant, has_roles, read_roles
 from millpy.store.postgres.engine import make_engine
+from millpy.store.postgres.statements import statement
 from millpy.store.postgres.unreachable import is_standby, standby_error, unreachable_error
-from millpy.store.revision import HEAD, newer_database_error
+from millpy.store.revision import HEAD, build_of, check_build, migrations_folder, newer_database_error
 
 HOLD = (
     "CREATE SCHEMA IF NOT EXISTS mill",
     "CREATE TABLE IF NOT EXISTS mill.alembic_version"
-    " (version_num varchar(32) CONSTRAINT alembic_version_pkc PRIMARY KEY)",
+    " (version_num varchar(32) CONSTRAINT alembic_version_pkc PRIMARY KEY, build text)",
     "LOCK TABLE mill.alembic_version IN SHARE ROW EXCLUSIVE MODE",
 )
 """Every process but the first waits in one of these statements. It then fails in it, or locks the table."""
+BUILT = sqlalchemy.text("UPDATE mill.alembic_version SET build = :build")
 ROLE_EXISTS = (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateObject)
 """Roles are those of the whole server: a migration of another database may create or grant them at the same time."""
 progress = logging.getLogger("millpy.observability.status_line")
 ATTEMPTS = 10
 """An attempt fails when another process creates the table meanwhile."""
-
-
-def migrations_folder() -> Path:
-    """Return the folder of the migrations: in the wheel, else in the source tree.
-
-    Raises:
-        ConfigError: neither folder exists.
-    """
-    package = Path(str(files("millpy")))
-    for folder in (package / "_migrations", package.parent / "migrations"):
-        if (folder / "env.py").is_file():
-            return folder
-    raise ConfigError("the migrations are not installed", hint="reinstall millpy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +63,7 @@ def migrate(url: str, role_prefix: str | None = None) -> MigrationResult:
 
     Raises:
         ConfigError: the URL is not one of PostgreSQL, the database is not in UTF-8, the role lacks rights, or a newer
-            millpy created the tables.
+            millpy created the tables, or another development version.
         StoreUnavailableError: the database cannot be reached, or this process was suspended meanwhile.
     """
     for _ in range(ATTEMPTS):
@@ -105,12 +92,14 @@ def _migrate(url: str, role_prefix: str | None) -> MigrationResult:
                 create_roles(driver, Roles.named(role_prefix))
             act_as_owner(driver)
             progress.debug("waiting for other migrations to end")
-            for statement in HOLD:
-                connection.execute(sqlalchemy.text(statement))
-            _refuse_newer(connection)
+            for step in HOLD:
+                connection.execute(sqlalchemy.text(step))
+            _refuse_others(driver)
             config.attributes["connection"] = connection
             progress.debug("migrating the database to revision %s", HEAD)
             command.upgrade(config, "head")
+            if "applied" in config.attributes:
+                connection.execute(BUILT, {"build": build_of(HEAD)})
             if role_prefix is not None:
                 create_roles(driver, Roles.named(role_prefix))
             roles = read_roles(driver)
@@ -150,12 +139,11 @@ def _refuse_encoding(connection: psycopg.Connection[Any]) -> None:
         )
 
 
-def _refuse_newer(connection: sqlalchemy.Connection) -> None:
-    if connection.scalar(sqlalchemy.text("SELECT to_regclass('mill.alembic_version')")) is None:
-        return
-    revision = connection.scalar(sqlalchemy.text("SELECT version_num FROM mill.alembic_version"))
-    if revision is not None and revision > HEAD:
-        raise newer_database_error(revision)
+def _refuse_others(connection: psycopg.Connection[Any]) -> None:
+    for revision, build in connection.execute(statement("read_revision")):
+        if revision > HEAD:
+            raise newer_database_error(revision)
+        check_build(revision, build)
 
 
 def _engine(url: str) -> sqlalchemy.Engine:
