@@ -8,6 +8,7 @@ from typing import Any, assert_type
 import msgspec
 import pyarrow as pa
 
+import millpy
 from millpy import Computation, Context, Count, EventTime, File, FixedWindows, Graph, Mean, Stream, minutes, seconds
 from millpy.graph.streams import KeyedStream
 
@@ -68,3 +69,4 @@ readings.union(readings.map(to_alarm, Alarm))  # type: ignore[arg-type]
 readings.key_by(lambda r: r.device)  # type: ignore[arg-type]
 keyed.window(FixedWindows(minutes(1))).aggregate(mean=Mean)  # type: ignore[arg-type]
 readings.window(FixedWindows(minutes(1)))  # type: ignore[attr-defined]
+millpy.Grph("plant")  # type: ignore[attr-defined]
