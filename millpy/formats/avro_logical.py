@@ -1,8 +1,9 @@
 """Logical types of Avro schemas, and what else of a value fastavro alone would change.
 
 What is written by a given schema is what the record has, or an error: of fastavro alone, a finite number beyond the
-range of a `float` becomes infinite, a time in a `timestamp-millis` loses its microseconds, and one in a `date` its
-hours. A number in the range of a `float` is rounded to it: the type says so.
+range of a `float` becomes infinite, one in an `int` or `long` loses its fraction, a time in a `timestamp-millis` its
+microseconds, and one in a `date` its hours. A union takes the value by a branch that has it. A number in the range of a
+`float` is rounded to it: the type says so.
 
 A value that is read as another schema gets the logical type of that one, as in Avro for Java: fastavro takes that of
 the schema which it was written with.
@@ -11,11 +12,14 @@ the schema which it was written with.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
-_FLOAT, _RESOLVED = "millpy-float", "millpy-resolved"
+_RESOLVED = "millpy-resolved"
+_UNFIT = object()
+"""What no type has, so that a union takes another branch."""
 _PACKED = struct.Struct("<f")
 _WITH_LOGICAL = ("int", "long", "bytes", "string")
 _PRIMITIVE = frozenset({*_WITH_LOGICAL, "float", "double"})
@@ -40,14 +44,23 @@ def write_exactly(schema: Any) -> None:
     """Let the values of a parsed schema be written as they are, or be refused."""
     from fastavro.write import LOGICAL_WRITERS
 
-    LOGICAL_WRITERS[f"float-{_FLOAT}"] = _float
-    for part in _types(schema, ("float",)):
-        kind = f"{part['type']}-{part.get('logicalType')}"
-        if part["type"] == "float":
-            part["logicalType"] = _FLOAT
-        elif (check := _CHECKS.get(kind)) is not None:
-            part["logicalType"] = f"millpy-{part['logicalType']}"
-            LOGICAL_WRITERS[f"{part['type']}-{part['logicalType']}"] = _checked(check, LOGICAL_WRITERS[kind])
+    parts = list(_types(schema, ("float", "int", "long")))
+    choices = _choices(schema)
+    for part in parts:
+        kind, logical = part["type"], part.get("logicalType")
+        checks = [check for name in (kind, f"{kind}-{logical}") if (check := _CHECKS.get(name)) is not None]
+        if checks:
+            is_choice = id(part) in choices
+            part["logicalType"] = f"millpy-{'choice' if is_choice else 'only'}-{logical}"
+            write = LOGICAL_WRITERS.get(f"{kind}-{logical}")
+            LOGICAL_WRITERS[f"{kind}-{part['logicalType']}"] = _checked(checks, write, is_choice=is_choice)
+
+
+def _choices(schema: Any) -> set[int]:
+    """Return the ids of the types in unions of several types beside null."""
+    unions = [part.get(name) for part in parts_of_schema(schema) for name in ("type", "items", "values")]
+    several = [union for union in unions if isinstance(union, list) and sum(each != "null" for each in union) > 1]
+    return {id(each) for union in several for each in union}
 
 
 def read_by_reader(schema: Any) -> None:
@@ -101,36 +114,53 @@ def _promoted(value: Any, kind: str) -> Any:
     return value.decode() if isinstance(value, bytes) and kind == "string" else value
 
 
-def _checked(check: Callable[[Any], None], write: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _checked(
+    checks: Sequence[Callable[[Any], str | None]], write: Callable[[Any, Any], Any] | None, *, is_choice: bool
+) -> Callable[[Any, Any], Any]:
     def prepare(value: Any, schema: Any) -> Any:
-        check(value)
-        return write(value, schema)
+        for check in checks:
+            if why := check(value):
+                if is_choice:
+                    return _UNFIT
+                raise ValueError(why)
+        return value if write is None else write(value, schema)
 
     return prepare
 
 
-def _float(value: Any, schema: Any) -> Any:
-    del schema
+def _float(value: Any) -> str | None:
     if isinstance(value, float | int):
         try:
             _PACKED.pack(value)
         except OverflowError:
-            raise ValueError(f"{value} is beyond the range of a float, which has 32 bits") from None
-    return value
+            return f"{value} is beyond the range of a float, which has 32 bits"
+    return None
 
 
-def _check_milliseconds(value: Any) -> None:
+def _whole(value: Any) -> str | None:
+    if isinstance(value, float | Decimal) and value % 1 != 0:
+        return f"{value} is not a whole number, which the schema has: round it in a map"
+    return None
+
+
+def _milliseconds(value: Any) -> str | None:
     if isinstance(value, datetime) and value.microsecond % 1_000:
-        raise ValueError(f"{value} has microseconds, and timestamp-millis has none: round it in a map")
+        return f"{value} has microseconds, and timestamp-millis has none: round it in a map"
+    return None
 
 
-def _check_date(value: Any) -> None:
+def _date(value: Any) -> str | None:
     if isinstance(value, datetime):
-        raise ValueError(f"{value} is a time, and the schema has a date: take its date() in a map")
+        return f"{value} is a time, and the schema has a date: take its date() in a map"
+    return None
 
 
-_CHECKS = {
-    "long-timestamp-millis": _check_milliseconds,
-    "long-local-timestamp-millis": _check_milliseconds,
-    "int-date": _check_date,
+_CHECKS: Mapping[str, Callable[[Any], str | None]] = {
+    "float": _float,
+    "int": _whole,
+    "long": _whole,
+    "long-timestamp-millis": _milliseconds,
+    "long-local-timestamp-millis": _milliseconds,
+    "int-date": _date,
 }
+"""What a type does not have, by the type and by its logical type: each returns why, or None."""

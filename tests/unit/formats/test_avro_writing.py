@@ -293,6 +293,14 @@ FLOATS = [
 ]
 
 
+MORE = [
+    {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+    {"name": "seen", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+    {"name": "named", "type": {"type": "map", "values": "double"}},
+]
+REST = [{"name": "values", "type": {"type": "array", "items": "double"}}, MORE[2]]
+
+
 @pytest.mark.parametrize("unit", ["timestamp-millis", "local-timestamp-millis"])
 def test_what_a_given_schema_would_change_in_silence_is_a_dead_letter(unit: str) -> None:
     time = {"type": "long", "logicalType": unit}
@@ -328,6 +336,50 @@ def test_what_a_given_schema_would_change_in_silence_is_a_dead_letter(unit: str)
     assert len(letters) == len(bad)
     for letter, (_, said) in zip(letters, bad, strict=True):
         assert said in letter.detail
+
+
+@pytest.mark.parametrize("kind", ["int", "long", {"type": "long", "logicalType": "timestamp-millis"}])
+def test_a_number_is_not_cut_to_the_whole_number_of_a_given_schema(kind: Any) -> None:
+    fields = [
+        {"name": "device", "type": "string"},
+        {"name": "value", "type": kind},
+        {"name": "values", "type": {"type": "array", "items": kind}},
+        {"name": "maybe", "type": ["null", kind], "default": None},
+    ]
+    write = writer_of(json.dumps({"type": "record", "name": "Measure", "fields": [*fields, *MORE]}))
+
+    assert write(Measure("a", SECOND, 2.0, [-3.0], maybe=None)) == write(Measure("a", SECOND, 2, [-3]))  # type: ignore[list-item]
+    for record in (
+        Measure("a", SECOND, 2.5),
+        Measure("a", SECOND, values=[1.0, -0.5]),
+        Measure("a", SECOND, maybe=0.1),
+        Measure("a", SECOND, math.nan),
+        Measure("a", SECOND, math.inf),
+    ):
+        with pytest.raises(ValueError, match="is not a whole number"):
+            write(record)
+
+
+def test_a_value_takes_the_branch_of_a_union_that_has_it() -> None:
+    """Also behind one that would change it."""
+    moment = ["null", {"type": "int", "logicalType": "date"}, {"type": "long", "logicalType": "timestamp-millis"}]
+    fields = [
+        {"name": "device", "type": "string"},
+        {"name": "value", "type": ["float", "double"]},
+        {"name": "maybe", "type": ["null", "int", "double"], "default": None},
+        {"name": "seen", "type": [*moment, {"type": "long", "logicalType": "timestamp-micros"}]},
+    ]
+    schema = {"type": "record", "name": "Measure", "fields": [*fields, *MORE[:1], *REST]}
+    write = writer_of(json.dumps(schema))
+    read = fastavro.parse_schema(schema)
+    for record in (
+        Measure("a", SECOND, 1e39, maybe=0.5, seen=SECOND),
+        Measure("a", SECOND, 0.5, maybe=3.0, seen=NOON.replace(microsecond=1_000)),
+    ):
+        found = fastavro.schemaless_reader(BytesIO(write(record)), read)
+
+        assert isinstance(found, dict)
+        assert (found["value"], found["maybe"], found["seen"]) == (record.value, record.maybe, record.seen)
 
 
 def test_a_time_is_not_cut_to_the_date_of_a_given_schema() -> None:
