@@ -244,9 +244,10 @@ def _read_decimals(parts: Iterable[dict[str, Any]]) -> None:
 
 def _read_defaults(parts: Iterable[dict[str, Any]], named: Mapping[str, Any]) -> None:
     """Make of the defaults in a parsed schema what a message would have: fastavro takes the JSON of them as it is."""
-    for part in parts:
-        if "default" in part and "name" in part and "symbols" not in part:
-            part["default"] = _default(part["default"], part["type"], named)
+    found = [part for part in parts if "default" in part and "name" in part and "symbols" not in part]
+    read = [_default(part["default"], part["type"], named) for part in found]
+    for part, value in zip(found, read, strict=True):
+        part["default"] = value  # after all are read: that of a record may need those of its fields
 
 
 def _default(given: Any, schema: Any, named: Mapping[str, Any]) -> Any:
@@ -260,6 +261,7 @@ def _default(given: Any, schema: Any, named: Mapping[str, Any]) -> Any:
         return _default(given, known, named) if known else given.encode("latin-1") if schema == "bytes" else given
     kind = schema["type"]
     if kind in ("record", "error"):
+        given = {field["name"]: field["default"] for field in schema["fields"] if "default" in field} | given
         types = {field["name"]: field["type"] for field in schema["fields"]}
         return {name: _default(value, types[name], named) if name in types else value for name, value in given.items()}
     if kind == "array":

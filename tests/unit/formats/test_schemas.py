@@ -123,10 +123,11 @@ def test_records_are_found_inside_as_in_json() -> None:
 
 
 def test_the_default_of_a_schema_is_what_its_type_says() -> None:
-    """Its JSON has text for bytes, and numbers for times; in a union it is of the first type."""
-    inner = {"type": "record", "name": "Inner", "fields": [{"name": "raw", "type": "bytes"}]}
+    """Its JSON has text for bytes, and numbers for times; in a union it is of the first type, and may lack defaults."""
     day, at = {"type": "int", "logicalType": "date"}, {"type": "long", "logicalType": "timestamp-millis"}
     price = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+    own = {"name": "day", "type": day, "default": 1}
+    inner = {"type": "record", "name": "Inner", "fields": [{"name": "raw", "type": "bytes"}, own]}
     added: dict[str, tuple[Any, Any, Any]] = {
         "raw": ("bytes", "ab\u00ff", "YWL/"),
         "fixed": ({"type": "fixed", "name": "Two", "size": 2}, "ab", "YWI="),
@@ -136,8 +137,9 @@ def test_the_default_of_a_schema_is_what_its_type_says() -> None:
         "price": (price, "\u0001", 0.01),
         "days": ({"type": "array", "items": day}, [1], ["1970-01-02"]),
         "named": ({"type": "map", "values": "bytes"}, {"a": "a"}, {"a": "YQ=="}),
-        "inner": (inner, {"raw": "a"}, {"raw": "YQ=="}),
-        "again": ("Inner", {"raw": "b"}, {"raw": "Yg=="}),
+        "inner": (inner, {"raw": "a"}, {"raw": "YQ==", "day": "1970-01-02"}),
+        "again": ("Inner", {"raw": "b"}, {"raw": "Yg==", "day": "1970-01-02"}),
+        "other": ("Inner", {"raw": "b", "day": 2}, {"raw": "Yg==", "day": "1970-01-03"}),
         "kind": ({"type": "enum", "name": "K", "symbols": ["A", "B"], "default": "A"}, "B", "B"),
     }
     fields = [{"name": name, "type": of, "default": given} for name, (of, given, _) in added.items()]
