@@ -170,7 +170,7 @@ def _look(connection: psycopg.Connection[Row], clock: Clock) -> Facts:
         old_snapshots=_rows(connection, statement("look_for_old_snapshots")),
     )
     facts.settings = {row["name"]: row["value"] for row in _rows(connection, statement("look_at_settings"))}
-    if server["migrated"] is None:
+    if not server["migrated"]:
         return facts
     (facts.rights,) = _rows(connection, statement("look_at_rights"))
     if not (facts.rights["may_use_mill"] and facts.rights["may_read_views"]):

@@ -289,7 +289,7 @@ def _snapshots(facts: Facts, _: Limits) -> Found:
 
 
 def _tables(facts: Facts, _: Limits) -> Found:
-    if facts.server["migrated"] is None:
+    if not facts.server["migrated"]:
         yield Finding(
             Severity.ERROR, "tables", "millpy's tables are missing", "graphs cannot run", "run `millpy migrate`"
         )

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 from millpy.admin.diagnosis import read_facts
@@ -49,6 +50,21 @@ def test_a_migrated_database_has_no_errors(database_url: str) -> None:
     assert judged["tables"][0] is Severity.OK
     assert judged["pooler"][0] is Severity.OK
     assert judged["accounting"] == (Severity.OK, "adds up")
+
+
+@pytest.mark.parametrize("may_read", [False, True])
+def test_a_role_without_the_rights_of_a_worker_learns_which_it_lacks(database_url: str, may_read: bool) -> None:
+    granted = ["GRANT USAGE ON SCHEMA millpy TO looks_on"] if may_read else []
+    change(database_url, "CREATE ROLE looks_on LOGIN", *granted)
+    try:
+        judged = found(make_conninfo(database_url, user="looks_on"))
+    finally:
+        change(database_url, "DROP OWNED BY looks_on", "DROP ROLE looks_on")
+
+    lacking = "" if may_read else "USAGE on schema millpy, "
+    said = f"looks_on lacks USAGE on schema mill, {lacking}UPDATE on mill.intervals, INSERT on mill.deltas"
+    assert judged["rights"] == (Severity.WARNING, said)
+    assert "tables" not in judged
 
 
 def change(url: str, *statements: str) -> None:

@@ -35,7 +35,7 @@ SERVER: dict[str, Any] = {
     "server_time": 0.0,
     "in_recovery": False,
     "data_directory": None,
-    "migrated": "mill.alembic_version",
+    "migrated": True,
 }
 
 
@@ -74,7 +74,7 @@ def test_a_healthy_server_has_no_warning() -> None:
         ({"autovacuum": "off"}, "autovacuum", Severity.ERROR, "grow"),
         ({"encrypted": False}, "encryption", Severity.WARNING, "in transit"),
         ({"is_superuser": "on"}, "role", Severity.NOTE, "far fewer"),
-        ({"migrated": None}, "tables", Severity.ERROR, "graphs cannot run"),
+        ({"migrated": False}, "tables", Severity.ERROR, "graphs cannot run"),
     ],
 )
 def test_an_unhealthy_server_has_findings(server: dict[str, Any], check: str, severity: Severity, words: str) -> None:

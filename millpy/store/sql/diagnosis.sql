@@ -23,7 +23,7 @@ SELECT current_setting('server_version_num')::integer AS version,
        pg_is_in_recovery() AS in_recovery,
        CASE WHEN pg_has_role(current_user, 'pg_read_all_settings', 'MEMBER')
             THEN current_setting('data_directory') END AS data_directory,
-       to_regclass('mill.alembic_version')::text AS migrated;
+       EXISTS (SELECT FROM pg_class WHERE relname = 'alembic_version' AND relnamespace = to_regnamespace('mill')) AS migrated;
 
 -- name: look_at_settings
 -- Finds defaults of this database and role that change how sessions behave. Zero rows: all have the expected value.
@@ -212,11 +212,13 @@ SELECT g.name AS graph, c.name AS computation,
  GROUP BY 1, 2, 3 ORDER BY 1, 2;
 
 -- name: look_at_rights
--- Reads the rights of this role. Always one row.
+-- Reads the rights of this role. Always one row. The catalog answers everyone; to_regclass() needs USAGE on the schema.
 SELECT has_database_privilege(current_database(), 'CREATE') AS may_create_schemas,
        coalesce(has_schema_privilege(to_regnamespace('mill'), 'USAGE'), false) AS may_use_mill,
-       coalesce(has_table_privilege(to_regclass('mill.intervals'), 'UPDATE'), false) AS may_commit,
-       coalesce(has_table_privilege(to_regclass('mill.deltas'), 'INSERT'), false) AS may_append,
+       coalesce((SELECT has_table_privilege(c.oid, 'UPDATE') FROM pg_class AS c
+                  WHERE c.relname = 'intervals' AND c.relnamespace = to_regnamespace('mill')), false) AS may_commit,
+       coalesce((SELECT has_table_privilege(c.oid, 'INSERT') FROM pg_class AS c
+                  WHERE c.relname = 'deltas' AND c.relnamespace = to_regnamespace('mill')), false) AS may_append,
        coalesce(has_schema_privilege(to_regnamespace('millpy'), 'USAGE'), false) AS may_read_views,
        pg_has_role(current_user, (SELECT nspowner FROM pg_namespace WHERE nspname = 'mill'), 'MEMBER') AS is_owner;
 
