@@ -351,6 +351,28 @@ async def test_polling_stops_when_values_get_another_order_while_no_row_is_new(
                 await found.take()
 
 
+async def test_polling_leaves_out_no_row_when_the_order_changes_between_two_pages(
+    database_url: str, secret: str
+) -> None:
+    """By the position in the old order, rows of the next hour would lie behind."""
+    source = PolledTable("t", column="at", lag=timedelta(0), every=milliseconds(10))
+    read: list[int] = []
+    with table_of(database_url, "id int PRIMARY KEY, at timestamp") as connection:
+        minutes = "generate_series(1, 10) AS n"
+        connection.execute(
+            f"INSERT INTO t SELECT n, '2026-01-01 10:00'::timestamp + n * interval '1 min' FROM {minutes}"
+        )
+        connection.execute(f"INSERT INTO t SELECT n + 10, '2026-01-01 14:00'::timestamp FROM {minutes}")
+        async with reader_of(source, database_url, secret=secret, limits=Limits(bundle_records_max=2)) as found:
+            read += [record["id"] for record in await found.records(2)]
+            connection.execute("SET timezone TO 'Europe/Berlin'; ALTER TABLE t ALTER at TYPE timestamptz")
+            with pytest.raises(ConfigError, match="was changed, so its order is another one"):
+                while True:
+                    read += [record["id"] for record in await found.take()]
+
+    assert read == list(range(1, len(read) + 1))
+
+
 @pytest.mark.parametrize(
     ("breaks", "said", "repairs"),
     [
