@@ -13,14 +13,16 @@ import pytest_asyncio
 from psycopg.conninfo import conninfo_to_dict
 
 from millpy.embedded import EmbeddedPostgres
-from millpy.errors import GraphError, StaleSequencerError, TransientError
-from millpy.model.checkpoint import DeadLetter, OutboxState, Segment
+from millpy.errors import GraphError, OwnershipError, StaleSequencerError, TransientError
+from millpy.model.checkpoint import DeadLetter, Kind, OutboxState, Segment
 from millpy.model.time import Instant
 from millpy.store.postgres import poll
+from millpy.store.postgres.connection import Connection
+from millpy.store.postgres.fold import FoldPiece
 from millpy.store.postgres.store import PostgresStore
 from millpy.store.protocol import SourceReport
 from tests.conformance.postgres_subject import PostgresSubject
-from tests.conformance.store_builders import LEASE_S, World, a_segment, a_slice, a_world
+from tests.conformance.store_builders import LEASE_S, World, a_segment, a_slice, a_world, entries
 from tests.conformance.store_outbox_suite import filled, refused, report, state
 from tests.conformance.store_request_suite import asked, people
 from tests.conformance.store_suite import StoreSuite
@@ -168,6 +170,38 @@ async def test_workers_are_forgotten_that_own_nothing_and_are_gone_for_an_hour(w
         known = {row[0] for row in connection.execute("SELECT worker_id FROM mill.workers")}
 
     assert known == {owns.worker_id, recent.worker_id, new.worker_id}
+
+
+async def test_a_worker_that_is_frozen_in_a_fold_does_not_block_the_takeover(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its header is locked by another backend than the recorded one, which the server has to end by itself."""
+    old, delta = await world.owner(world.a), (entries(Kind.STATE, "cell", ("k", 1)),)
+    await old.commit(old.checkpoint(world.a, delta=delta))
+    inside, may_continue = asyncio.Event(), asyncio.Event()
+    fold = FoldPiece.fold
+
+    async def freeze(piece: FoldPiece, connection: Connection) -> None:
+        await fold(piece, connection)
+        inside.set()
+        await may_continue.wait()
+
+    monkeypatch.setattr(FoldPiece, "fold", freeze)
+    folding = asyncio.ensure_future(old.fold(world.a))
+    await inside.wait()
+    await old.expire()
+    new = await world.worker()
+
+    async with asyncio.timeout(30):
+        while not await new.claim(world.a):
+            pass
+    may_continue.set()
+    (outcome,) = await asyncio.gather(folding, return_exceptions=True)
+
+    assert isinstance(outcome, OwnershipError | TransientError), outcome
+    monkeypatch.undo()
+    await new.commit(new.checkpoint(world.a, delta=delta))
+    await new.fold(world.a)
 
 
 async def test_a_lease_from_before_the_clock_was_set_back_keeps_no_graph_from_being_dropped(

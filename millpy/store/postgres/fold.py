@@ -5,6 +5,9 @@ key; then it checks the sequencer, and advances the folded bundle to the last on
 the header is locked for an instant only, a stale owner's piece is undone as a whole, and a crash between pieces loses
 nothing: until the last document of a bundle is folded all of them count, and agree with the rows already written.
 A deployment that changes rows of state waits for the piece before it locks a header, and the next piece waits for it.
+
+The commands of a piece go one by one: to the server, a process that is frozen within a pipeline does not idle in its
+transaction, and no timeout would release the header. A commit may be a pipeline, because its backend is recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +21,13 @@ from millpy.store.postgres.connection import Connection, all_rows
 from millpy.store.postgres.statements import statement
 
 PIECE_BYTES = 8_000_000
-_BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+_BEGIN = b"""
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SET LOCAL synchronous_commit = off;
+SET LOCAL enable_seqscan = off;
+"""
+"""A piece that is lost to a crash is only repeated, so it need not be durable. The planner does not know the size of a
+document; one index probe per key suits any size."""
 
 
 class FoldPiece:
@@ -72,13 +81,9 @@ async def fold(connection: Connection, grant: Grant, bytes_max: int, progressed:
     while await piece.choose(connection, min(PIECE_BYTES, max(1, bytes_max - done))):
         if done >= bytes_max and piece.begins_a_bundle:
             break
-        async with connection.pipeline():
-            # A piece that is lost to a crash is only repeated, so it need not be durable.
-            # The planner does not know the size of a document; one index probe per key suits any size.
-            for query in (_BEGIN, b"SET LOCAL synchronous_commit = off", b"SET LOCAL enable_seqscan = off"):
-                await connection.execute(query)
-            await piece.fold(connection)
-            await connection.execute(b"COMMIT")
+        await connection.execute(_BEGIN)
+        await piece.fold(connection)
+        await connection.execute(b"COMMIT")
         done += piece.size
         progressed()
     return int(piece.folded)
