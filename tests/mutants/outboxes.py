@@ -10,6 +10,10 @@ OF_DRAIN = "tests/unit/runtime/test_outbox_drain.py::"
 OF_STORE = "tests/conformance/test_memory_store.py::TestMemoryStore::"
 OF_POSTGRES = "tests/conformance/test_postgres_store.py::"
 MODEL = "tests/property/test_refusals.py::test_each_message_arrives_or_is_a_dead_letter_whatever_is_killed"
+STORED = (
+    "tests/unit/runtime/test_refused_messages.py::"
+    "test_a_message_becomes_a_dead_letter_once_when_it_is_stored_and_passed"
+)
 OF_CRASH = "tests/crash/test_refusals.py::"
 OF_SINKS = "tests/crash/test_sinks.py::"
 REFUSALS = "A message that the other side refuses is delivered later, or is a dead letter, or its key is parked"
@@ -56,14 +60,14 @@ MUTANTS = [
         REFUSED,
         "first.position not in self.changes and first.position < before",
         "first.position < before",
-        killers=(MODEL,),
+        killers=(STORED,),
         line=REFUSALS,
     ),
     Mutant(
         REFUSED,
         "first.position not in self.changes and first.position < before",
         "first.position not in self.changes",
-        killers=(MODEL,),
+        killers=(STORED,),
         line=REFUSALS,
     ),
     Mutant(
