@@ -90,6 +90,7 @@ class KafkaServer:
         self._settings: Mapping[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._runs = Event()
+        self._ending = Lock()
 
     def start(self) -> None:
         """Start, again or for the first time; returns when it answers.
@@ -188,7 +189,9 @@ class KafkaServer:
         self._end("stop", signal.SIGTERM)
 
     def _end(self, command: str, number: signal.Signals) -> None:
-        self._runs.clear()
+        with self._ending:  # a case beside may have killed it, and starts it again
+            self._runs.wait(START_S_MAX)
+            self._runs.clear()
         if self._process is None:
             assert self._tool(command).returncode == 0
             for address in (
