@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
+import psycopg
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
 from millpy.admin import tokens
 from millpy.admin.queries import Admin
@@ -51,11 +52,11 @@ def test_a_lock_that_any_login_can_take_keeps_no_token_from_being_made(database_
 
 def test_migration_that_was_suspended_for_too_long_says_so(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def suspend(
-        connection: Connection,
+        connection: psycopg.Connection[object],
     ) -> None:  # as the server ends an idle transaction, whose message a closed socket may lose
-        connection.execute(text("DO $$ BEGIN RAISE EXCEPTION 'idle for too long' USING ERRCODE = '25P03'; END $$"))
+        connection.execute("DO $$ BEGIN RAISE EXCEPTION 'idle for too long' USING ERRCODE = '25P03'; END $$")
 
-    monkeypatch.setattr("millpy.store.postgres.deployment.migrate._refuse_newer", suspend)
+    monkeypatch.setattr("millpy.store.postgres.deployment.migrate._refuse_others", suspend)
     with pytest.raises(StoreUnavailableError, match="was suspended for too long") as refused:
         migrate(database_url)
 

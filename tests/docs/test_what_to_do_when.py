@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from millpy.admin.queries import Admin
+from millpy.model.time import INSTANT_MIN
 from tests.commands import millpy
 from tests.crash.harness import await_true
 from tests.docs.blocks import ROOT, blocks_of
@@ -81,6 +82,12 @@ class Plant:
         minute = "extract(epoch FROM window_start - :eight)::int / 60"
         rows = self.admin.ask(f"SELECT device, {minute} AS minute, mean FROM {schema}.per_minute", eight=EIGHT)
         return {(row["device"], row["minute"]): row["mean"] for row in rows}
+
+    def has_watermarks(self, graph: str) -> bool:
+        """Tell whether every interval of a graph has a watermark."""
+        of_graph = "FROM mill.intervals JOIN mill.graphs USING (graph_id) WHERE name = :graph"
+        (row,) = self.admin.ask(f"SELECT min(low_watermark) AS least {of_graph}", graph=graph)
+        return row["least"] > INSTANT_MIN
 
 
 class Section:
@@ -295,6 +302,7 @@ def test_windows_of_another_length(plant: Plant, section: Section) -> None:
     section.run()
     plant.work()
     await_true(lambda: plant.means("plant_2") == {("kiln", 0): 25}, "generation 2 has read the files, too")
+    await_true(lambda: plant.has_watermarks("plant_2"), "each of its intervals has a watermark")
     section.run()
     section.run()
 

@@ -108,8 +108,8 @@ def _migrate(url: str, role_prefix: str | None) -> MigrationResult:
             return MigrationResult(tuple(config.attributes.get("applied", ())), roles)
     except OperationalError as error:
         raise unreachable_error(str(error.orig)) from error
-    except InternalError as error:
-        if isinstance(error.orig, psycopg.errors.IdleInTransactionSessionTimeout):
+    except (InternalError, psycopg.InternalError) as error:
+        if isinstance(getattr(error, "orig", error), psycopg.errors.IdleInTransactionSessionTimeout):
             raise StoreUnavailableError(
                 "the migration was suspended for too long, and was rolled back", hint="run `millpy migrate` again"
             ) from error
