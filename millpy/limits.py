@@ -210,7 +210,7 @@ class Limits:
 
     @property
     def edge_call_s_max(self) -> float:
-        """Seconds that a call of a source may take, as its worker would be stuck; one of a sink is then reported."""
+        """Seconds after which a call of a source is given up, and one of a sink reported: before the watchdog acts."""
         return self.watchdog_s / 2
 
     def retry_pause_s(self, failures: int, most_s: float) -> float:

@@ -52,7 +52,6 @@ REFUSED_BY_POOL = "08"
 OF_CONSTRAINTS = "23"
 # Everyone may look into the catalog; a reader may not read the revision itself.
 MIGRATED = "SELECT FROM pg_class WHERE relname = 'alembic_version' AND relnamespace = to_regnamespace('mill')"
-REVISION = "SELECT version_num, to_jsonb(v) ->> 'build' AS build FROM mill.alembic_version AS v"
 RESUME = "SELECT millpy.resume_source(:graph, :stream) AS n"
 DRAIN = "SELECT millpy.drain_worker(:graph, :worker, :why) AS n"
 RELEASE = {
@@ -375,7 +374,7 @@ class Admin:
             with self._engine.connect() as connection:
                 if connection.execute(text(MIGRATED)).first() is None:
                     return NotMigratedError("the database has no tables of millpy", hint="run `millpy migrate` first")
-                check_revision(*connection.execute(text(REVISION)).one())
+                check_revision(*connection.execute(text(statement("read_revision").decode())).one())
         except ConfigError as other:
             return other
         except (SQLAlchemyError, psycopg.Error):

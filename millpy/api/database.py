@@ -16,11 +16,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from millpy.admin.queries import REVISION, Admin
+from millpy.admin.queries import Admin
 from millpy.api.configuration import ApiConfiguration
 from millpy.api.kept_answers import KeptAnswer, KeptAnswers
 from millpy.api.problems import busy
 from millpy.clock import SystemClock
+from millpy.store.postgres.statements import statement
 from millpy.store.revision import check_revision
 
 STATEMENT_S_MAX = 5.0
@@ -39,14 +40,15 @@ def check_databases(configuration: ApiConfiguration) -> None:
     Raises:
         MillError: it cannot be reached, is not migrated to this version, or lacks rights.
     """
-    for row in Admin(configuration.operator_url, statement_s_max=STATEMENT_S_MAX).ask(REVISION):
+    revision = statement("read_revision").decode()
+    for row in Admin(configuration.operator_url, statement_s_max=STATEMENT_S_MAX).ask(revision):
         check_revision(row["version_num"], row["build"])
-    for url, statement in (
+    for url, look in (
         (configuration.operator_url, _FOUND),
         (configuration.reader_url, _READ),
         (configuration.owner_url, _READ),
     ):
-        Admin(url, statement_s_max=STATEMENT_S_MAX).ask(statement)
+        Admin(url, statement_s_max=STATEMENT_S_MAX).ask(look)
 
 
 class ConnectionLane:

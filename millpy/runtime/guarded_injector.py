@@ -82,7 +82,7 @@ class GuardedInjector:
         self._opening = asyncio.create_task(self._open(position))
         self._opening.add_done_callback(lambda _: self._setup.ready.set())
         await asyncio.wait([self._opening], timeout=OPENING_AWAITED_S)
-        self._is_open()
+        self._end_opening()
 
     async def _open(self, position: bytes | None) -> None:
         connection = self._setup.connection
@@ -96,23 +96,27 @@ class GuardedInjector:
         if not self._why and not connection.managed:
             connection.connected()
 
+    @property
     def _is_open(self) -> bool:
-        """Tell whether the source can be asked. Raises what the attempt to connect has raised."""
+        return self._opening is None and self.injector is not None and not self._why
+
+    def _end_opening(self) -> None:
+        """Note the end of the attempt to connect, or that it lasts long. Raises what it has raised."""
         if self._opening is None:
-            return self.injector is not None and not self._why
-        if not self._opening.done():
-            connection, lasts_s = self._setup.connection, self._setup.clock.monotonic() - self._opening_at
-            if connection.is_connected is None and lasts_s > OPENING_REPORTED_S:
-                connection.disconnected("the attempt to connect has not ended")
-            return False
-        opened, self._opening = self._opening, None
-        opened.result()
-        return self._is_open()
+            return
+        if self._opening.done():
+            opened, self._opening = self._opening, None
+            opened.result()
+            return
+        connection, lasts_s = self._setup.connection, self._setup.clock.monotonic() - self._opening_at
+        if connection.is_connected is None and lasts_s > OPENING_REPORTED_S:
+            connection.disconnected("the attempt to connect has not ended")
 
     async def take(self) -> SourceBatch | None:
         """Return what is waiting; None while there is no connection. Raises what `open` raises, if that lasts."""
+        self._end_opening()
         taken = None
-        if self._is_open():
+        if self._is_open:
             assert self.injector is not None
             with self._guarded("take"):
                 given = await self._in_time(self.injector.take())
@@ -134,14 +138,16 @@ class GuardedInjector:
 
     async def acknowledge(self, token: Any) -> None:
         """Acknowledge a batch; after a failure it comes again."""
-        if self.injector is not None and not self._why:
+        if self._is_open:
+            assert self.injector is not None
             with self._guarded("acknowledge"):
                 await self._in_time(self.injector.acknowledge(token))
 
     def quiet(self) -> bool:
         """Tell whether nothing waits; without a connection that is not known."""
         is_quiet = False
-        if self._opening is None and self.injector is not None and not self._why:
+        if self._is_open:
+            assert self.injector is not None
             with self._guarded("quiet"):
                 answer: object = self.injector.quiet()
                 if not isinstance(answer, bool):  # a coroutine, which is true, would let the clock move the watermark
