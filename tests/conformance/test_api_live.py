@@ -285,7 +285,7 @@ def test_an_api_that_is_killed_leaves_nothing_behind(database: str, what: str) -
 
             waiting = threading.Thread(target=ask)
             waiting.start()
-            await_lock(database)
+            await_locks(database, waiting=True)
             api.process.send_signal(signal.SIGKILL)
             api.process.wait()
             waiting.join()
@@ -305,6 +305,7 @@ def test_an_api_that_hangs_in_an_action_gives_its_locks_back_and_has_done_nothin
         with waiting_discard(api, token, number, answers) as waiting:
             api.process.send_signal(signal.SIGSTOP)
         try:
+            await_locks(database, waiting=False)  # its statement has the row: the engine must not overtake it
             with psycopg.connect(database) as engine:
                 engine.execute("SET LOCAL lock_timeout = '20s'")
                 engine.execute("SELECT FROM mill.dead_letters WHERE dead_letter_id = %s FOR UPDATE", [number])
@@ -331,7 +332,7 @@ def test_a_switch_that_waits_holds_up_no_action_and_no_sigterm(database: str) ->
         with psycopg.connect(database) as holder:
             holder.execute("SELECT FROM mill.graphs FOR NO KEY UPDATE")  # as a deployment does
             waiting.start()
-            await_lock(database)
+            await_locks(database, waiting=True)
             done = api.post("/v1/graphs/plant/dead-letters/discard", operator, {"ids": [2**40]})
             began_at = time.monotonic()
             api.process.terminate()
@@ -366,7 +367,7 @@ def waiting_discard(api: ApiServer, token: str, number: int, answers: list[int])
     with psycopg.connect(api.database_url) as holder:
         holder.execute("SELECT FROM mill.dead_letters WHERE dead_letter_id = %s FOR UPDATE", [number])
         waiting.start()
-        await_lock(api.database_url)
+        await_locks(api.database_url, waiting=True)
         yield waiting
 
 
@@ -374,16 +375,17 @@ def open_letter(api: ApiServer, token: str) -> int:
     return int(api.get("/v1/graphs/plant/dead-letters", token, state="open").rows[0]["dead_letter_id"])
 
 
-def await_lock(url: str) -> None:
+def await_locks(url: str, *, waiting: bool) -> None:
+    """Wait until a statement waits for a lock, or until none does."""
     ended_at = time.monotonic() + 20
     while time.monotonic() < ended_at:
         with psycopg.connect(url) as connection:
             found = connection.execute(
                 "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
             ).fetchone()
-        if found:
+        if (found is not None) == waiting:
             return
-    raise AssertionError("the action does not wait")
+    raise AssertionError("the action does not wait" if waiting else "the action waits")
 
 
 LATENT_WORKER = """
