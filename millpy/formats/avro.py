@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
 from io import BytesIO
 from pathlib import Path
@@ -27,6 +28,9 @@ from millpy.model.record import RecordType
 AVRO_BYTES_MAX = 1_000_000
 """The most bytes of one message: its values take many times as much in memory."""
 _DECIMAL = "millpy-decimal"
+_MILLIS, _MICROS = "millpy-time-millis", "millpy-time-micros"
+_OWN = {"decimal": _DECIMAL, "time-millis": _MILLIS, "time-micros": _MICROS}
+_DAY_US = 86_400_000_000
 _HINT = 'for example {"type": "record", "name": "Reading", "fields": [{"name": "device", "type": "string"}]}'
 VALUES_OF_A_BYTE = 16
 """Values that a byte of a message may make."""
@@ -176,6 +180,7 @@ def parsed(text: str, references: Iterable[str] = (), *, is_resolved: bool = Fal
     from fastavro.read import LOGICAL_READERS
 
     LOGICAL_READERS[f"bytes-{_DECIMAL}"] = LOGICAL_READERS[f"fixed-{_DECIMAL}"] = _decimal
+    LOGICAL_READERS[f"int-{_MILLIS}"], LOGICAL_READERS[f"long-{_MICROS}"] = _time_in_ms, _time_in_us
     named: dict[str, Any] = {}
     try:
         for other in references:
@@ -183,7 +188,7 @@ def parsed(text: str, references: Iterable[str] = (), *, is_resolved: bool = Fal
         found = parse_schema(json.loads(text), named_schemas=named)
         _SchemaWalk(named).excess(found)
         parts = list(parts_of_schema(found))
-        _read_decimals(parts)
+        _read_by_own(parts)
         _read_defaults(parts, named)
         if is_resolved:
             read_by_reader(found)
@@ -232,14 +237,15 @@ def parsed_to_write(text: str) -> AvroSchema:
         raise ValueError(str(error) or type(error).__name__) from error
 
 
-def _read_decimals(parts: Iterable[dict[str, Any]]) -> None:
-    """Let the decimals of a parsed schema be read by `_decimal`.
+def _read_by_own(parts: Iterable[dict[str, Any]]) -> None:
+    """Let the decimals and times of day of a parsed schema be read by functions of this module.
 
-    That of fastavro takes seconds for a few hundred kB, and rounds by a context that all threads share.
+    Those of fastavro take seconds for a decimal of a few hundred kB, round it by a context that all threads share, and
+    read -1 ms as 00:00:00.999.
     """
     for part in parts:
-        if part.get("logicalType") == "decimal":
-            part["logicalType"] = _DECIMAL
+        if part.get("logicalType") in _OWN:
+            part["logicalType"] = _OWN[part["logicalType"]]
 
 
 def _read_defaults(parts: Iterable[dict[str, Any]], named: Mapping[str, Any]) -> None:
@@ -280,6 +286,19 @@ def _decimal(data: Any, writer_schema: dict[Any, Any] | None, reader_schema: dic
     if len(data) > NUMBER_BYTES_MAX:
         raise ValueError(f"a decimal has more than {NUMBER_BYTES_MAX} bytes")
     return Decimal(f"{int.from_bytes(data, 'big', signed=True)}e-{writer_schema.get('scale', 0)}")
+
+
+def _time_in_ms(data: int, writer_schema: dict[Any, Any] | None, reader_schema: dict[Any, Any] | None) -> time:
+    """Return a time of day, of milliseconds after midnight. Raises ValueError for a number beyond the day."""
+    return _time_in_us(data * 1_000, writer_schema, reader_schema)
+
+
+def _time_in_us(data: int, writer_schema: dict[Any, Any] | None, reader_schema: dict[Any, Any] | None) -> time:
+    """Return a time of day, of microseconds after midnight. Raises ValueError for a number beyond the day."""
+    del writer_schema, reader_schema
+    if not 0 <= data < _DAY_US:
+        raise ValueError(f"{data} µs after midnight are no time of day")
+    return (datetime(1, 1, 1, tzinfo=UTC) + timedelta(microseconds=data)).time()
 
 
 class _SchemaWalk:

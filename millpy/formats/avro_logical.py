@@ -2,8 +2,8 @@
 
 What is written by a given schema is what the record has, or an error: of fastavro alone, a finite number beyond the
 range of a `float` becomes infinite, one in an `int` or `long` loses its fraction, a time in a `timestamp-millis` its
-microseconds, and one in a `date` its hours. A union takes the value by a branch that has it. A number in the range of a
-`float` is rounded to it: the type says so.
+microseconds, and one in a `date` its hours; any text passes as a `uuid`. A union takes the value by a branch that has
+it. A number in the range of a `float` is rounded to it: the type says so.
 
 A value that is read as another schema gets the logical type of that one, as in Avro for Java: fastavro takes that of
 the schema which it was written with.
@@ -11,6 +11,7 @@ the schema which it was written with.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -20,6 +21,7 @@ from typing import Any
 _RESOLVED = "millpy-resolved"
 _UNFIT = object()
 """What no type has, so that a union takes another branch."""
+_UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _PACKED = struct.Struct("<f")
 _WITH_LOGICAL = ("int", "long", "bytes", "string")
 _PRIMITIVE = frozenset({*_WITH_LOGICAL, "float", "double"})
@@ -155,6 +157,12 @@ def _date(value: Any) -> str | None:
     return None
 
 
+def _uuid(value: Any) -> str | None:
+    if isinstance(value, str) and not _UUID.fullmatch(value):
+        return f"{value!r} is no UUID, which the schema has"
+    return None
+
+
 _CHECKS: Mapping[str, Callable[[Any], str | None]] = {
     "float": _float,
     "int": _whole,
@@ -162,5 +170,6 @@ _CHECKS: Mapping[str, Callable[[Any], str | None]] = {
     "long-timestamp-millis": _milliseconds,
     "long-local-timestamp-millis": _milliseconds,
     "int-date": _date,
+    "string-uuid": _uuid,
 }
 """What a type does not have, by the type and by its logical type: each returns why, or None."""

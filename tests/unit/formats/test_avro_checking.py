@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import time
 from io import BytesIO
 from typing import Any
 
@@ -84,6 +85,20 @@ WRONG = [
 @pytest.mark.parametrize(("schema", "payload", "why"), WRONG)
 def test_bytes_that_are_not_of_the_schema_are_a_dead_letter(schema: Any, payload: bytes, why: str) -> None:
     assert why in reason(schema, payload)
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "of_day"), [("int", "millis", 86_400_000), ("long", "micros", 86_400_000_000)]
+)
+def test_a_number_beyond_a_day_is_no_time_of_day(kind: str, unit: str, of_day: int) -> None:
+    schema = record(at={"type": kind, "logicalType": f"time-{unit}"})
+    found = parsed(Avro(schema).schema or "")
+
+    assert decoded(written(record(at=kind), {"at": 0}), found, None) == {"at": time(0)}
+    last = decoded(written(record(at=kind), {"at": of_day - 1}), found, None)["at"]
+    assert last.isoformat().startswith("23:59:59.999")
+    for number in (-1, of_day):  # fastavro reads -1 as the end of a second
+        assert "no time of day" in reason(schema, written(record(at=kind), {"at": number}))
 
 
 def test_what_a_schema_permits_passes_and_nothing_shorter_or_longer() -> None:

@@ -392,6 +392,26 @@ def test_a_time_is_not_cut_to_the_date_of_a_given_schema() -> None:
     assert "the schema has a date" in driver.dead_letters()[0].detail
 
 
+class Marked(msgspec.Struct):
+    device: str
+    at: datetime
+    mark: str
+
+
+def test_a_text_that_is_no_uuid_is_not_written_as_one() -> None:
+    mark = {"type": "string", "logicalType": "uuid"}
+    time = {"type": "long", "logicalType": "timestamp-micros"}
+    fields = [{"name": "device", "type": "string"}, {"name": "at", "type": time}, {"name": "mark", "type": mark}]
+    driver = driver_of(Marked, Avro({"type": "record", "name": "Marked", "fields": fields}))
+    good = [Marked("a", NOON, str(UUID(int=5))), Marked("a", NOON, str(UUID(int=2**127 + 10)).upper())]
+    driver.feed("records", [*good, *(Marked("b", NOON, text) for text in ("", "five", f"{UUID(int=5)}0", "0" * 32))])
+
+    assert len(driver.sent("out")) == 2
+    letters = driver.dead_letters()
+    assert len(letters) == 4
+    assert all("is no UUID" in letter.detail for letter in letters)
+
+
 class Short(msgspec.Struct, omit_defaults=True):
     count: int | None = 3
 
