@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millpy.errors import UsageError
+from millpy.observability.http import address_of
 from millpy.process.exit import EXIT_CORRUPT, EXIT_USAGE
 from millpy.process.supervisor import STOP_MARGIN_S
 
@@ -20,6 +21,8 @@ STOP_S_MIN = 15.0
 """Seconds beyond the workers' own end before systemd kills what is left."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
+EVERY_HOST = {"", "0.0.0.0", "::"}
+LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1"}
 HIDDEN = (Path("/tmp"), Path("/var/tmp"))
 CONFINED = """\
 NoNewPrivileges=yes
@@ -121,11 +124,17 @@ class Service:
         return _configuration() / "systemd" / "user" if user else self.root / "etc" / "systemd" / "system"
 
     def same_address(self) -> Path | None:
-        """Return the unit of another service of millpy that would serve at the same address; None without one."""
-        own, option = self.unit_path(), f" --http {quoted(self.http)}\n"
+        """Return the unit of another service of millpy that would serve at the same address; None without one.
+
+        Raises:
+            ConfigError: the address of this one is none.
+        """
+        if not self.http:
+            return None
+        address, own = address_of(self.http, "--http"), self.unit_path()
         units = [unit for user in (False, True) for unit in sorted(self._units(user=user).glob("millpy-*.service"))]
         texts = {unit: unit.read_text(errors="replace") for unit in units if unit != own and os.access(unit, os.R_OK)}
-        return next((u for u, text in texts.items() if self.http and text.startswith(MARK) and option in text), None)
+        return next((u for u, text in texts.items() if text.startswith(MARK) and _serves_at(text, address)), None)
 
     def environment_path(self) -> Path:
         """Return the file of its settings and secrets."""
@@ -169,6 +178,15 @@ def quoted(word: str) -> str:
     """Return a word of ExecStart as systemd reads it: % and $ stand for themselves when they are doubled."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return escaped if re.fullmatch(r"[A-Za-z0-9@%+=:,./_$-]+", escaped) else f'"{escaped}"'
+
+
+def _serves_at(text: str, address: tuple[str, int]) -> bool:
+    """Return whether the service of a unit listens at an address, or one of the two at every host of its port."""
+    found = re.search(r' --http "?(\S*):([0-9]+)"?\n', text)
+    if found is None or int(found[2]) != address[1]:
+        return False
+    hosts = {found[1].strip("[]"), address[0]}
+    return len(hosts) == 1 or bool(hosts & EVERY_HOST) or ("localhost" in hosts and hosts <= LOCAL_HOSTS)
 
 
 def _plain(path: Path) -> str:

@@ -203,3 +203,18 @@ def test_files_of_a_service_are_all_that_the_wheel_has() -> None:
     ours = {name.removeprefix("compose/") for name in packed["force-include"] if name.startswith("compose/")}
     assert ours == set(FILES)
     assert {p.name for p in (source() / "kubernetes").glob("*.yaml")} <= {Path(name).name for name in FILES}
+
+
+@pytest.mark.parametrize("there", ["0.0.0.0:8080", "[::]:8080", "localhost:8080"])
+def test_an_address_of_all_interfaces_is_that_of_each(home: Path, there: str) -> None:
+    install = ["service", "install", str(home / "plant.py"), "--user"]
+    millpy(*install, "--http", there)
+
+    status, error = run_millpy(*install, "--name", "other")
+    assert status == 2
+    assert "millpy-plant.service has the address" in error
+    millpy(*install, "--name", "other", "--http", "127.0.0.1:8081")
+    assert run_millpy(*install, "--name", "third", "--http", "0.0.0.0:8081")[0] == 2
+    status, error = run_millpy(*install, "--name", "third", "--http", "8082")
+    assert status != 0
+    assert "--http: '8082' is not an address" in error
